@@ -35,12 +35,20 @@ class InvalidArgumentError(StapsdtdError):
         self.column = column
 
 
+class NotSupportedError(StapsdtdError):
+    """A request for something that this server or engine cannot do."""
+
+
 class UnknownSubscriptionError(StapsdtdError):
     """There is no subscription of this id: it never was, was ended, or its lease ran out."""
 
     def __init__(self, subscription_id: str) -> None:
         super().__init__(f"no subscription {subscription_id!r}: it ended, or its lease ran out")
         self.subscription_id = subscription_id
+
+
+class TooSlowError(StapsdtdError):
+    """A client that does not read as fast as what it asked for happens."""
 
 
 class TracefsRejectedError(StapsdtdError):

@@ -1,0 +1,297 @@
+"""Model to protobuf, and requests to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stapsdtd.capture.batch import Numbers, Strings, ValueColumn
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.config import Limits
+from stapsdtd.errors import InvalidArgumentError, NotSupportedError
+from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.identity import ProcessIdentity
+from stapsdtd.model import Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
+from stapsdtd.probes import selectors
+from stapsdtd.route.log import Entry
+from stapsdtd.route.subscription import (
+    Account,
+    EndReason,
+    KnownSite,
+    Scope,
+    SiteState,
+    SiteStatus,
+    Subscription,
+    Wish,
+)
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_MAX_PIDS = 4096
+
+_STATES = {
+    SiteState.ARMED: pb.SiteStatus.STATE_ARMED,
+    SiteState.DISARMED: pb.SiteStatus.STATE_DISARMED,
+    SiteState.REFUSED: pb.SiteStatus.STATE_REFUSED,
+}
+END_REASONS = {
+    EndReason.UNSUBSCRIBED: pb.End.REASON_UNSUBSCRIBED,
+    EndReason.SERVER_STOPPING: pb.End.REASON_SERVER_STOPPING,
+    EndReason.LEASE_EXPIRED: pb.End.REASON_LEASE_EXPIRED,
+}
+LOSS_STAGES = {
+    LossStage.KERNEL_BUFFER: pb.Loss.STAGE_KERNEL_BUFFER,
+    LossStage.DECODE: pb.Loss.STAGE_DECODE,
+    LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
+}
+
+
+def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:
+    if len(texts) > limits.max_selectors:
+        raise InvalidArgumentError("selectors", f"there are {len(texts)}, more than the {limits.max_selectors} allowed")
+    return tuple(map(selectors.parse, texts))
+
+
+def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
+    if len(pids) > _MAX_PIDS:
+        raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
+    wrong = [pid for pid in pids if pid <= 0]
+    if wrong:
+        raise InvalidArgumentError(field, f"{wrong[0]} is no process id")
+    return frozenset(pids)
+
+
+def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
+    """Check a request and fill in defaults. Raises InvalidArgumentError, NotSupportedError."""
+    if not request.selectors:
+        raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
+    if request.where:
+        raise NotSupportedError("where: this server cannot filter by arguments yet")
+    return Wish(
+        parse_selectors(request.selectors, limits),
+        Scope(
+            parse_pids("scope.pids", request.scope.pids),
+            parse_pids("scope.exclude_pids", request.scope.exclude_pids),
+        ),
+        _within("lease_seconds", request.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
+        _within("queue_bytes", request.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
+        _within(
+            "kernel_buffer_kib",
+            request.kernel_buffer_kib,
+            limits.default_kernel_buffer_kib,
+            limits.max_kernel_buffer_kib,
+        ),
+    )
+
+
+def _within(field: str, asked: int, default: int, most: int) -> int:
+    if asked > most:
+        raise InvalidArgumentError(field, f"{asked} is more than the {most} that this server allows")
+    return asked or default
+
+
+def probe(found: Probe) -> pb.Probe:
+    message = _probe(found.object, found.provider, found.name, found.sites)
+    message.pids.extend(found.pids)
+    return message
+
+
+def _probe(found: Object, provider: str, name: str, sites: Iterable[Site]) -> pb.Probe:
+    return pb.Probe(
+        provider=provider,
+        name=name,
+        path=found.path,
+        build_id=found.parsed.build_id or "",
+        architecture=found.parsed.architecture,
+        sites=map(_site, sites),
+    )
+
+
+def _site(site: Site) -> pb.Site:
+    return pb.Site(
+        offset=site.site_offset,
+        semaphore_offset=site.semaphore_offset,
+        function=site.function or "",
+        arguments=map(_argument, site.arguments),
+    )
+
+
+def _argument(argument: Argument) -> pb.Argument:
+    message = pb.Argument(text=argument.text, size=argument.size, signed=argument.signed, is_float=argument.is_float)
+    match argument.operand:
+        case Constant(value):
+            # an unsigned constant of 64 bits keeps its bits
+            message.constant = (value + (1 << 63)) % (1 << 64) - (1 << 63)
+        case Register(name, first_bit):
+            message.register.name = name
+            message.register.first_bit = first_bit
+        case Memory(base, displacement):
+            message.memory.base = base
+            message.memory.displacement = displacement
+        case Unavailable(reason):
+            message.unavailable = reason
+    return message
+
+
+def process(identity: ProcessIdentity) -> pb.Process:
+    return pb.Process(
+        pid=identity.pid,
+        comm=identity.comm,
+        command_line=identity.command_line,
+        user=identity.user,
+        started_ns=identity.started_ns,
+    )
+
+
+def problems(objects: Iterable[Object]) -> Iterable[pb.Problem]:
+    for found in objects:
+        for problem in found.parsed.problems:
+            yield pb.Problem(path=found.path, provider=problem.provider, name=problem.name, reason=problem.reason)
+
+
+def feature(found: Feature) -> pb.Feature:
+    return pb.Feature(name=found.name, available=found.available, detail=found.detail, remedy=found.remedy)
+
+
+def limits(found: Limits) -> pb.Limits:
+    return pb.Limits(
+        max_lease_seconds=found.max_lease_seconds,
+        max_queue_bytes=found.max_queue_bytes,
+        max_kernel_buffer_kib=found.max_kernel_buffer_kib,
+        max_selectors=found.max_selectors,
+        max_string_bytes=selectors.MAX_STRING_BYTES,
+    )
+
+
+def site_status(status: SiteStatus) -> pb.SiteStatus:
+    return pb.SiteStatus(
+        state=_STATES[status.state],
+        site_id=status.site_id,
+        provider=status.site.provider,
+        name=status.site.name,
+        path=status.object.path,
+        offset=status.site.site_offset,
+        reason=status.reason,
+    )
+
+
+def account(found: Account) -> pb.Account:
+    return pb.Account(
+        fired=found.fired,
+        delivered=found.delivered,
+        filtered=found.filtered,
+        lost_kernel_buffer=found.lost_kernel_buffer,
+        lost_queue=found.lost_queue,
+        lost_decode=found.lost_decode,
+        pending=found.pending,
+        sites=found.sites,
+    )
+
+
+def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
+    scope = found.wish.scope
+    return pb.Subscription(
+        subscription_id=found.id,
+        selectors=[selector.text for selector in found.wish.selectors],
+        scope=pb.Scope(pids=sorted(scope.pids), exclude_pids=sorted(scope.exclude_pids)),
+        created_ns=found.created_ns,
+        streaming=streaming,
+        lease_left_ms=int(lease_left_seconds * 1000),
+        account=account(found.account()),
+    )
+
+
+def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
+    """One description for each site, since sites of one probe may differ in their arguments."""
+    message = pb.Descriptions()
+    for number, known in sites.items():
+        site = known.capture.site
+        described = _probe(known.object, site.provider, site.name, [site])
+        described.sites[0].site_id = number
+        captures = (
+            pb.CapturedArgument(index=capture.index, is_string=capture.is_string) for capture in known.capture.captures
+        )
+        message.probes.append(pb.Description(probe=described, captures=captures))
+    return message
+
+
+def columns(entry: Entry, realtime_offset_ns: int) -> Iterable[pb.StreamResponse]:
+    for numbered in entry.blocks:
+        block = numbered.block
+        yield pb.StreamResponse(
+            columns=pb.Columns(
+                count=len(block),
+                seq=numbered.seq.astype("<u8").tobytes(),
+                time_ns=(block.time_ns + realtime_offset_ns).astype("<i8").tobytes(),
+                pid=block.pid.astype("<i4").tobytes(),
+                tid=block.tid.astype("<i4").tobytes(),
+                cpu=block.cpu.astype("<u2").tobytes(),
+                comm=block.comm.tobytes(),
+                site_id=block.site_id.astype("<u4").tobytes(),
+                values=map(_column, block.values),
+            )
+        )
+
+
+def _column(column: ValueColumn) -> pb.Column:
+    unavailable = b"" if column.unavailable is None else column.unavailable.astype("u1").tobytes()
+    if isinstance(column, Strings):
+        return pb.Column(
+            type=pb.Column.TYPE_STRING,
+            data=column.data,
+            ends=column.ends.astype("<u4").tobytes(),
+            unavailable=unavailable,
+        )
+    kind, type_code = (pb.Column.TYPE_SIGNED, "<i8") if column.is_signed else (pb.Column.TYPE_UNSIGNED, "<u8")
+    return pb.Column(type=kind, data=column.data.astype(type_code).tobytes(), unavailable=unavailable)
+
+
+def rows(entry: Entry, realtime_offset_ns: int, sites: dict[int, KnownSite]) -> list[pb.Event]:
+    """An entry's events, across its blocks, in the order of their numbers."""
+    events: list[pb.Event] = []
+    for numbered in entry.blocks:
+        block = numbered.block
+        comms = {comm: comm.decode(errors="backslashreplace") for comm in set(block.comm.tolist())}
+        values = [_values(column) for column in block.values]
+        heads = zip(
+            numbered.seq.tolist(),
+            (block.time_ns + realtime_offset_ns).tolist(),
+            block.pid.tolist(),
+            block.tid.tolist(),
+            block.cpu.tolist(),
+            block.comm.tolist(),
+            block.site_id.tolist(),
+            strict=True,
+        )
+        for row, (seq, time_ns, pid, tid, cpu, comm, site_id) in enumerate(heads):
+            event = pb.Event(
+                seq=seq, time_ns=time_ns, pid=pid, tid=tid, cpu=cpu, comm=comms[comm], site_id=site_id,
+                values=[column[row] for column in values],
+            )  # fmt: skip
+            for index, column in enumerate(block.values):
+                if column.unavailable is not None and column.unavailable[row]:
+                    event.values[index].unavailable = _reason(sites.get(site_id), index)
+            events.append(event)
+    if len(entry.blocks) > 1:
+        events.sort(key=lambda event: event.seq)
+    return events
+
+
+def _values(column: ValueColumn) -> list[pb.Value]:
+    match column:
+        case Strings():
+            return [pb.Value(string=string or b"") for string in column.tolist()]
+        case Numbers() if column.is_signed:
+            return [pb.Value(signed=number) for number in column.data.tolist()]
+        case Numbers():
+            return [pb.Value(unsigned=number) for number in column.data.tolist()]
+
+
+def _reason(known: KnownSite | None, index: int) -> str:
+    """Why a value is missing: its operand, else the process's memory at that moment."""
+    if known is not None:
+        capture = known.capture.captures[index]
+        operand = known.capture.site.arguments[capture.index].operand
+        if isinstance(operand, Unavailable):
+            return operand.reason
+        if capture.is_string and known.capture.site.arguments[capture.index].size != 8:
+            return "the argument is no pointer"
+    return "the memory it points to could not be read"

@@ -1,0 +1,57 @@
+"""The one place where errors become gRPC codes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from stapsdtd.errors import (
+    InvalidArgumentError,
+    KernelFeatureError,
+    NotSupportedError,
+    ObjectGoneError,
+    StapsdtdError,
+    TooSlowError,
+    TracefsRejectedError,
+    UnknownSubscriptionError,
+)
+
+_CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
+    NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    UnknownSubscriptionError: grpc.StatusCode.NOT_FOUND,
+    TooSlowError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ObjectGoneError: grpc.StatusCode.NOT_FOUND,
+    TracefsRejectedError: grpc.StatusCode.FAILED_PRECONDITION,
+    KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+_DETAILS_KEY = "grpc-status-details-bin"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@asynccontextmanager
+async def told(context: Context) -> AsyncIterator[None]:
+    """End the call with the code of an error raised inside."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            str(error),
+            ((_DETAILS_KEY, _bad_request(error).SerializeToString()),),
+        )
+    except StapsdtdError as error:
+        await context.abort(_CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+
+
+def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:
+    column = "" if error.column is None else f" (column {error.column})"
+    violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason + column)
+    detail = any_pb2.Any()
+    detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=str(error), details=[detail])

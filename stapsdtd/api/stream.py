@@ -1,0 +1,98 @@
+"""One client's stream: a subscription's log, losses and statuses as messages, in an order that makes sense to read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from stapsdtd.api import convert
+from stapsdtd.errors import StapsdtdError
+from stapsdtd.route.log import Entry
+from stapsdtd.route.subscription import Subscription
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_ROWS_PER_MESSAGE = 1000
+_BYTES_PER_MESSAGE = 1 << 20  # gRPC's default limit is 4 MiB
+
+
+class TakenOverError(StapsdtdError):
+    """Another stream of the same subscription began."""
+
+
+class SubscriptionStream:
+    """Iterates until the subscription ends; `take_over` ends it before."""
+
+    def __init__(self, subscription: Subscription, encoding: int, from_seq: int | None) -> None:
+        self._subscription = subscription
+        self._by_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
+        self._seq = from_seq
+        self._described: set[int] = set()
+        self._news = asyncio.Event()
+        self._taken_over = False
+
+    def take_over(self) -> None:
+        self._taken_over = True
+        self._news.set()
+
+    async def messages(self) -> AsyncIterator[pb.StreamResponse]:
+        """Raises TakenOverError."""
+        loop = asyncio.get_running_loop()
+        forget = self._subscription.wake_with(lambda: loop.call_soon_threadsafe(self._news.set))
+        try:
+            while True:
+                self._news.clear()
+                # what comes after the end has been seen is nothing, so that an empty log then is the last word
+                end = self._subscription.end_reason
+                while True:
+                    if self._taken_over:
+                        raise TakenOverError("another stream of this subscription took over")
+                    for message in self._asides():
+                        yield message
+                    entry = self._subscription.log.read(self._seq)
+                    if entry is None:
+                        break
+                    for message in self._events(entry):
+                        yield message
+                    self._subscription.log.handed_out(entry)
+                    self._seq = entry.next_seq
+                if end is not None:
+                    account = convert.account(self._subscription.account())
+                    yield pb.StreamResponse(end=pb.End(reason=convert.END_REASONS[end], account=account))
+                    return
+                await self._news.wait()
+        finally:
+            forget()
+
+    def _asides(self) -> Iterator[pb.StreamResponse]:
+        statuses = self._subscription.new_statuses()
+        if statuses:
+            yield pb.StreamResponse(status=pb.Status(sites=map(convert.site_status, statuses)))
+        for stage, count in self._subscription.new_losses().items():
+            yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=count))
+
+    def _events(self, entry: Entry) -> Iterator[pb.StreamResponse]:
+        mentioned = {number for numbered in entry.blocks for number in set(numbered.block.site_id.tolist())}
+        sites = self._subscription.known_sites(sorted(mentioned))
+        new = {number: known for number, known in sites.items() if number not in self._described}
+        if new:
+            self._described |= new.keys()
+            yield pb.StreamResponse(descriptions=convert.descriptions(new))
+        offset = self._subscription.realtime_offset_ns
+        if self._by_rows:
+            for events in _portions(convert.rows(entry, offset, sites)):
+                yield pb.StreamResponse(rows=pb.Rows(events=events))
+        else:
+            yield from convert.columns(entry, offset)
+
+
+def _portions(events: Iterable[pb.Event]) -> Iterator[list[pb.Event]]:
+    portion: list[pb.Event] = []
+    size = 0
+    for event in events:
+        portion.append(event)
+        size += event.ByteSize()
+        if len(portion) == _ROWS_PER_MESSAGE or size > _BYTES_PER_MESSAGE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

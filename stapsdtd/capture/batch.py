@@ -1,0 +1,164 @@
+"""Events in columns: the form in which they travel from the engine to the API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+U16 = npt.NDArray[np.uint16]
+Bools = npt.NDArray[np.bool_]
+Comms = npt.NDArray[np.bytes_]
+Indices = npt.NDArray[np.intp]
+
+COMM_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """One number an event, int64 or uint64. unavailable is None where every event has its value."""
+
+    data: I64 | U64
+    unavailable: Bools | None = None
+
+    @property
+    def is_signed(self) -> bool:
+        return self.data.dtype.kind == "i"
+
+    @property
+    def layout(self) -> str:
+        return "signed" if self.is_signed else "unsigned"
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def take(self, rows: Indices) -> Numbers:
+        return Numbers(self.data[rows], None if self.unavailable is None else self.unavailable[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """One string an event, without its NUL: event i's is data[ends[i-1]:ends[i]]."""
+
+    ends: U32
+    data: bytes
+    unavailable: Bools | None = None
+    layout = "string"
+
+    @classmethod
+    def of(cls, strings: Sequence[bytes | None]) -> Strings:
+        """Build from one bytes an event, None where there is none."""
+        lengths = np.fromiter((len(string) if string else 0 for string in strings), np.uint32, len(strings))
+        missing = np.fromiter((string is None for string in strings), np.bool_, len(strings))
+        return cls(
+            np.cumsum(lengths, dtype=np.uint32),
+            b"".join(string for string in strings if string),
+            missing if missing.any() else None,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self.ends.nbytes + len(self.data)
+
+    def tolist(self) -> list[bytes | None]:
+        ends = self.ends.tolist()
+        strings: list[bytes | None] = [self.data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        if self.unavailable is not None:
+            for row in np.flatnonzero(self.unavailable).tolist():
+                strings[row] = None
+        return strings
+
+    def take(self, rows: Indices) -> Strings:
+        strings = self.tolist()
+        return Strings.of([strings[row] for row in rows.tolist()])
+
+
+ValueColumn = Numbers | Strings
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Events whose values have the same types, in order of time.
+
+    time_ns is CLOCK_MONOTONIC at the hit; pid and tid are of the daemon's pid namespace; comm is NUL-padded.
+    """
+
+    time_ns: I64
+    pid: I32
+    tid: I32
+    cpu: U16
+    comm: Comms
+    site_id: U32
+    values: tuple[ValueColumn, ...]
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the columns take, about."""
+        head = self.time_ns, self.pid, self.tid, self.cpu, self.comm, self.site_id
+        return sum(column.nbytes for column in head) + sum(column.nbytes for column in self.values)
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        return tuple(column.layout for column in self.values)
+
+    def take(self, rows: Indices) -> Block:
+        return Block(
+            self.time_ns[rows], self.pid[rows], self.tid[rows], self.cpu[rows], self.comm[rows], self.site_id[rows],
+            tuple(column.take(rows) for column in self.values),
+        )  # fmt: skip
+
+
+def merge(blocks: Sequence[Block]) -> list[Block]:
+    """Join blocks of the same layout, and bring each result into the order of time."""
+    by_layout: dict[tuple[str, ...], list[Block]] = {}
+    for block in blocks:
+        by_layout.setdefault(block.layout, []).append(block)
+    return [_sorted(group[0] if len(group) == 1 else _joined(group)) for group in by_layout.values()]
+
+
+def _sorted(block: Block) -> Block:
+    if np.all(block.time_ns[:-1] <= block.time_ns[1:]):
+        return block
+    return block.take(np.argsort(block.time_ns, kind="stable"))
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    return Block(
+        np.concatenate([block.time_ns for block in blocks]),
+        np.concatenate([block.pid for block in blocks]),
+        np.concatenate([block.tid for block in blocks]),
+        np.concatenate([block.cpu for block in blocks]),
+        np.concatenate([block.comm for block in blocks]),
+        np.concatenate([block.site_id for block in blocks]),
+        tuple(_joined_column(columns) for columns in zip(*(block.values for block in blocks), strict=True)),
+    )
+
+
+def _joined_column(columns: Sequence[ValueColumn]) -> ValueColumn:
+    numbers = [column for column in columns if isinstance(column, Numbers)]
+    if numbers:
+        missing = _joined_missing([(column.unavailable, len(column.data)) for column in numbers])
+        return Numbers(np.concatenate([column.data for column in numbers]), missing)
+    strings = [column for column in columns if isinstance(column, Strings)]
+    starts = np.cumsum([0, *(len(column.data) for column in strings[:-1])], dtype=np.uint32)
+    return Strings(
+        np.concatenate([column.ends + start for column, start in zip(strings, starts, strict=True)]),
+        b"".join(column.data for column in strings),
+        _joined_missing([(column.unavailable, len(column.ends)) for column in strings]),
+    )
+
+
+def _joined_missing(parts: Sequence[tuple[Bools | None, int]]) -> Bools | None:
+    if all(missing is None for missing, _ in parts):
+        return None
+    return np.concatenate([np.zeros(count, np.bool_) if missing is None else missing for missing, count in parts])

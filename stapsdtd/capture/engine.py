@@ -1,0 +1,80 @@
+"""What the daemon wants of a capture engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from stapsdtd.capture.batch import Block
+from stapsdtd.model import Object, Site, SiteCapture
+
+Ticket = int
+"""Names a subscription to the engine; never used twice by one daemon."""
+
+
+class LossStage(Enum):
+    """Where events that fired were lost: engines lose in the first two, a subscription's log in the last."""
+
+    KERNEL_BUFFER = "kernel buffer"
+    DECODE = "decode"
+    QUEUE = "queue"
+
+
+class Sink(Protocol):
+    """Receives one subscription's events, on the engine's reader thread; it must not block."""
+
+    def deliver(self, blocks: Sequence[Block]) -> None:
+        """Events of one stretch of time; each call's are later than those of the calls before."""
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        """Count more events that fired and will not be delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Sites of one object to arm.
+
+    file_path opens the object's file in this process; it need not live beyond the call.
+    site_ids is parallel to captures, and names the sites in the events delivered.
+    exclude_pids: processes that map the object and are to leave no events.
+    is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
+    """
+
+    object: Object
+    file_path: str
+    captures: tuple[SiteCapture, ...]
+    site_ids: tuple[int, ...]
+    exclude_pids: frozenset[int] = frozenset()
+    is_passing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A site that could not be armed, and why, in the kernel's own words where it has some."""
+
+    site: Site
+    reason: str
+
+
+class Engine(Protocol):
+    """Called from one thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+        """Begin a subscription with nothing armed."""
+
+    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
+        """Arm sites; when it returns, every hit of a site not refused is delivered or counted as lost."""
+
+    def disarm(self, ticket: Ticket, target: Object) -> None:
+        """Disarm all of an object's sites for this subscription."""
+
+    def close(self, ticket: Ticket) -> None:
+        """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
+
+    def shutdown(self) -> None:
+        """End what is left and stop the reader thread."""

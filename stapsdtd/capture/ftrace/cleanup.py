@@ -1,0 +1,42 @@
+"""Remove what a killed daemon left in tracefs, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.tracefs import Tracefs
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """How many were removed; failures are the kernel's refusals."""
+
+    instances: int
+    events: int
+    failures: tuple[str, ...]
+
+
+def clean_up(tracefs: Tracefs) -> Cleaned:
+    """Remove the instances first: that disables their events, and an enabled event cannot be removed."""
+    failures: list[str] = []
+    instances = 0
+    for name in tracefs.instances():
+        owner = Owner.of(name)
+        if owner is not None and owner.is_dead():
+            try:
+                tracefs.remove_instance(name)
+                instances += 1
+            except TracefsRejectedError as error:
+                failures.append(str(error))
+    events = 0
+    for group, event in tracefs.uprobe_events():
+        owner = Owner.of(group)
+        if owner is not None and owner.is_dead():
+            try:
+                tracefs.append_definition(f"-:{group}/{event}")
+                events += 1
+            except TracefsRejectedError as error:
+                failures.append(str(error))
+    return Cleaned(instances, events, tuple(failures))

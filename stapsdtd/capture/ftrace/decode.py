@@ -1,0 +1,143 @@
+"""Records of an event into blocks, by the event's format and the plan of its sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stapsdtd.capture.batch import (
+    COMM_BYTES,
+    I32,
+    I64,
+    U16,
+    U32,
+    U64,
+    Block,
+    Comms,
+    Indices,
+    Numbers,
+    Strings,
+    ValueColumn,
+)
+from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
+from stapsdtd.capture.ftrace.pages import Records
+from stapsdtd.model import Argument, Capture, Constant, Register, Unavailable
+from stapsdtd.plan.events import EventSpec, Field
+
+PidsOf = Callable[[I32], I32]
+"""From thread ids to the ids of their processes, of the same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One subscription's reading of one event; site_ids is parallel to spec.sites."""
+
+    spec: EventSpec
+    format: EventFormat
+    site_ids: tuple[int, ...]
+
+    def decode(self, records: Records, pids_of: PidsOf) -> list[Block]:
+        """One block for each site that fired."""
+        sites = _numbers(records, self.format.fields["site"]).astype(np.intp)
+        tids = _numbers(records, self.format.fields["common_pid"]).astype(np.uint32).view(np.int32)
+        comms = _comms(records, self.format.fields["comm"])
+        pids = pids_of(tids)
+        return [
+            self._site_block(position, records, np.flatnonzero(sites == position), pids, tids, comms)
+            for position in np.unique(sites).tolist()
+        ]
+
+    def _site_block(self, position: int, records: Records, rows: Indices, pids: I32, tids: I32, comms: Comms) -> Block:
+        own = records.take(rows)
+        plan = self.spec.sites[position]
+        values = tuple(
+            self._values(own, source, capture, plan.capture.site.arguments[capture.index])
+            for source, capture in zip(plan.sources, plan.capture.captures, strict=True)
+        )
+        cpus: U16 = np.full(len(rows), records.cpu, np.uint16)
+        site_ids: U32 = np.full(len(rows), self.site_ids[position], np.uint32)
+        return Block(own.time_ns, pids[rows], tids[rows], cpus, comms[rows], site_ids, values)
+
+    def _values(
+        self, records: Records, source: Field | Constant | Unavailable, capture: Capture, argument: Argument
+    ) -> ValueColumn:
+        match source:
+            case Unavailable() if capture.is_string:
+                return Strings.of([None] * len(records))
+            case Unavailable():
+                missing = np.ones(len(records), np.bool_)
+                return Numbers(_narrowed(np.zeros(len(records), np.uint64), argument), missing)
+            case Constant(value):
+                return Numbers(_narrowed(np.full(len(records), value % (1 << 64), np.uint64), argument))
+            case Field(name=name) if capture.is_string:
+                return Strings.of(_strings(records, self.format.fields[name], capture.max_bytes))
+            case Field(name=name):
+                return Numbers(_narrowed(_numbers(records, self.format.fields[name]), argument))
+
+
+def _numbers(records: Records, place: FieldPlace) -> U64:
+    """Gather a field of 1, 2, 4 or 8 bytes, zero-extended; the kernel aligns each to its size, at most to 4."""
+    at = (records.starts + place.offset) // 4
+    words = records.words
+    low = words[at].astype(np.uint64)
+    if place.size == 8:
+        return low | (words[at + 1].astype(np.uint64) << np.uint64(32))
+    shifted = low >> np.uint64(8 * (place.offset % 4))
+    return shifted & np.uint64((1 << 8 * place.size) - 1)
+
+
+def _narrowed(values: U64, argument: Argument) -> I64 | U64:
+    """Cut a register's or memory's content to the argument's width, and give it its sign."""
+    bits = 8 * argument.size
+    first_bit = argument.operand.first_bit if isinstance(argument.operand, Register) else 0
+    unused = np.uint64(max(64 - bits, 0))
+    top = (values >> np.uint64(first_bit)) << unused
+    return top.view(np.int64) >> np.int64(unused) if argument.signed else top >> unused
+
+
+def _spans(records: Records, place: FieldPlace) -> tuple[Indices, Indices]:
+    """Where a __data_loc field's data is in records.content, and its length in bytes.
+
+    The field's 32 bits are the data's offset in the record, the low half, and its length.
+    """
+    locations = _numbers(records, place).astype(np.intp)
+    return records.starts + (locations & 0xFFFF), locations >> 16
+
+
+def _strings(records: Records, place: FieldPlace, max_bytes: int | None) -> list[bytes | None]:
+    """None where the kernel could not read it: length 0, where an empty string has its NUL."""
+    content = records.content
+    begins, lengths = _spans(records, place)
+    return [
+        content[at : at + length].split(b"\0", 1)[0][:max_bytes] if length else None
+        for at, length in zip(begins.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _comms(records: Records, place: FieldPlace) -> Comms:
+    begins, lengths = _spans(records, place)
+    columns = np.arange(COMM_BYTES)
+    content = np.frombuffer(records.content, np.uint8)
+    letters = content[np.minimum(begins[:, None] + columns, len(content) - 1)]
+    letters[columns >= lengths[:, None]] = 0
+    comms: Comms = letters.view(f"S{COMM_BYTES}").reshape(len(records))
+    return comms
+
+
+def decode_records(records: Records, decoders: Mapping[int, Decoder], pids_of: PidsOf) -> tuple[list[Block], int]:
+    """Blocks of all known events, and how many records were of none: their decoder is gone or not there yet."""
+    if not len(records):
+        return [], 0
+    types = records.words[records.starts // 4] & np.uint32(0xFFFF)
+    blocks: list[Block] = []
+    unknown = 0
+    for type_id in np.unique(types).tolist():
+        rows = np.flatnonzero(types == type_id)
+        decoder = decoders.get(type_id)
+        if decoder is None:
+            unknown += len(rows)
+            continue
+        blocks += decoder.decode(records.take(rows), pids_of)
+    return blocks, unknown

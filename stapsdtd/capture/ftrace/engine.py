@@ -1,0 +1,182 @@
+"""The engine of pure tracefs: plans, carries out, and connects what is armed with the reader."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from stapsdtd.capture.engine import Refusal, Sink, Target, Ticket
+from stapsdtd.capture.ftrace.decode import Decoder, PidsOf
+from stapsdtd.capture.ftrace.executor import Executor
+from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.ftrace.reader import Reader
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.perf import online_cpus
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.model import Object, ObjectKey, SiteCapture
+from stapsdtd.plan.actions import Define, Instance, changes
+from stapsdtd.plan.events import EventSpec, group_sites, split
+
+_log = logging.getLogger(__name__)
+
+_WAKE_PERCENT = 25
+_PASSING_BUFFER_KIB = 256
+
+
+@dataclass(slots=True)
+class _Subscription:
+    """instances: the one of each passing object, and under None the one that all others share."""
+
+    sink: Sink
+    kernel_buffer_kib: int
+    instances: dict[ObjectKey | None, Instance] = field(default_factory=dict)
+    wanted: dict[ObjectKey, set[EventSpec]] = field(default_factory=dict)
+    excluded: set[int] = field(default_factory=set)
+
+    def instance_of(self, key: ObjectKey) -> Instance:
+        return self.instances.get(key, self.instances[None])
+
+
+class FtraceEngine:
+    """See `capture.engine.Engine`.
+
+    An event that is removed empties the rings that it was ever enabled in (`plan.actions`). So an object that may go
+    before the subscription does (Target.is_passing) gets a ring of its own, which is drained and removed with it.
+    """
+
+    name = "ftrace"
+
+    def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf) -> None:
+        self._tracefs = tracefs
+        self._owner = owner
+        self._executor = Executor(tracefs, owner.group)
+        self._reader = Reader(tracefs, pids_of)
+        self._numbers = itertools.count(1)
+        self._subscriptions: dict[Ticket, _Subscription] = {}
+
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+        subscription = _Subscription(sink, kernel_buffer_kib)
+        self._reader.open(ticket, sink)
+        try:
+            subscription.instances[None] = self._make_instance(ticket, subscription, kernel_buffer_kib)
+        except BaseException:
+            self._reader.close(ticket)
+            raise
+        self._subscriptions[ticket] = subscription
+
+    def _make_instance(self, ticket: Ticket, subscription: _Subscription, buffer_kib: int) -> Instance:
+        instance = self._owner.instance(next(self._numbers))
+        self._tracefs.make_instance(instance)
+        base = f"instances/{instance}"
+        try:
+            self._tracefs.write(f"{base}/trace_clock", "mono")
+            # a full ring drops new events and counts each; one that overwrites may lose count of the old ones
+            self._tracefs.write(f"{base}/options/overwrite", "0")
+            self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
+            self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
+            # threads and children made later follow their maker into the list of the excluded
+            self._tracefs.write(f"{base}/options/event-fork", "1")
+            self._exclude_in(instance, subscription.excluded)
+            self._reader.add(ticket, instance, online_cpus())
+        except BaseException:
+            self._tracefs.remove_instance(instance)
+            raise
+        return instance
+
+    def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
+        """A daemon or client that is traced while it handles events would make events of its own without end.
+
+        Done only where such a process maps the object, since the list costs every context switch of the host.
+        """
+        new = pids - subscription.excluded
+        subscription.excluded |= new
+        for instance in subscription.instances.values():
+            self._exclude_in(instance, new)
+
+    def _exclude_in(self, instance: Instance, pids: Iterable[int]) -> None:
+        threads = sorted({thread for pid in pids for thread in procfs.thread_ids(pid)})
+        if threads:
+            self._tracefs.append(f"instances/{instance}/set_event_notrace_pid", " ".join(map(str, threads)))
+
+    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
+        subscription = self._subscriptions[ticket]
+        key = target.object.key
+        self._exclude(subscription, target.exclude_pids)
+        if target.is_passing and key not in subscription.instances:
+            buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
+            subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
+        ids = dict(zip(target.captures, target.site_ids, strict=True))
+        refusals: list[Refusal] = []
+        pending = list(group_sites(key, target.object.parsed.architecture, target.captures))
+        while pending:
+            spec = pending.pop()
+            try:
+                self._arm_event(ticket, subscription.instance_of(key), spec, ids, target.file_path)
+            except TracefsRejectedError as error:
+                if len(spec.sites) > 1:
+                    pending += split(spec)
+                else:
+                    _log.info("%s: %s", target.object.path, error)
+                    refusals.append(Refusal(spec.sites[0].capture.site, str(error)))
+            else:
+                subscription.wanted.setdefault(key, set()).add(spec)
+        return refusals
+
+    def _arm_event(
+        self, ticket: Ticket, instance: Instance, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str
+    ) -> None:
+        """Between defining and enabling the reader learns the event, so that it never meets an unknown record."""
+        state = self._executor.state()
+        wanted = {known: installed.enabled for known, installed in state.items() if installed.enabled}
+        actions = changes({**wanted, spec: wanted.get(spec, frozenset()) | {instance}}, state)
+        defining = [action for action in actions if isinstance(action, Define)]
+        self._executor.run(defining, file_path)
+        site_ids = tuple(ids[plan.capture] for plan in spec.sites)
+        self._reader.decode_with(ticket, Decoder(spec, self._executor.installed[spec].format, site_ids))
+        try:
+            self._executor.run(action for action in actions if not isinstance(action, Define))
+        except TracefsRejectedError:
+            self._executor.run(changes(wanted, self._executor.state()))
+            raise
+
+    def disarm(self, ticket: Ticket, target: Object) -> None:
+        subscription = self._subscriptions[ticket]
+        self._disable(subscription, target.key)
+        instance = subscription.instances.pop(target.key, None)
+        if instance is not None:
+            self._remove_instance(ticket, instance)
+
+    def close(self, ticket: Ticket) -> None:
+        subscription = self._subscriptions.pop(ticket)
+        try:
+            self._disable(subscription, *list(subscription.wanted))
+        finally:
+            for instance in subscription.instances.values():
+                self._remove_instance(ticket, instance)
+            self._reader.close(ticket)
+
+    def _disable(self, subscription: _Subscription, *keys: ObjectKey) -> None:
+        released = {spec: subscription.instance_of(key) for key in keys for spec in subscription.wanted.pop(key, ())}
+        state = self._executor.state()
+        wanted = {
+            spec: installed.enabled - {released[spec]} if spec in released else installed.enabled
+            for spec, installed in state.items()
+        }
+        self._executor.run(changes({spec: instances for spec, instances in wanted.items() if instances}, state))
+
+    def _remove_instance(self, ticket: Ticket, instance: Instance) -> None:
+        """Deliver what is left in it, remove it, and then the events that only it had kept."""
+        self._reader.finish(ticket, instance)
+        self._tracefs.remove_instance(instance)
+        self._executor.instance_gone(instance)
+        state = self._executor.state()
+        wanted = {spec: installed.enabled for spec, installed in state.items() if installed.enabled}
+        self._executor.run(changes(wanted, state))
+
+    def shutdown(self) -> None:
+        for ticket in list(self._subscriptions):
+            self.close(ticket)
+        self._reader.stop()

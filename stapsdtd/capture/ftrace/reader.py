@@ -1,0 +1,223 @@
+"""The reader thread: from the instances' ring buffers to the sinks.
+
+A ring wakes the thread when it is a quarter full; a short timer does it otherwise, so that a single event is seen at
+once and a flood is read in batches, and the traced program never pays for a wake-up by itself.
+
+Order: a thread that moved to another CPU finished its earlier records before. So what fired up to the moment at which
+a sweep over the CPUs began is complete when the sweep ends, and is delivered; what is newer waits for the next sweep.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from stapsdtd.capture.batch import merge
+from stapsdtd.capture.engine import LossStage, Sink, Ticket
+from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, decode_records
+from stapsdtd.capture.ftrace.format import PageFormat
+from stapsdtd.capture.ftrace.pages import Records, parse_pages
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.plan.actions import Instance
+
+_log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 0.02
+_LOSS_TICK_NS = 200_000_000
+_CLOCK_SKEW_NS = 1_000_000  # trace_clock mono may run ahead of clock_gettime while the clock is adjusted
+_PAGES_PER_SWEEP = 256
+_DROPPED = re.compile(r"^dropped events: (\d+)$|^overrun: (\d+)$|^commit overrun: (\d+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class _Ring:
+    """One CPU's buffer of one instance; stats is the file of its figures. held are records that wait for their turn."""
+
+    instance: Instance
+    cpu: int
+    descriptor: int
+    stats: str
+    held: Records | None = None
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Channel:
+    """What one sink is fed from: the instances of one subscription, whose events have one order."""
+
+    sink: Sink
+    rings: list[_Ring] = field(default_factory=list)
+    decoders: dict[int, Decoder] = field(default_factory=dict)
+    losses_told_ns: int = 0
+
+
+class Reader:
+    """Owns the descriptors of all instances, in channels by subscription. Its methods may be called from any other thread; each waits for the
+    thread.
+    """
+
+    def __init__(self, tracefs: Tracefs, pids_of: PidsOf) -> None:
+        self._tracefs = tracefs
+        self._pids_of = pids_of
+        self._page_format = PageFormat.parse(tracefs.read("events/header_page"))
+        self._channels: dict[Ticket, _Channel] = {}
+        self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
+        self._jobs_lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
+        self._thread.start()
+
+    def open(self, ticket: Ticket, sink: Sink) -> None:
+        def job() -> None:
+            self._channels[ticket] = _Channel(sink)
+
+        self._call(job)
+
+    def add(self, ticket: Ticket, instance: Instance, cpus: list[int]) -> None:
+        """Begin to read an instance that exists."""
+        rings = []
+        for cpu in cpus:
+            base = f"instances/{instance}/per_cpu/cpu{cpu}"
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
+            rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats"))
+
+        def job() -> None:
+            self._channels[ticket].rings += rings
+            for ring in rings:
+                self._epoll.register(ring.descriptor, select.EPOLLIN)
+
+        self._call(job)
+
+    def decode_with(self, ticket: Ticket, decoder: Decoder) -> None:
+        """Tell how to read an event's records, before the event is enabled in any instance of the channel."""
+
+        def job() -> None:
+            self._channels[ticket].decoders[decoder.format.id] = decoder
+
+        self._call(job)
+
+    def finish(self, ticket: Ticket, instance: Instance) -> None:
+        """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it."""
+
+        def job() -> None:
+            channel = self._channels[ticket]
+            self._drain(channel)
+            self._tell_losses(channel)
+            for ring in [ring for ring in channel.rings if ring.instance == instance]:
+                self._epoll.unregister(ring.descriptor)
+                os.close(ring.descriptor)
+                channel.rings.remove(ring)
+
+        self._call(job)
+
+    def close(self, ticket: Ticket) -> None:
+        """End a channel, all of whose instances are finished."""
+
+        def job() -> None:
+            del self._channels[ticket]
+
+        self._call(job)
+
+    def stop(self) -> None:
+        def job() -> None:
+            self._stopping = True
+
+        self._call(job)
+        self._thread.join()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _call(self, job: Callable[[], None]) -> None:
+        done: Future[None] = Future()
+        with self._jobs_lock:
+            self._jobs.append((job, done))
+        os.eventfd_write(self._wake, 1)
+        done.result()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            ready = self._epoll.poll(_TICK_SECONDS if self._channels else None)
+            if any(descriptor == self._wake for descriptor, _ in ready):
+                os.eventfd_read(self._wake)
+            with self._jobs_lock:
+                jobs, self._jobs = self._jobs, []
+            for job, done in jobs:
+                try:
+                    job()
+                except BaseException as error:  # noqa: BLE001 - the caller gets it
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+            for channel in self._channels.values():
+                try:
+                    self._sweep(channel)
+                except Exception:  # noqa: BLE001 - one channel's trouble must not end the others' reading
+                    _log.exception("reading events failed")
+
+    def _drain(self, channel: _Channel) -> None:
+        """Deliver everything that fired until now."""
+        until = time.monotonic_ns() + _CLOCK_SKEW_NS
+        while self._sweep(channel) < until:
+            pass
+
+    def _sweep(self, channel: _Channel) -> int:
+        """Read each ring once, deliver what is complete, and answer up to which moment that is."""
+        complete_ns = time.monotonic_ns()
+        found: list[tuple[_Ring, Records]] = []
+        for ring in channel.rings:
+            pages = self._read_pages(ring)
+            if not pages:
+                if ring.held is not None:
+                    found.append((ring, ring.held))
+                continue
+            records = parse_pages(ring.cpu, pages, self._page_format)
+            if len(pages) == _PAGES_PER_SWEEP and len(records):
+                # this ring has more, so no other may go on beyond what was read of it
+                complete_ns = min(complete_ns, int(records.time_ns[-1]))
+            found.append((ring, records if ring.held is None else ring.held.followed_by(records)))
+        blocks = []
+        for ring, records in found:
+            due, later = records.split(complete_ns)
+            ring.held = later if len(later) else None
+            decoded, unknown = decode_records(due, channel.decoders, self._pids_of)
+            blocks += decoded
+            if unknown:
+                channel.sink.lost(LossStage.DECODE, unknown)
+        if blocks:
+            channel.sink.deliver(merge(blocks))
+        if complete_ns - channel.losses_told_ns > _LOSS_TICK_NS:
+            channel.losses_told_ns = complete_ns
+            self._tell_losses(channel)
+        return complete_ns
+
+    def _read_pages(self, ring: _Ring) -> list[bytes]:
+        pages: list[bytes] = []
+        while len(pages) < _PAGES_PER_SWEEP:
+            try:
+                page = os.read(ring.descriptor, self._page_format.bytes)
+            except BlockingIOError:
+                break
+            if not page:
+                break
+            pages.append(page.ljust(self._page_format.bytes, b"\0"))
+        return pages
+
+    def _tell_losses(self, channel: _Channel) -> None:
+        """Each ring's stats: what found no room is `dropped events`; a ring that does not overwrite has no overruns."""
+        for ring in channel.rings:
+            figures = _DROPPED.findall(self._tracefs.read(ring.stats))
+            lost = sum(int(number) for numbers in figures for number in numbers if number)
+            if lost > ring.lost:
+                channel.sink.lost(LossStage.KERNEL_BUFFER, lost - ring.lost)
+                ring.lost = lost

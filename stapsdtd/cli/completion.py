@@ -1,0 +1,69 @@
+"""`stapsdt completion`: the script that teaches a shell to complete commands, options and selectors."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    split_arg_string,
+)
+
+VARIABLE = "_STAPSDT_COMPLETE"
+
+_BASH_SCRIPT = """\
+%(complete_func)s() {
+    local IFS=$'\\n'
+    COMPREPLY=($(env COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" COMP_WORD="$2" \\
+        %(complete_var)s=bash_complete "$1"))
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class _Bash(BashComplete):
+    """click's own splits words where Bash does, at colons too, of which every selector has at least one."""
+
+    source_template: ClassVar[str] = _BASH_SCRIPT
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        before_cursor = os.fsencode(os.environ["COMP_LINE"])[: int(os.environ["COMP_POINT"])]
+        line = os.fsdecode(before_cursor)
+        words = split_arg_string(line)
+        incomplete = words.pop() if words and not line[-1].isspace() else ""
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        # Bash puts the answer in place of COMP_WORD, the end of the word that follows the last colon.
+        _, incomplete = self.get_completion_args()
+        word = os.environ["COMP_WORD"].lstrip("'\"")
+        value: str = item.value
+        return value.removeprefix(incomplete.removesuffix(word))
+
+
+_COMPLETERS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}
+add_completion_class(_Bash)
+
+
+_EXAMPLES = """\b
+Examples:
+  eval "$(stapsdt completion bash)"        in ~/.bashrc
+  eval "$(stapsdt completion zsh)"         in ~/.zshrc
+  stapsdt completion fish > ~/.config/fish/completions/stapsdt.fish
+"""
+
+
+@click.command("completion", epilog=_EXAMPLES)
+@click.argument("shell", type=click.Choice(list(_COMPLETERS)))
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
+    """Print the script that makes SHELL complete commands, options and the selectors of probes."""
+    completer = _COMPLETERS[shell]
+    print(completer(ctx.find_root().command, {}, "stapsdt", VARIABLE).source())

@@ -1,0 +1,105 @@
+"""`stapsdt info`: what the server is, what the kernel under it offers, and who is subscribed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.render import console, escape
+from stapsdtd.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stapsdtd.client import ServerInfo, SubscriptionInfo
+
+
+@click.command("info")
+@options.as_json
+@click.pass_obj
+def command(server: str, *, as_json: bool) -> None:
+    """Show the server's version, engine, kernel features, limits and subscriptions."""
+    with Client(server) as client:
+        info, subscriptions = client.info(), client.subscriptions()
+    if as_json:
+        print(json.dumps(asdict(info) | {"subscriptions": [asdict(each) for each in subscriptions]}))
+    else:
+        _print_info(server, info, subscriptions)
+
+
+def _print_info(server: str, info: ServerInfo, subscriptions: tuple[SubscriptionInfo, ...]) -> None:
+    limits = info.limits
+    _print_table(
+        ("SERVER", ""),
+        (
+            ("address", server),
+            ("version", f"{info.version}, pid {info.pid}"),
+            ("engine", info.engine),
+            ("kernel", f"{info.kernel_release} {info.machine}"),
+            ("knows", f"{info.probes} probes in {info.objects} objects of {info.processes} processes"),
+            ("longest lease", f"{limits.max_lease_seconds} s"),
+            ("largest queue", f"{limits.max_queue_bytes} bytes"),
+            ("largest kernel buffer", f"{limits.max_kernel_buffer_kib} KiB per CPU"),
+            ("most selectors", str(limits.max_selectors)),
+            ("longest string", f"{limits.max_string_bytes} bytes"),
+        ),
+    )
+    print()
+    _print_table(
+        ("FEATURE", "AVAILABLE", "DETAIL"),
+        (
+            (
+                each.name,
+                "yes" if each.available else "no",
+                each.detail if each.available else _missing(each.detail, each.remedy),
+            )
+            for each in info.features
+        ),
+    )
+    print()
+    if not subscriptions:
+        print("no subscriptions")
+        return
+    _print_table(
+        ("SUBSCRIPTION", "SELECTORS", "SINCE", "STREAM", "SITES", "FIRED", "DELIVERED", "FILTERED", "LOST"),
+        (
+            (
+                each.id,
+                " ".join(each.selectors),
+                time.strftime("%H:%M:%S", time.localtime(each.created_ns // 1_000_000_000)),
+                "open" if each.streaming else f"none, {each.lease_left_ms / 1000:.0f} s left",
+                *(
+                    str(number)
+                    for number in (
+                        each.account.sites,
+                        each.account.fired,
+                        each.account.delivered,
+                        each.account.filtered,
+                        each.account.lost,
+                    )
+                ),
+            )
+            for each in subscriptions
+        ),
+    )
+
+
+def _missing(detail: str, remedy: str) -> str:
+    return f"{detail}: {remedy}" if remedy else detail
+
+
+def _print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.table import Table  # noqa: PLC0415 (JSON does without)
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(escape(cell)) for cell in row))
+    console().print(table)

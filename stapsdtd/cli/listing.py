@@ -1,0 +1,164 @@
+"""`stapsdt list`: the probes that there are now."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.render import complain, console, escape, plural, show_signature, show_some
+from stapsdtd.client import Client, Constant, Memory, Register, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
+
+    from stapsdtd.client import Argument, Probe, ProbeListing
+
+_SHOWN_PROCESSES = 5
+
+
+_EXAMPLES = """\b
+Examples:
+  stapsdt list
+  stapsdt list 'hotspot:gc__*' --pid 4711
+  stapsdt list --json | jq -r 'select(.provider == "libc") | .name'
+
+In a pipe each probe is one line of six fields with tabs between: provider:name, how many sites, whether there is a
+semaphore (yes or no), pids, path, and the types of the arguments.
+"""
+
+
+@click.command("list", epilog=_EXAMPLES)
+@options.selectors(required=False)
+@options.pids
+@options.as_json
+@click.pass_obj
+def command(server: str, *, selectors: tuple[str, ...], pids: tuple[int, ...], as_json: bool) -> None:
+    """Show the probes in objects that running programs map; without SELECTOR, all."""
+    with Client(server) as client:
+        listing = client.list_probes(selectors, pids, details=not as_json)
+    if as_json:
+        for probe in listing:
+            print(json.dumps(probe_record(probe)))
+    elif sys.stdout.isatty():
+        _print_tables(listing)
+    else:
+        for probe in listing:
+            print(probe_line(probe))
+    _hint(listing, selectors, pids)
+
+
+def probe_record(probe: Probe) -> dict[str, Any]:
+    """A probe as JSON has it."""
+    return {
+        "provider": probe.provider,
+        "name": probe.name,
+        "path": probe.path,
+        "build_id": probe.build_id,
+        "pids": probe.pids,
+        "sites": [
+            {
+                "offset": site.offset,
+                "semaphore_offset": site.semaphore_offset,
+                "function": site.function,
+                "args": [_argument_record(argument) for argument in site.arguments],
+            }
+            for site in probe.sites
+        ],
+    }
+
+
+def _argument_record(argument: Argument) -> dict[str, Any]:
+    common = {
+        "text": argument.text,
+        "size": argument.size,
+        "signed": argument.signed,
+        "float": argument.is_float,
+    }
+    match argument.operand:
+        case Constant(value):
+            return common | {"kind": "constant", "value": value}
+        case Register(name, first_bit):
+            return common | {"kind": "register", "name": name, "first_bit": first_bit}
+        case Memory(base, displacement):
+            return common | {"kind": "memory", "base": base, "displacement": displacement}
+        case Unavailable(reason):
+            return common | {"kind": "unavailable", "reason": reason}
+
+
+def probe_line(probe: Probe) -> str:
+    """A probe as a pipe gets it."""
+    fields = (
+        f"{probe.provider}:{probe.name}",
+        str(len(probe.sites)),
+        _semaphore(probe),
+        ",".join(map(str, probe.pids)),
+        probe.path,
+        show_signature(probe.sites),
+    )
+    return "\t".join(map(escape, fields))
+
+
+def _semaphore(probe: Probe) -> str:
+    return "yes" if any(site.semaphore_offset is not None for site in probe.sites) else "no"
+
+
+def _print_tables(listing: ProbeListing) -> None:
+    comms = {process.pid: process.comm for process in listing.processes}
+    terminal = console()
+    objects = groupby(sorted(listing, key=_object), key=_object)
+    for index, (_, probes) in enumerate(objects):
+        if index:
+            terminal.print()
+        _print_object(terminal, list(probes), comms)
+
+
+def _object(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
+    return probe.path, probe.build_id or "", probe.pids
+
+
+def _print_object(terminal: Console, probes: Sequence[Probe], comms: Mapping[int, str]) -> None:
+    from rich.table import Table  # noqa: PLC0415 (only a terminal needs it)
+    from rich.text import Text  # noqa: PLC0415
+
+    first = probes[0]
+    terminal.print(Text(escape(first.path), style="bold"))
+    processes = show_some([_process(pid, comms) for pid in first.pids], _SHOWN_PROCESSES)
+    terminal.print(Text(f"  mapped by {escape(processes)}", style="dim"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("  PROBE", overflow="fold")
+    table.add_column("SITES", justify="right")
+    table.add_column("SEMAPHORE")
+    table.add_column("ARGUMENTS", overflow="fold")
+    for probe in sorted(probes, key=lambda each: (each.provider, each.name)):
+        table.add_row(
+            Text.assemble("  ", (f"{escape(probe.provider)}:", "cyan"), (escape(probe.name), "bold cyan")),
+            str(len(probe.sites)),
+            _semaphore(probe),
+            Text(show_signature(probe.sites), style="green"),
+        )
+    terminal.print(table)
+
+
+def _process(pid: int, comms: Mapping[int, str]) -> str:
+    return f"{comms[pid]} ({pid})" if pid in comms else str(pid)
+
+
+def _hint(listing: ProbeListing, selectors: Iterable[str], pids: Iterable[int]) -> None:
+    if listing.problems:
+        problem = listing.problems[0]
+        complain(
+            f"{plural(len(listing.problems), 'note')} cannot be used, for example in {problem.path}: {problem.reason}"
+        )
+    if listing.probes:
+        return
+    if selectors or pids:
+        complain("no probe matches: 'stapsdt list' shows all there are")
+    else:
+        complain("no running program has static probes; those of programs started later appear by themselves")

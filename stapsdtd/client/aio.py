@@ -1,0 +1,188 @@
+"""The client for asyncio. `sync.py` is its twin: what differs is only how a call is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Self
+
+import grpc
+import grpc.aio
+
+from stapsdtd.client import decode, encode
+from stapsdtd.client.errors import NotFoundError, ServerUnavailableError, translated
+from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
+from stapsdtd.client.stream import Retry, SubscriptionState, closed_without_end
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from types import TracebackType
+
+    from stapsdtd.client.encode import Selectors
+    from stapsdtd.client.model import (
+        Account,
+        Event,
+        Message,
+        ProbeListing,
+        ServerInfo,
+        SubscriptionInfo,
+        WatchMessage,
+    )
+    from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
+
+
+class AsyncClient:
+    """A connection to stapsdtd, opened when it is first used; an async context manager that closes it.
+
+    target: `unix:PATH` of the server's socket.
+    timeout_seconds: how long any answer may take before ServerTimeoutError; streams have no limit.
+
+    Selectors are one string or several. Every method raises ClientError.
+    """
+
+    def __init__(self, target: str, *, timeout_seconds: float = 60.0) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=encode.CHANNEL_OPTIONS)
+        self._stub = StapsdtServiceStub(self._channel)
+        self._target = target
+        self._timeout = timeout_seconds
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def info(self) -> ServerInfo:
+        with translated(self._target):
+            return decode.server_info(await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout))
+
+    async def list_probes(
+        self, selectors: Selectors = (), pids: Iterable[int] = (), *, details: bool = False
+    ) -> ProbeListing:
+        """The probes in objects that living processes, or those of pids, map now. No selector means all."""
+        request = encode.list_request(selectors, pids, details=details)
+        with translated(self._target):
+            return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))
+
+    async def watch_probes(self, selectors: Selectors = (), pids: Iterable[int] = ()) -> AsyncIterator[WatchMessage]:
+        """The same, then SnapshotComplete, then every appearance and disappearance."""
+        call = self._stub.WatchProbes(encode.watch_request(selectors, pids))
+        try:
+            with translated(self._target):
+                async for change in call:
+                    yield decode.watch_message(change)
+        finally:
+            call.cancel()
+
+    async def subscribe(
+        self,
+        selectors: Selectors,
+        *,
+        pids: Iterable[int] = (),
+        exclude_pids: Iterable[int] = (),
+        where: str = "",
+        lease_seconds: int = 0,
+        queue_bytes: int = 0,
+        kernel_buffer_kib: int = 0,
+    ) -> AsyncSubscription:
+        """Arms all that matches and, later, whatever appears; see `Client.subscribe`."""
+        request = encode.subscribe_request(
+            selectors,
+            pids=pids,
+            exclude_pids=exclude_pids,
+            where=where,
+            lease_seconds=lease_seconds,
+            queue_bytes=queue_bytes,
+            kernel_buffer_kib=kernel_buffer_kib,
+        )
+        with translated(self._target):
+            response = await self._stub.Subscribe(request, timeout=self._timeout)
+        return AsyncSubscription(self._stub, response, self._target, self._timeout)
+
+    async def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
+        """All subscriptions on the server, other clients' too."""
+        with translated(self._target):
+            response = await self._stub.ListSubscriptions(pb.ListSubscriptionsRequest(), timeout=self._timeout)
+        return tuple(map(decode.subscription_info, response.subscriptions))
+
+
+class AsyncSubscription(SubscriptionState):
+    """Armed probes and their events; an async context manager that unsubscribes.
+
+    Iterate over events(), columns() or messages(), one of them at a time. A stream that breaks is opened anew
+    while the lease lasts. A later call goes on after the last event that the former one gave, unless from_seq
+    says otherwise.
+    """
+
+    def __init__(
+        self, stub: StapsdtServiceAsyncStub, response: pb.SubscribeResponse, target: str, timeout: float
+    ) -> None:
+        super().__init__(response)
+        self._stub = stub
+        self._target = target
+        self._timeout = timeout
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Who is not there any more needs no good-bye: the subscription is gone or its lease ends it.
+        with suppress(NotFoundError, ServerUnavailableError):
+            await self.unsubscribe()
+
+    async def events(self, from_seq: int | None = None) -> AsyncIterator[Event]:
+        """One object an event, to the stream's end; `lost`, `sites` and `account` are kept up to date."""
+        async with aclosing(self.messages(Encoding.ROWS, from_seq)) as messages:
+            async for message in messages:
+                if isinstance(message, EventBatch):
+                    for event in message.events:
+                        self.next_seq = event.seq + 1
+                        yield event
+
+    async def columns(self, from_seq: int | None = None) -> AsyncIterator[ColumnBatch]:
+        """Batches of events as numpy arrays, to the stream's end."""
+        async with aclosing(self.messages(Encoding.COLUMNS, from_seq)) as messages:
+            async for message in messages:
+                if isinstance(message, ColumnBatch):
+                    yield message
+
+    async def messages(
+        self, encoding: Encoding = Encoding.ROWS, from_seq: int | None = None
+    ) -> AsyncGenerator[Message, None]:
+        """Everything that the stream tells, in its order; ends after an End."""
+        self.next_seq = self.next_seq if from_seq is None else from_seq
+        retry = Retry(self._target, self.lease_seconds)
+        while True:
+            call = self._stub.Stream(encode.stream_request(self.id, encoding, self.next_seq))
+            try:
+                async for response in call:
+                    retry.succeeded()
+                    message = self._read(response)
+                    yield message
+                    if isinstance(message, End):
+                        return
+                raise closed_without_end()
+            except grpc.RpcError as error:
+                pause, news = retry.after(error)
+            finally:
+                call.cancel()
+            if news:
+                yield Interruption(news)
+            await asyncio.sleep(pause)
+
+    async def unsubscribe(self) -> Account:
+        """Disarms. An open stream still delivers what is pending in the account, then ends."""
+        if self.account is not None:
+            return self.account
+        with translated(self._target):
+            response = await self._stub.Unsubscribe(encode.unsubscribe_request(self.id), timeout=self._timeout)
+        return self._unsubscribed(decode.account(response.account))

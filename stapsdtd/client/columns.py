@@ -1,0 +1,51 @@
+"""Reads a Columns message as numpy arrays on its bytes. Imported only for those who ask for columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stapsdtd.client.errors import ProtocolError
+from stapsdtd.client.model import Column, ColumnBatch, NumberColumn, StringColumn
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from stapsdtd.client.model import DescribedSite
+
+_NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8"}
+
+
+def column_batch(columns: pb.Columns, sites: Mapping[int, DescribedSite]) -> ColumnBatch:
+    count = columns.count
+    return ColumnBatch(
+        count=count,
+        seq=_array(columns.seq, "<u8", count),
+        time_ns=_array(columns.time_ns, "<i8", count),
+        pid=_array(columns.pid, "<i4", count),
+        tid=_array(columns.tid, "<i4", count),
+        cpu=_array(columns.cpu, "<u2", count),
+        comm=_array(columns.comm, "S16", count),
+        site_id=_array(columns.site_id, "<u4", count),
+        values=tuple(_column(column, count) for column in columns.values),
+        sites=sites,
+    )
+
+
+def _column(column: pb.Column, count: int) -> Column:
+    unavailable = _array(column.unavailable, "u1", count) != 0 if column.unavailable else None
+    if column.type == pb.Column.TYPE_STRING:
+        return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable)
+    if column.type not in _NUMBERS:
+        raise ProtocolError(f"the server sent a column of type {column.type}, which this client does not know")
+    return NumberColumn(_array(column.data, _NUMBERS[column.type], count), unavailable)
+
+
+def _array(data: bytes, dtype: str, count: int) -> NDArray[Any]:
+    if len(data) != count * np.dtype(dtype).itemsize:
+        raise ProtocolError(f"the server sent {len(data)} bytes as {count} numbers of type {dtype}")
+    return np.frombuffer(data, dtype)

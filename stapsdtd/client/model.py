@@ -1,0 +1,401 @@
+"""The frozen data that the client returns; protobuf stays inside this package.
+
+Offsets are file offsets in bytes, times are Unix time in nanoseconds, pids and tids are those of the host's
+pid namespace. What the server leaves empty because there is none is None here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stapsdtd.client.errors import ClientError
+
+
+# What there is to trace
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The value stands in the note."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The value is in a register, from its bit first_bit on; name is that of the full-width register."""
+
+    name: str
+    first_bit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The value is in the process's memory at base + displacement."""
+
+    base: str
+    displacement: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The value cannot be fetched."""
+
+    reason: str
+
+
+Operand = Constant | Register | Memory | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a site; text is as in the note, `-4@%esi`, and size is the value's, in bytes."""
+
+    text: str
+    size: int
+    signed: bool
+    is_float: bool
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a probe can fire; site_id names it in a subscription's events and is 0 elsewhere."""
+
+    site_id: int
+    offset: int
+    semaphore_offset: int | None
+    function: str | None
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`provider:name` in one object, and the processes that map it. build_id is lower-case hex."""
+
+    provider: str
+    name: str
+    path: str
+    build_id: str | None
+    architecture: str
+    pids: tuple[int, ...]
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    comm: str
+    command_line: tuple[str, ...]
+    user: str
+    started_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A note, or with empty provider and name a whole file, that could not be used."""
+
+    path: str
+    provider: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeListing:
+    """The probes there are now; iterates over them. processes and problems are filled with details=True."""
+
+    probes: tuple[Probe, ...]
+    processes: tuple[Process, ...]
+    problems: tuple[Problem, ...]
+
+    def __iter__(self) -> Iterator[Probe]:
+        return iter(self.probes)
+
+    def __len__(self) -> int:
+        return len(self.probes)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAdded:
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRemoved:
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotComplete:
+    """All that was there when the watch began has been told; what follows are changes."""
+
+
+WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete
+
+
+# The server
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """detail says what was found, remedy what an operator can do where the feature is missing."""
+
+    name: str
+    available: bool
+    detail: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_lease_seconds: int
+    max_queue_bytes: int
+    max_kernel_buffer_kib: int
+    max_selectors: int
+    max_string_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """subscriptions, processes, objects and probes are how many there are."""
+
+    version: str
+    engine: str
+    kernel_release: str
+    machine: str
+    pid: int
+    subscriptions: int
+    processes: int
+    objects: int
+    probes: int
+    features: tuple[Feature, ...]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which processes' events are delivered: those of pids, all if it is empty, but never of exclude_pids."""
+
+    pids: tuple[int, ...] = ()
+    exclude_pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """fired = delivered + filtered + lost + pending, in events; sites is how many are, or were, armed."""
+
+    fired: int
+    delivered: int
+    filtered: int
+    lost_kernel_buffer: int
+    lost_queue: int
+    lost_decode: int
+    pending: int
+    sites: int
+
+    @property
+    def lost(self) -> int:
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionInfo:
+    """Anybody's subscription; lease_left_ms counts while streaming is false."""
+
+    id: str
+    selectors: tuple[str, ...]
+    scope: Scope
+    created_ns: int
+    streaming: bool
+    lease_left_ms: int
+    account: Account
+
+
+# What a stream carries
+
+
+class Encoding(Enum):
+    """ROWS: one object an event, easy. COLUMNS: one numpy array a field, fast."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+class SiteState(Enum):
+    ARMED = "armed"
+    DISARMED = "disarmed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatus:
+    """What became of one site; reason is the kernel's own where it is refused, otherwise empty."""
+
+    state: SiteState
+    site_id: int
+    provider: str
+    name: str
+    path: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedArgument:
+    """Which argument of the probe a value is, counted from 0."""
+
+    index: int
+    is_string: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedSite:
+    """What an event's site_id stands for; captures are its values' meanings, in order."""
+
+    probe: Probe
+    site: Site
+    captures: tuple[CapturedArgument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptions:
+    """Comes before the first event of these sites."""
+
+    sites: tuple[DescribedSite, ...]
+
+
+Value = int | str | None
+"""A string's bytes are decoded as UTF-8, others escaped (`\\xff`); None where there is no value."""
+
+ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A probe that fired: when, in which process and thread, where, and with which values.
+
+    seq counts from 1 in the subscription. probe holds those of its sites that were described together with
+    this one. unavailable says, by position in values, why a value is None.
+    """
+
+    seq: int
+    time_ns: int
+    pid: int
+    tid: int
+    cpu: int
+    comm: str
+    probe: Probe
+    site: Site
+    values: tuple[Value, ...]
+    unavailable: Mapping[int, str] = field(default_factory=lambda: ALL_AVAILABLE, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """Events that came in one message, in the order of seq."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberColumn:
+    """One number an event; unavailable is true where there is none, None where all events have one."""
+
+    values: NDArray[np.int64] | NDArray[np.uint64]
+    unavailable: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StringColumn:
+    """One byte string an event: `column[i]` is data between two ends."""
+
+    data: bytes
+    ends: NDArray[np.uint32]
+    unavailable: NDArray[np.bool_] | None
+
+    def __getitem__(self, row: int) -> bytes:
+        if not 0 <= row < len(self.ends):
+            raise IndexError(row)
+        return self.data[int(self.ends[row - 1]) if row else 0 : int(self.ends[row])]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+Column = NumberColumn | StringColumn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnBatch:
+    """count events, one read-only array a field: views on the message's bytes, not copies.
+
+    comm is of dtype `S16`. `sites[site_id]` tells what a site_id stands for and what the values are.
+    """
+
+    count: int
+    seq: NDArray[np.uint64]
+    time_ns: NDArray[np.int64]
+    pid: NDArray[np.int32]
+    tid: NDArray[np.int32]
+    cpu: NDArray[np.uint16]
+    comm: NDArray[np.bytes_]
+    site_id: NDArray[np.uint32]
+    values: tuple[Column, ...]
+    sites: Mapping[int, DescribedSite]
+
+
+class LossStage(Enum):
+    """The kernel's buffer was full, this client was too slow, or an event made no sense."""
+
+    KERNEL_BUFFER = "kernel_buffer"
+    QUEUE = "queue"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """count events were lost since the last Loss of this stage."""
+
+    stage: LossStage
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Sites that were armed, disarmed or refused after the subscription began."""
+
+    sites: tuple[SiteStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The stream broke; it is opened again, and goes on without a gap, while the lease lasts."""
+
+    error: ClientError
+
+
+class EndReason(Enum):
+    UNSUBSCRIBED = "unsubscribed"
+    SERVER_STOPPING = "server_stopping"
+    LEASE_EXPIRED = "lease_expired"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last message; nothing is pending in the account any more."""
+
+    reason: EndReason
+    account: Account
+
+
+Message = Descriptions | EventBatch | ColumnBatch | Loss | Status | Interruption | End

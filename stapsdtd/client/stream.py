@@ -1,0 +1,149 @@
+"""What a subscription knows from its stream so far, and when a broken stream is opened again; no I/O.
+
+The stream asks for `next_seq` each time it is opened. The server keeps events until its queue needs the room,
+so a stream that broke and is opened again goes on with the event after the last one that was read: nothing is
+doubled, and what fell out of the queue meanwhile comes as a Loss.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from stapsdtd.client import decode
+from stapsdtd.client.errors import ProtocolError, ServerUnavailableError, from_rpc_error
+from stapsdtd.client.model import (
+    Account,
+    DescribedSite,
+    Descriptions,
+    End,
+    EventBatch,
+    LossStage,
+    Message,
+    SiteState,
+    SiteStatus,
+    Status,
+)
+
+if TYPE_CHECKING:
+    import grpc
+
+    from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class SubscriptionState:
+    """The part that the sync and the async subscription share.
+
+    id, engine, lease_seconds: as the server answered.
+    described: what the site_ids of events and column batches stand for, as far as the stream told.
+    lost: events lost so far, by stage.
+    account: final once the stream ended; None before unsubscribe() and the End.
+    end: the stream's last message, None before it came.
+    next_seq: where the next stream begins.
+    """
+
+    def __init__(self, response: pb.SubscribeResponse) -> None:
+        self.id: str = response.subscription_id
+        self.engine: str = response.engine
+        self.lease_seconds: int = response.lease_seconds
+        self.described: dict[int, DescribedSite] = {}
+        self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)
+        self.account: Account | None = None
+        self.end: End | None = None
+        self.next_seq = 1
+        self._sites: dict[int, SiteStatus] = {}
+        self._armed_ever: set[int] = set()
+        self._update(decode.site_statuses(response.sites))
+
+    @property
+    def sites(self) -> tuple[SiteStatus, ...]:
+        """Every site that matches now, armed or refused."""
+        return tuple(self._sites.values())
+
+    @property
+    def sites_armed(self) -> int:
+        """How many different sites were armed so far, those included whose object is gone."""
+        return len(self._armed_ever)
+
+    def _read(self, response: pb.StreamResponse) -> Message:
+        match response.WhichOneof("payload"):
+            case "descriptions":
+                sites = decode.described_sites(response.descriptions)
+                self.described.update((each.site.site_id, each) for each in sites)
+                return Descriptions(sites)
+            case "rows":
+                events = decode.events(response.rows, self.described)
+                if events:
+                    self.next_seq = events[-1].seq + 1
+                return EventBatch(events)
+            case "columns":
+                from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
+
+                batch = column_batch(response.columns, self.described)
+                if batch.count:
+                    self.next_seq = max(self.next_seq, int(batch.seq[-1]) + 1)
+                return batch
+            case "loss":
+                loss = decode.loss(response.loss)
+                self.lost[loss.stage] += loss.count
+                return loss
+            case "status":
+                status = Status(decode.site_statuses(response.status.sites))
+                self._update(status.sites)
+                return status
+            case "end":
+                self.end = decode.end(response.end)
+                self.account = self.end.account
+                return self.end
+            case None:
+                raise ProtocolError("the server sent a message of a kind that this client does not know")
+
+    def _unsubscribed(self, account: Account) -> Account:
+        if self.end is None:
+            self.account = account
+        return account
+
+    def _update(self, sites: tuple[SiteStatus, ...]) -> None:
+        for each in sites:
+            if each.state is SiteState.ARMED:
+                self._armed_ever.add(each.site_id)
+            if each.state is SiteState.DISARMED:
+                self._sites.pop(each.site_id, None)
+            else:
+                self._sites[each.site_id] = each
+
+
+class Retry:
+    """Opens a stream again for as long as the server keeps the subscription without one: its lease."""
+
+    def __init__(self, target: str, lease_seconds: int) -> None:
+        self._target = target
+        self._lease_seconds = lease_seconds
+        self._deadline: float | None = None
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def succeeded(self) -> None:
+        self._deadline = None
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def after(self, error: grpc.RpcError) -> tuple[float, ServerUnavailableError | None]:
+        """Seconds to wait before the next attempt, and the error if it is the first since a success.
+
+        Raises the error as a ClientError when another attempt is of no use.
+        """
+        cause = from_rpc_error(error, self._target)
+        now = time.monotonic()
+        first = self._deadline is None
+        if self._deadline is None:
+            self._deadline = now + self._lease_seconds
+        if not isinstance(cause, ServerUnavailableError) or now >= self._deadline:
+            raise cause from error
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        return pause, cause if first else None
+
+
+def closed_without_end() -> ProtocolError:
+    return ProtocolError("the server closed the stream without an End")

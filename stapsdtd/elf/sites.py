@@ -1,0 +1,131 @@
+"""From the notes of an object to its sites: each note's addresses are resolved and its `nop` is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES, why_not_nop
+from stapsdtd.elf.notes import (
+    NT_STAPSDT,
+    STAPSDT_OWNER,
+    Addresses,
+    DescriptorReader,
+    Texts,
+    UnusableNoteError,
+    iter_notes,
+)
+from stapsdtd.elf.segments import SEMAPHORE_BYTES, LoadSegments
+from stapsdtd.elf.symbols import enclosing_functions
+from stapsdtd.model import FileOffset, Problem, Site, Vaddr
+
+MAX_NOTES = 500_000
+MAX_NOTES_BYTES = 64 << 20
+"""Both over all sections of an object. Files with 400,000 notes, some 30 MB, exist."""
+
+_CONFLICT = "another note has the same location with other arguments or another semaphore"
+
+
+class _Located(NamedTuple):
+    texts: Texts
+    location_vaddr: Vaddr
+    site_offset: FileOffset
+    semaphore_offset: FileOffset | None
+
+
+def read_sites(container: Container) -> tuple[tuple[Site, ...], tuple[Problem, ...]]:
+    """Every usable note as a site, in the order of the notes, and every other one as a problem."""
+    if not container.sections_named(b".note.stapsdt"):
+        return (), ()
+    problems: list[Problem] = []
+    located = list(_located(container, problems))
+    functions = enclosing_functions(container, [note.location_vaddr for note in located]) if located else []
+    sites = tuple(
+        Site(
+            note.texts.provider,
+            note.texts.name,
+            note.site_offset,
+            note.semaphore_offset,
+            function,
+            note.texts.arguments,
+        )
+        for note, function in zip(located, functions, strict=True)
+    )
+    return sites, tuple(problems)
+
+
+def _located(container: Container, problems: list[Problem]) -> Iterator[_Located]:
+    """One of each (site, provider, name): the kernel refuses an event that has the same site twice."""
+    reader = DescriptorReader(container.architecture, container.word_bytes, container.byte_order)
+    resolver = _Resolver(container)
+    seen: dict[tuple[FileOffset, str, str], _Located] = {}
+    for descriptor in _descriptors(container, problems):
+        texts = None
+        try:
+            addresses = reader.addresses(descriptor)
+            texts = reader.texts(descriptor)
+            note = resolver.locate(addresses, texts)
+            first = seen.setdefault((note.site_offset, texts.provider, texts.name), note)
+            if first is note:
+                yield note
+            elif first != note:
+                problems.append(Problem(texts.provider, texts.name, _CONFLICT))
+        except UnusableNoteError as error:
+            provider, name = (texts.provider, texts.name) if texts else (error.provider, error.name)
+            problems.append(Problem(provider, name, error.reason))
+
+
+def _descriptors(container: Container, problems: list[Problem]) -> Iterator[bytes]:
+    """The descriptors of all stapsdt notes; what is wrong with a whole section becomes one problem."""
+    notes_left, bytes_left = MAX_NOTES, MAX_NOTES_BYTES
+    for section in container.sections_named(b".note.stapsdt"):
+        if section.kind != SHT_NOTE:
+            problems.append(Problem("", "", f"a section .note.stapsdt has type {section.kind} and is not one of notes"))
+            continue
+        data = container.file.read(section.offset, min(section.size, bytes_left))
+        bytes_left -= len(data)
+        try:
+            for note in iter_notes(data, container.byte_order):
+                if not notes_left:
+                    problems.append(Problem("", "", f"more than {MAX_NOTES} notes: the others are lost"))
+                    return
+                notes_left -= 1
+                if note.owner == STAPSDT_OWNER and note.kind == NT_STAPSDT:
+                    yield note.descriptor
+        except UnusableNoteError as error:
+            problems.append(Problem("", "", error.reason))
+        if len(data) < section.size:
+            where = "the bound for an object" if not bytes_left else "the file's end"
+            problems.append(Problem("", "", f"a section of {section.size} bytes of notes goes beyond {where}"))
+        if not bytes_left:
+            return
+
+
+class _Resolver:
+    def __init__(self, container: Container) -> None:
+        self._file = container.file
+        self._architecture = container.architecture
+        self._word_mask = (1 << 8 * container.word_bytes) - 1
+        self._segments = LoadSegments(container.segments(PT_LOAD))
+        base_sections = container.sections_named(b".stapsdt.base")
+        self._base_vaddr = base_sections[0].address_vaddr if base_sections else None
+
+    def locate(self, addresses: Addresses, texts: Texts) -> _Located:
+        location = self._adjusted(addresses.location_vaddr, addresses)
+        site_offset, backed = self._segments.site_offset(location)
+        code = self._file.read(site_offset, min(backed, LONGEST_NOP_BYTES))
+        if reason := why_not_nop(self._architecture, code):
+            raise UnusableNoteError(reason)
+        semaphore_offset = None
+        if addresses.semaphore_vaddr:
+            semaphore_offset = self._segments.semaphore_offset(self._adjusted(addresses.semaphore_vaddr, addresses))
+            if semaphore_offset + SEMAPHORE_BYTES > self._file.size:
+                raise UnusableNoteError(f"the semaphore's file offset {semaphore_offset:#x} is beyond the file's end")
+        return _Located(texts, location, site_offset, semaphore_offset)
+
+    def _adjusted(self, address: Vaddr, addresses: Addresses) -> Vaddr:
+        """Prelink moves sections, not notes; how far shows in the note's old address of the base section."""
+        if self._base_vaddr is None or not addresses.base_vaddr:
+            return address
+        return Vaddr(address + self._base_vaddr - addresses.base_vaddr & self._word_mask)

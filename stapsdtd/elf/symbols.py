@@ -1,0 +1,120 @@
+"""Which function encloses an address: from `.symtab`, else `.dynsym`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stapsdtd.elf.container import SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ByteOrder, Container, Section
+from stapsdtd.model import Vaddr
+
+_STT_FUNC, _STT_GNU_IFUNC = 2, 10
+_STB_GLOBAL = 1
+
+MAX_SYMBOLS_BYTES = 64 << 20
+MAX_FUNCTION_NAME_BYTES = 4096
+MAX_FUNCTION_NAMES_BYTES = 16 << 20
+"""Over all functions of an object: in a hostile string table every byte begins another long name."""
+
+_MAX_NESTING = 16
+"""How many symbols that begin nearer and end before the address are passed over."""
+
+
+def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> list[str | None]:
+    """For each address the function with the nearest start that covers it, None where there is none."""
+    for kind in (SHT_SYMTAB, SHT_DYNSYM):
+        for section in container.sections_of_kind(kind)[:1]:
+            functions = _read_functions(container, section)
+            if len(functions):
+                return _names(container, section, functions, addresses)
+    return [None] * len(addresses)
+
+
+def _read_functions(container: Container, section: Section) -> NDArray[np.void]:
+    """The defined function symbols; of several at one address the preferred one is the last."""
+    layout = _symbol_layout(container.word_bytes, container.byte_order)
+    if section.size > MAX_SYMBOLS_BYTES or section.entry_size != layout.itemsize:
+        return np.empty(0, layout)
+    data = container.file.read(section.offset, section.size)
+    symbols = np.frombuffer(data, layout, len(data) // layout.itemsize)
+    kind = symbols["info"] & 0xF
+    functions = symbols[((kind == _STT_FUNC) | (kind == _STT_GNU_IFUNC)) & (symbols["shndx"] != 0)]
+    is_global = functions["info"] >> 4 == _STB_GLOBAL
+    ordered: NDArray[np.void] = functions[np.lexsort((is_global, functions["size"] > 0, functions["value"]))]
+    return ordered
+
+
+def _names(
+    container: Container, section: Section, functions: NDArray[np.void], addresses: Sequence[Vaddr]
+) -> list[str | None]:
+    starts = functions["value"].astype(np.uint64)
+    if container.architecture == "arm":
+        starts &= ~np.uint64(1)  # marks Thumb functions
+    ends = _ends(container, functions, starts)
+    wanted = np.array(addresses, np.uint64)
+    candidate = np.searchsorted(starts, wanted, side="right") - 1
+    found = np.full(len(wanted), -1)
+    for _ in range(_MAX_NESTING):
+        covers = (found < 0) & (candidate >= 0) & (wanted < ends[np.maximum(candidate, 0)])
+        found[covers] = candidate[covers]
+        candidate -= 1
+    read_name = _NameReader(container, section)
+    names = {index: read_name(int(functions[index]["name"])) for index in np.unique(found).tolist() if index >= 0}
+    return [names.get(index) for index in found.tolist()]
+
+
+def _ends(container: Container, functions: NDArray[np.void], starts: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A symbol without size, as assembly leaves them, reaches up to the next symbol within its section."""
+    highest = np.uint64(2**64 - 1)
+    sections = container.section_table
+    section_ends = np.append(sections["addr"].astype(np.uint64) + sections["size"].astype(np.uint64), np.uint64(0))
+    home = np.minimum(functions["shndx"].astype(np.int64), len(sections))
+    distinct = np.unique(starts)
+    following = np.append(distinct, highest)[np.searchsorted(distinct, starts, side="right")]
+    sized = starts + functions["size"].astype(np.uint64)
+    sized[sized < starts] = highest
+    return np.where(functions["size"] > 0, sized, np.minimum(following, section_ends[home]))
+
+
+class _NameReader:
+    """Reads names one by one: a string table can be far larger than the few names that are wanted."""
+
+    def __init__(self, container: Container, symbols: Section) -> None:
+        self._file = container.file
+        self._strings = None
+        self._left = MAX_FUNCTION_NAMES_BYTES
+        if 0 < symbols.link < len(container.section_table):
+            strings = container.section(symbols.link)
+            self._strings = strings if strings.kind != SHT_NOBITS else None
+
+    def __call__(self, at: int) -> str | None:
+        if self._strings is None or at == 0 or at >= self._strings.size:
+            return None
+        length = min(MAX_FUNCTION_NAME_BYTES + 1, self._strings.size - at)
+        raw, end, _ = self._file.read(self._strings.offset + at, length).partition(b"\0")
+        self._left -= len(raw)
+        if not end or not raw or self._left < 0:
+            return None
+        return raw.decode("utf-8", "backslashreplace")
+
+
+@functools.cache
+def _symbol_layout(word_bytes: int, byte_order: ByteOrder) -> np.dtype[np.void]:
+    word, half, quarter = f"{byte_order}u{word_bytes}", f"{byte_order}u4", f"{byte_order}u2"
+    if word_bytes == 8:
+        return np.dtype(
+            [
+                ("name", half),
+                ("info", "u1"),
+                ("other", "u1"),
+                ("shndx", quarter),
+                ("value", word),
+                ("size", word),
+            ]
+        )
+    return np.dtype(
+        [("name", half), ("value", word), ("size", word), ("info", "u1"), ("other", "u1"), ("shndx", quarter)]
+    )

@@ -1,0 +1,122 @@
+"""The netlink process connector: fork, exec and exit as they happen (include/uapi/linux/cn_proc.h).
+
+    nlmsghdr 16 bytes | cn_msg 20 bytes | what u32, cpu u32, timestamp u64 | up to 24 bytes that depend on what
+
+pyroute2 makes the socket and joins the group. The messages are read from its descriptor as raw bytes: a message then
+costs a microsecond, a command name that is not UTF-8 does no harm, and ENOBUFS leaves the socket in working order.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pyroute2 import ProcEventSocket
+
+from stapsdtd.errors import KernelFeatureError
+
+_EVENT = struct.Struct("=IIQIIII")
+_EVENT_AT = 36
+_FORK, _EXEC, _EXIT = 0x1, 0x2, 0x8000_0000
+_QUEUE_BYTES = 8 << 20
+_SO_RCVBUFFORCE = 33
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A new thread tid in process pid; a new process where both are the same."""
+
+    tid: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The thread tid of process pid; the leader's own exit need not be the process's last."""
+
+    tid: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overflowed:
+    """Messages were lost; only a look at /proc tells which."""
+
+
+Happening = Forked | Executed | Exited | Overflowed
+
+
+class ProcessConnector:
+    """Raises KernelFeatureError where the kernel does not let this process listen."""
+
+    def __init__(self) -> None:
+        # pyroute2's calls run an event loop of their own, which must not be inside a running one; and each thread that
+        # uses the object gets a socket of its own, so one thread does it all
+        self._worker = ThreadPoolExecutor(1, "stapsdtd-pyroute2")
+        try:
+            self._netlink, descriptor = self._worker.submit(_listen).result()
+        except Exception as error:  # OSError, or pyroute2's NetlinkError
+            self._worker.shutdown()
+            raise KernelFeatureError(
+                "process connector",
+                str(error),
+                "run as root in the first network namespace, on a kernel with CONFIG_PROC_EVENTS",
+            ) from error
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(False)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
+        except PermissionError:  # without CAP_NET_ADMIN the host's default bounds the queue
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE_BYTES)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> Iterator[Happening]:
+        """Everything that is there now, without waiting."""
+        while True:
+            try:
+                message = self._socket.recv(4096)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                yield Overflowed()
+                continue
+            if len(message) < _EVENT_AT + _EVENT.size:
+                continue
+            what, _cpu, _timestamp, first, second, third, fourth = _EVENT.unpack_from(message, _EVENT_AT)
+            if what == _FORK:
+                yield Forked(third, fourth)
+            elif what == _EXEC:
+                yield Executed(second)
+            elif what == _EXIT:
+                yield Exited(first, second)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._worker.submit(self._netlink.close).result()
+        self._worker.shutdown()
+
+
+def _listen() -> tuple[Any, int]:
+    """Answer pyroute2's socket, and a descriptor of it to read from."""
+    netlink = ProcEventSocket()
+    try:
+        netlink.bind()
+        netlink.control(listen=True)
+    except BaseException:
+        netlink.close()
+        raise
+    return netlink, socket.dup(netlink.fileno())

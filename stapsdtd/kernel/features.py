@@ -1,0 +1,86 @@
+"""What this host offers, tried rather than inferred from a version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.connector import ProcessConnector
+from stapsdtd.kernel.perf import MappingRing, online_cpus
+from stapsdtd.kernel.tracefs import Tracefs
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """required: the daemon cannot capture without it; others have a fallback, which detail or remedy names."""
+
+    name: str
+    available: bool
+    required: bool
+    detail: str
+    remedy: str
+
+
+def probe_features() -> list[Feature]:
+    return [
+        _try("tracefs", _tracefs, required=True),
+        _try("uprobe semaphores", _semaphores, required=True),
+        _try("tracefs instances", _instances, required=True),
+        _try("mapping records", _mapping_records, required=False),
+        _try("process connector", _connector, required=False),
+        _try("map_files", _map_files, required=False),
+    ]
+
+
+def _try(name: str, check: Callable[[], str], *, required: bool) -> Feature:
+    try:
+        return Feature(name, True, required, check(), "")
+    except KernelFeatureError as error:
+        return Feature(name, False, required, error.reason, error.remedy)
+
+
+def _tracefs() -> str:
+    return f"at {Tracefs.locate().root}"
+
+
+def _semaphores() -> str:
+    """The reference counter of a uprobe, since Linux 4.20; the README of tracefs describes what the kernel takes."""
+    if "(ref_ctr_offset)" not in Tracefs.locate().read("README").replace("[", "").replace("]", ""):
+        raise KernelFeatureError(
+            "uprobe semaphores", "uprobe_events takes no reference counter", "use Linux 4.20 or newer"
+        )
+    return "uprobe_events takes reference counters"
+
+
+def _instances() -> str:
+    path = Tracefs.locate().path("instances")
+    if not os.access(path, os.W_OK):
+        raise KernelFeatureError("tracefs instances", f"{path} may not be written", "run as root")
+    return "ring buffers of our own"
+
+
+def _mapping_records() -> str:
+    MappingRing(online_cpus()[0]).close()
+    return "perf reports executable mappings"
+
+
+def _connector() -> str:
+    ProcessConnector().close()
+    return "netlink reports fork, exec and exit"
+
+
+def _map_files() -> str:
+    for mapping in procfs.executable_mappings(os.getpid()):
+        try:
+            os.stat(next(procfs.ways_to(os.getpid(), mapping)))
+        except OSError as error:
+            raise KernelFeatureError(
+                "map_files",
+                f"/proc/PID/map_files is refused ({error.strerror}): no way to deleted files and closed memfds",
+                "run as root or with CAP_CHECKPOINT_RESTORE",
+            ) from error
+        break
+    return "deleted files and memfds can be reached"

@@ -1,0 +1,127 @@
+"""perf_event_open(2) for its side-band: a record of every executable mapping on the host, memfds included.
+
+    header u32 type, u16 misc, u16 size | MMAP2: u32 pid, u32 tid, u64 address, length, file offset, …
+
+A software event that never counts carries the records, one ring buffer for each CPU. A full ring leaves a LOST record.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stapsdtd.errors import KernelFeatureError
+
+_SYSCALL = {
+    "x86_64": 298, "i686": 336, "aarch64": 241, "riscv64": 241, "loongarch64": 241, "s390x": 331,
+    "ppc64le": 319, "armv7l": 364,
+}  # fmt: skip
+_TYPE_SOFTWARE, _COUNT_SW_DUMMY = 1, 9
+_FLAG_FD_CLOEXEC = 8
+_MMAP, _WATERMARK, _MMAP2 = 1 << 8, 1 << 14, 1 << 23
+_RECORD_LOST, _RECORD_MMAP2 = 2, 10
+_HEADER = struct.Struct("=IHH")
+_POSITIONS = struct.Struct("=QQ")
+_HEAD_AT, _TAIL_AT = 1024, 1032
+_PAGE = mmap.PAGESIZE
+_DATA_PAGES = 64
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _PerfEventAttr(ctypes.Structure):
+    """The first 128 bytes of struct perf_event_attr (PERF_ATTR_SIZE_VER7)."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("config", ctypes.c_uint64),
+        ("sample_period", ctypes.c_uint64),
+        ("sample_type", ctypes.c_uint64),
+        ("read_format", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+        ("wakeup_watermark", ctypes.c_uint32),
+        ("bp_type", ctypes.c_uint32),
+        ("rest", ctypes.c_uint64 * 9),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A process mapped a file executable."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The ring was full; only a look at /proc tells what was missed."""
+
+
+class MappingRing:
+    """The records of one CPU. Raises KernelFeatureError where perf is refused."""
+
+    def __init__(self, cpu: int) -> None:
+        attributes = _PerfEventAttr(
+            type=_TYPE_SOFTWARE,
+            size=ctypes.sizeof(_PerfEventAttr),
+            config=_COUNT_SW_DUMMY,
+            flags=_MMAP | _MMAP2 | _WATERMARK,
+            wakeup_watermark=1,
+        )
+        number = _SYSCALL.get(platform.machine())
+        if number is None:
+            raise KernelFeatureError("perf events", f"unknown machine {platform.machine()}", "report it")
+        self._descriptor = _libc.syscall(number, ctypes.byref(attributes), -1, cpu, -1, _FLAG_FD_CLOEXEC)
+        if self._descriptor < 0:
+            raise _refused(os.strerror(ctypes.get_errno()))
+        try:
+            self._ring = mmap.mmap(self._descriptor, _PAGE * (1 + _DATA_PAGES))
+        except OSError as error:
+            os.close(self._descriptor)
+            raise _refused(str(error)) from error
+
+    def fileno(self) -> int:
+        return int(self._descriptor)
+
+    def read(self) -> Iterator[Mapped | Lost]:
+        """Everything that is there now, without waiting."""
+        head, tail = _POSITIONS.unpack_from(self._ring, _HEAD_AT)
+        while tail < head:
+            kind, _misc, size = _HEADER.unpack(self._bytes(tail, _HEADER.size))
+            if kind == _RECORD_MMAP2:
+                (pid,) = struct.unpack("=I", self._bytes(tail + _HEADER.size, 4))
+                yield Mapped(pid)
+            elif kind == _RECORD_LOST:
+                yield Lost()
+            tail += size
+        struct.pack_into("=Q", self._ring, _TAIL_AT, tail)
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        at = position % (_PAGE * _DATA_PAGES)
+        # records and the ring are multiples of 8 bytes, so neither a header nor a word is ever split
+        return self._ring[_PAGE + at : _PAGE + at + size]
+
+    def close(self) -> None:
+        self._ring.close()
+        os.close(self._descriptor)
+
+
+def online_cpus() -> list[int]:
+    """Read /sys/devices/system/cpu/online, a list such as `0-3,6`."""
+    with open("/sys/devices/system/cpu/online", encoding="ascii") as file:
+        ranges = [part.partition("-") for part in file.read().strip().split(",")]
+    return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
+
+
+def _refused(reason: str) -> KernelFeatureError:
+    return KernelFeatureError(
+        "perf events",
+        reason,
+        "run as root or with CAP_PERFMON, and look at /proc/sys/kernel/perf_event_paranoid",
+    )

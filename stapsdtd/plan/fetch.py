@@ -1,0 +1,74 @@
+r"""Fetch expressions of tracefs for operands (Documentation/trace/uprobetracer.rst).
+
+    q0=%di:u64   d0=-20(%bp):u32   s0=+0(%si):ustring   q1=\0:u64
+
+A register is fetched whole and narrowed by the reader, so that arguments of all widths share one type. Memory is
+fetched at its exact width: reading more might run into a page that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stapsdtd.model import Argument, Capture, Constant, Memory, Register, Unavailable
+
+_X86_64 = {
+    "rax": "ax", "rbx": "bx", "rcx": "cx", "rdx": "dx", "rsi": "si", "rdi": "di", "rbp": "bp", "rsp": "sp",
+    **{f"r{number}": f"r{number}" for number in range(8, 16)},
+}  # fmt: skip
+_REGISTERS = {"x86-64": _X86_64}
+_POINTER_BYTES = 8
+
+
+class SlotKind(Enum):
+    """What a field of an event can hold: the letter its name begins with, and its tracefs type."""
+
+    QUAD = ("q", "u64")
+    DOUBLE = ("d", "u32")
+    WORD = ("w", "u16")
+    BYTE = ("b", "u8")
+    STRING = ("s", "ustring")
+
+    @property
+    def letter(self) -> str:
+        return self.value[0]
+
+    @property
+    def type(self) -> str:
+        return self.value[1]
+
+
+_BY_SIZE = {8: SlotKind.QUAD, 4: SlotKind.DOUBLE, 2: SlotKind.WORD, 1: SlotKind.BYTE}
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """One value to be had from the kernel, in a slot of this kind."""
+
+    kind: SlotKind
+    expression: str
+
+
+def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Constant | Unavailable:
+    """How to get a captured argument: from the kernel, from the note itself, or not at all and why."""
+    operand = argument.operand
+    if isinstance(operand, Unavailable):
+        return operand
+    if isinstance(operand, Constant) and not capture.is_string:
+        return operand
+    if capture.is_string and argument.size != _POINTER_BYTES:
+        return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
+    if isinstance(operand, Constant):
+        return Fetch(SlotKind.STRING, f"@{operand.value:#x}:ustring")
+    registers = _REGISTERS.get(architecture, {})
+    name = registers.get(operand.name if isinstance(operand, Register) else operand.base)
+    if name is None:
+        return Unavailable(f"{argument.text}: tracefs has no name for this register on {architecture}")
+    place = f"%{name}" if isinstance(operand, Register) else f"{operand.displacement:+d}(%{name})"
+    if capture.is_string:
+        return Fetch(SlotKind.STRING, f"+0({place}):ustring")
+    if isinstance(operand, Memory):
+        kind = _BY_SIZE[argument.size]
+        return Fetch(kind, f"{place}:{kind.type}")
+    return Fetch(SlotKind.QUAD, f"{place}:u64")

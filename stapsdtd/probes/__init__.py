@@ -1,0 +1,1 @@
+"""What probes there are (`registry`), and how users name them (`selectors`)."""

@@ -1,0 +1,114 @@
+"""The registry of living processes and the objects with probes that they map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from stapsdtd.model import Mapping as FileMapping
+from stapsdtd.model import Object, ObjectKey, Probe, ProcessKey, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One object's standing changed: its first process came, its last one went, or others came or went."""
+
+    object: Object
+    appeared: bool = False
+    vanished: bool = False
+
+
+Listener = Callable[[Change], None]
+
+
+class Registry:
+    """Owned by one thread. Listeners are told of each change after it was made, in the order of the changes."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, _Process] = {}
+        self._objects: dict[ObjectKey, _Known] = {}
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Answer what ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def update(self, process: ProcessKey, mapped: Mapping[ObjectKey, tuple[Object, FileMapping]]) -> None:
+        """Tell all objects with probes that a living process maps now."""
+        known = self._processes.get(process.pid)
+        if known is not None and known.key != process:
+            self.gone(process.pid)
+            known = None
+        if known is None:
+            known = self._processes[process.pid] = _Process(process, set())
+        for key in known.objects - mapped.keys():
+            self._unmap(process.pid, key)
+        for key, (found, mapping) in mapped.items():
+            self._map(process.pid, key, found, mapping, is_new=key not in known.objects)
+        known.objects = set(mapped)
+
+    def gone(self, pid: int) -> None:
+        """Forget a process; one that is not known is no error."""
+        known = self._processes.pop(pid, None)
+        for key in known.objects if known else ():
+            self._unmap(pid, key)
+
+    def _map(self, pid: int, key: ObjectKey, found: Object, mapping: FileMapping, *, is_new: bool) -> None:
+        entry = self._objects.get(key)
+        appeared = entry is None
+        if entry is None:
+            entry = self._objects[key] = _Known(found, {})
+        entry.mappings[pid] = mapping
+        if is_new:
+            self._tell(Change(entry.object, appeared=appeared))
+
+    def _unmap(self, pid: int, key: ObjectKey) -> None:
+        entry = self._objects[key]
+        del entry.mappings[pid]
+        if not entry.mappings:
+            del self._objects[key]
+        self._tell(Change(entry.object, vanished=not entry.mappings))
+
+    def _tell(self, change: Change) -> None:
+        for listener in list(self._listeners):
+            listener(change)
+
+    def pids(self) -> frozenset[int]:
+        return frozenset(self._processes)
+
+    def process(self, pid: int) -> ProcessKey | None:
+        known = self._processes.get(pid)
+        return known.key if known else None
+
+    def objects(self) -> list[Object]:
+        return [entry.object for entry in self._objects.values()]
+
+    def mappings(self, key: ObjectKey) -> dict[int, FileMapping]:
+        """Which processes map an object, and where."""
+        entry = self._objects.get(key)
+        return dict(entry.mappings) if entry else {}
+
+    def probes(self) -> list[Probe]:
+        return [probe for entry in self._objects.values() for probe in probes_of(entry.object, sorted(entry.mappings))]
+
+
+@dataclass(slots=True)
+class _Process:
+    key: ProcessKey
+    objects: set[ObjectKey]
+
+
+@dataclass(slots=True)
+class _Known:
+    object: Object
+    mappings: dict[int, FileMapping]
+
+
+def probes_of(found: Object, pids: list[int]) -> Iterator[Probe]:
+    """Gather an object's sites by provider and name, in the order of the notes."""
+    named: dict[tuple[str, str], list[Site]] = {}
+    for site in found.parsed.sites:
+        named.setdefault((site.provider, site.name), []).append(site)
+    for (provider, name), sites in named.items():
+        yield Probe(found, provider, name, tuple(sites), tuple(pids))

@@ -1,0 +1,154 @@
+"""Write a little-endian 64-bit ELF shared library from its sections.
+
+Addresses equal file offsets throughout: one number says where a thing is in the file, in notes, symbols and
+headers, and, relative to the file's first byte, in memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+ET_DYN = 3
+PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_GNU_STACK = 1, 2, 4, 0x6474E551
+PF_X, PF_W, PF_R = 1, 2, 4
+SHT_PROGBITS, SHT_STRTAB, SHT_HASH, SHT_DYNAMIC, SHT_NOTE, SHT_DYNSYM = 1, 3, 5, 6, 7, 11
+SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR = 1, 2, 4
+STB_GLOBAL, STT_OBJECT, STT_FUNC = 1, 1, 2
+DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT = 0, 4, 5, 6, 10, 11
+NT_GNU_BUILD_ID = 3
+
+SYMBOL = struct.Struct("<IBBHQQ")
+DYNAMIC = struct.Struct("<QQ")
+
+_FILE_HEADER = struct.Struct("<4s5B7xHHIQQQIHHHHHH")
+_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
+_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+_PROGRAM_HEADERS = 6
+"""Three PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_GNU_STACK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section and its bytes; link names another section, the rest is as in the section header."""
+
+    name: str
+    type: int
+    flags: int
+    body: bytes
+    align: int = 1
+    link: str = ""
+    info: int = 0
+    entry_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of the file that is mapped: where and how long in bytes, and PF_ flags."""
+
+    offset: int
+    size: int
+    flags: int
+
+
+def place(sections: Sequence[Section], page_size: int) -> dict[str, int]:
+    """Where in the file each section begins; a change of access rights begins a page."""
+    offsets = {}
+    end = _FILE_HEADER.size + _PROGRAM_HEADERS * _PROGRAM_HEADER.size
+    flags = SHF_ALLOC
+    for section in sections:
+        new_segment = section.flags not in (flags, 0)
+        offsets[section.name] = align(end, page_size if new_segment else section.align)
+        end = offsets[section.name] + len(section.body)
+        flags = section.flags
+    return offsets
+
+
+def segments_of(sections: Sequence[Section], offsets: Mapping[str, int]) -> tuple[Segment, ...]:
+    """The segments that placed sections make; the first begins with the file header."""
+    segments: list[Segment] = []
+    mapped = (section for section in sections if section.flags & SHF_ALLOC)
+    for flags, run in groupby(mapped, key=lambda section: section.flags):
+        members = list(run)
+        start = offsets[members[0].name] if segments else 0
+        end = offsets[members[-1].name] + len(members[-1].body)
+        rights = PF_R | (PF_W if flags & SHF_WRITE else 0) | (PF_X if flags & SHF_EXECINSTR else 0)
+        segments.append(Segment(start, end - start, rights))
+    return tuple(segments)
+
+
+def write(sections: Sequence[Section], offsets: Mapping[str, int], machine: int, page_size: int) -> bytearray:
+    """The file. The last section holds the section names; .dynamic and .note.gnu.build-id have to exist."""
+    table_offset = align(offsets[sections[-1].name] + len(sections[-1].body), 8)
+    content = bytearray(table_offset)
+    for section in sections:
+        start = offsets[section.name]
+        content[start : start + len(section.body)] = section.body
+    content += _section_headers(sections, offsets)
+
+    headers = _FILE_HEADER.pack(
+        *(b"\x7fELF", 2, 1, 1, 0, 0),  # 64 bits, little-endian, ELF version, System V ABI and its version
+        *(ET_DYN, machine, 1),
+        *(0, _FILE_HEADER.size, table_offset, 0),  # no entry point, no processor flags
+        *(_FILE_HEADER.size, _PROGRAM_HEADER.size, _PROGRAM_HEADERS),
+        *(_SECTION_HEADER.size, len(sections) + 1, len(sections)),
+    )
+    headers += _program_headers(sections, offsets, page_size)
+    content[: len(headers)] = headers
+    return content
+
+
+def strings(texts: Sequence[str]) -> tuple[bytes, list[int]]:
+    """A string table that begins with the empty string, and where in it each text stands."""
+    encoded = [f"{text}\0".encode() for text in texts]
+    return b"\0" + b"".join(encoded), list(accumulate(map(len, encoded), initial=1))[:-1]
+
+
+def note(owner: str, kind: int, descriptor: bytes) -> bytes:
+    """A note, padded to 4 bytes, with its sizes unpadded."""
+    name = f"{owner}\0".encode()
+    sizes = struct.pack("<III", len(name), len(descriptor), kind)
+    return sizes + _pad(name, 4) + _pad(descriptor, 4)
+
+
+def align(offset: int, boundary: int) -> int:
+    """The smallest multiple of boundary that is not below offset."""
+    return -(-offset // boundary) * boundary
+
+
+def _pad(data: bytes, boundary: int) -> bytes:
+    return data.ljust(align(len(data), boundary), b"\0")
+
+
+def _program_headers(sections: Sequence[Section], offsets: Mapping[str, int], page_size: int) -> bytes:
+    sizes = {section.name: len(section.body) for section in sections}
+    headers = [
+        (PT_LOAD, segment.flags, segment.offset, segment.size, page_size) for segment in segments_of(sections, offsets)
+    ]
+    headers += [
+        (PT_DYNAMIC, PF_R | PF_W, offsets[".dynamic"], sizes[".dynamic"], 8),
+        (PT_NOTE, PF_R, offsets[".note.gnu.build-id"], sizes[".note.gnu.build-id"], 4),
+        (PT_GNU_STACK, PF_R | PF_W, 0, 0, 16),  # without it a loader makes stacks executable
+    ]
+    return b"".join(
+        _PROGRAM_HEADER.pack(kind, flags, offset, offset, offset, size, size, alignment)
+        for kind, flags, offset, size, alignment in headers
+    )
+
+
+def _section_headers(sections: Sequence[Section], offsets: Mapping[str, int]) -> bytes:
+    names = [section.name for section in sections]
+    numbers = {name: number for number, name in enumerate(["", *names])}
+    headers = [bytes(_SECTION_HEADER.size)]
+    for section, name_offset in zip(sections, strings(names)[1], strict=True):
+        offset = offsets[section.name]
+        address = offset if section.flags & SHF_ALLOC else 0
+        headers.append(
+            _SECTION_HEADER.pack(
+                *(name_offset, section.type, section.flags, address, offset, len(section.body)),
+                *(numbers[section.link], section.info, section.align, section.entry_size),
+            )
+        )
+    return b"".join(headers)

@@ -1,0 +1,157 @@
+"""A subscription's bounded log of events.
+
+Events stay after they were delivered, until newer ones need their room, so that a client that lost its connection can
+go on from a sequence number. What makes room before it was ever delivered is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stapsdtd.capture.batch import U64, Block
+
+_ROWS_PER_ENTRY = 4096
+_ENTRY_OVERHEAD = 2048  # the arrays' own headers, which outweigh an entry of one event
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A block with the sequence numbers of its events, which rise."""
+
+    seq: U64
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """count events from first_seq on, without gaps, spread over blocks by layout."""
+
+    first_seq: int
+    count: int
+    nbytes: int
+    blocks: tuple[Numbered, ...]
+
+    @property
+    def next_seq(self) -> int:
+        return self.first_seq + self.count
+
+    def starting_at(self, seq: int) -> Entry:
+        """Drop what is before seq."""
+        if seq <= self.first_seq:
+            return self
+        blocks = tuple(
+            Numbered(numbered.seq[rows], numbered.block.take(rows))
+            for numbered in self.blocks
+            if len(rows := np.flatnonzero(numbered.seq >= seq))
+        )
+        return Entry(seq, self.next_seq - seq, self.nbytes, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFigures:
+    """received = delivered + lost + pending."""
+
+    received: int
+    delivered: int
+    lost: int
+    pending: int
+
+
+class EventLog:
+    """Written by the engine's reader thread, read by the API's; notify is called, in the writer's thread, after each append."""
+
+    def __init__(self, max_bytes: int, notify: Callable[[], None]) -> None:
+        self._max_bytes = max_bytes
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[int, Entry] = OrderedDict()
+        self._bytes = 0
+        self._next_seq = 1
+        self._handed_to = 1
+        self._delivered = 0
+        self._lost = 0
+
+    def append(self, blocks: Sequence[Block]) -> None:
+        """Number events of one stretch of time across blocks, each of which is in the order of time."""
+        for part in _parts(blocks):
+            self._append(part)
+        self._notify()
+
+    def _append(self, blocks: Sequence[Block]) -> None:
+        count = sum(map(len, blocks))
+        ranks = np.empty(count, np.uint64)
+        ranks[np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")] = np.arange(
+            count, dtype=np.uint64
+        )
+        nbytes = _ENTRY_OVERHEAD + 8 * count + sum(block.nbytes for block in blocks)
+        with self._lock:
+            numbers = ranks + np.uint64(self._next_seq)
+            numbered = []
+            start = 0
+            for block in blocks:
+                numbered.append(Numbered(numbers[start : start + len(block)], block))
+                start += len(block)
+            self._entries[self._next_seq] = Entry(self._next_seq, count, nbytes, tuple(numbered))
+            self._bytes += nbytes
+            self._next_seq += count
+            while self._bytes > self._max_bytes and len(self._entries) > 1:
+                self._evict()
+
+    def _evict(self) -> None:
+        _, oldest = self._entries.popitem(last=False)
+        self._bytes -= oldest.nbytes
+        unseen = oldest.next_seq - max(oldest.first_seq, self._handed_to)
+        if unseen > 0:
+            self._lost += unseen
+            self._handed_to = oldest.next_seq
+
+    def read(self, seq: int | None) -> Entry | None:
+        """Answer an entry that begins at seq, or None where there is none yet.
+
+        What is no longer kept is passed over, and seq None is the first that was not handed out yet, as is any beyond
+        it.
+        """
+        with self._lock:
+            seq = self._handed_to if seq is None else min(seq, self._handed_to)
+            entry = self._entries.get(seq)
+            if entry is None:
+                entry = next((entry for entry in self._entries.values() if entry.next_seq > seq), None)
+        return entry.starting_at(seq) if entry else None
+
+    def handed_out(self, entry: Entry) -> None:
+        """Count an entry as delivered: a stream has it."""
+        with self._lock:
+            new = entry.next_seq - max(entry.first_seq, self._handed_to)
+            if new > 0:
+                self._delivered += new
+                self._handed_to = entry.next_seq
+
+    def figures(self) -> LogFigures:
+        with self._lock:
+            received = self._next_seq - 1
+            return LogFigures(received, self._delivered, self._lost, received - self._delivered - self._lost)
+
+
+def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:
+    """Cut large batches at moments of time, so that no entry outgrows a message or the log."""
+    count = sum(map(len, blocks))
+    if count <= _ROWS_PER_ENTRY:
+        return [blocks] if count else []
+    times = np.sort(np.concatenate([block.time_ns for block in blocks]))
+    parts: list[Sequence[Block]] = []
+    begins = [0] * len(blocks)
+    for cut in [*times[_ROWS_PER_ENTRY::_ROWS_PER_ENTRY].tolist(), None]:
+        part = []
+        for number, block in enumerate(blocks):
+            end = len(block) if cut is None else int(np.searchsorted(block.time_ns, cut, "left"))
+            if end > begins[number]:
+                part.append(block.take(np.arange(begins[number], end)))
+                begins[number] = end
+        if part:
+            parts.append(part)
+    return parts

@@ -1,0 +1,234 @@
+"""One client's subscription: the engine's sink on one side, what a stream reads on the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from stapsdtd.capture.batch import Block, Bools
+from stapsdtd.capture.engine import LossStage, Ticket
+from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
+from stapsdtd.probes.selectors import Choice, Selector
+from stapsdtd.route.log import EventLog
+
+_STATUSES_KEPT = 10_000
+_RETIRED_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """pids empty means every process; events of exclude_pids are never delivered."""
+
+    pids: frozenset[int] = frozenset()
+    exclude_pids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asked for, checked and with the server's defaults filled in."""
+
+    selectors: tuple[Selector, ...]
+    scope: Scope
+    lease_seconds: int
+    queue_bytes: int
+    kernel_buffer_kib: int
+
+
+class SiteState(Enum):
+    ARMED = "armed"
+    DISARMED = "disarmed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatus:
+    """A site's standing changed; reason is empty but for REFUSED."""
+
+    state: SiteState
+    site_id: int
+    object: Object
+    site: Site
+    reason: str = ""
+
+
+class EndReason(Enum):
+    UNSUBSCRIBED = "unsubscribed"
+    SERVER_STOPPING = "server stopping"
+    LEASE_EXPIRED = "lease expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + pending."""
+
+    delivered: int
+    filtered: int
+    lost_kernel_buffer: int
+    lost_queue: int
+    lost_decode: int
+    pending: int
+    sites: int
+
+    @property
+    def fired(self) -> int:
+        return self.delivered + self.filtered + self.lost + self.pending
+
+    @property
+    def lost(self) -> int:
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSite:
+    """A site that events of this subscription name; pids is None where the selectors name no process."""
+
+    object: Object
+    capture: SiteCapture
+    pids: frozenset[int] | None
+
+
+class Subscription:
+    """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
+
+    def __init__(self, ident: str, ticket: Ticket, wish: Wish, own_pid: int) -> None:
+        self.id = ident
+        self.ticket = ticket
+        self.wish = wish
+        self.created_ns = time.time_ns()
+        self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
+        self.excluded = wish.scope.exclude_pids | {own_pid}
+        self.log = EventLog(wish.queue_bytes, self._notify)
+        self._lock = threading.Lock()
+        self._sites: OrderedDict[int, KnownSite] = OrderedDict()
+        self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
+        self._next_site_id = 1
+        self._armed: set[int] = set()
+        self._scoped: dict[int, frozenset[int]] = {}
+        self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
+        self._filtered = 0
+        self._lost = dict.fromkeys(LossStage, 0)
+        self._lost_told = dict.fromkeys(LossStage, 0)
+        self._end: EndReason | None = None
+        self._waiters: list[Callable[[], object]] = []
+
+    def wake_with(self, waiter: Callable[[], object]) -> Callable[[], None]:
+        """Call waiter, in any thread, whenever there is something new to read. Answer what ends that."""
+        self._waiters.append(waiter)
+        return lambda: self._waiters.remove(waiter)
+
+    def _notify(self) -> None:
+        for waiter in list(self._waiters):
+            waiter()
+
+    # the engine's side: capture.engine.Sink
+
+    def deliver(self, blocks: Sequence[Block]) -> None:
+        kept = [kept for block in blocks if len(kept := self._in_scope(block))]
+        if kept:
+            self.log.append(kept)
+
+    def _in_scope(self, block: Block) -> Block:
+        scope = self.wish.scope
+        inside: Bools = ~np.isin(block.pid, list(self.excluded))
+        if scope.pids:
+            inside &= np.isin(block.pid, list(scope.pids))
+        if self._scoped:
+            for site_id in np.unique(block.site_id).tolist():
+                pids = self._scoped.get(site_id)
+                if pids is not None:
+                    inside &= (block.site_id != site_id) | np.isin(block.pid, list(pids))
+        outside = len(block) - int(np.count_nonzero(inside))
+        if not outside:
+            return block
+        self._filtered += outside
+        return block.take(np.flatnonzero(inside))
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        self._lost[stage] += count
+        self._notify()
+
+    # the control thread's side
+
+    def site_id(self, found: Object, choice: Choice) -> int:
+        """Answer the number of a site in this subscription's events; the same for the same site."""
+        with self._lock:
+            known = self._ids.get((found.key, choice.capture))
+            if known is not None:
+                return known
+            number = self._next_site_id
+            self._next_site_id += 1
+            self._ids[found.key, choice.capture] = number
+            self._sites[number] = KnownSite(found, choice.capture, choice.pids)
+            if choice.pids is not None:
+                self._scoped[number] = choice.pids
+            return number
+
+    def changed(self, statuses: Sequence[SiteStatus]) -> None:
+        """Record what was armed, disarmed or refused, and tell the stream."""
+        with self._lock:
+            for status in statuses:
+                if status.state is SiteState.ARMED:
+                    self._armed.add(status.site_id)
+                else:
+                    self._armed.discard(status.site_id)
+                self._statuses.append(status)
+            self._forget_retired()
+        self._notify()
+
+    def _forget_retired(self) -> None:
+        """Objects come and go for as long as a subscription lives; only so many of the gone ones are remembered."""
+        excess = len(self._sites) - len(self._armed) - _RETIRED_KEPT
+        if excess > 0:
+            for number in [number for number in self._sites if number not in self._armed][:excess]:
+                known = self._sites.pop(number)
+                self._ids.pop((known.object.key, known.capture), None)
+                self._scoped.pop(number, None)
+
+    def end(self, reason: EndReason) -> None:
+        self._end = self._end or reason
+        self._notify()
+
+    # the stream's side
+
+    @property
+    def end_reason(self) -> EndReason | None:
+        return self._end
+
+    def known_sites(self, numbers: Sequence[int]) -> dict[int, KnownSite]:
+        with self._lock:
+            return {number: self._sites[number] for number in numbers if number in self._sites}
+
+    def new_statuses(self) -> list[SiteStatus]:
+        """What changed since the last call."""
+        with self._lock:
+            statuses = list(self._statuses)
+            self._statuses.clear()
+            return statuses
+
+    def new_losses(self) -> dict[LossStage, int]:
+        """Count what was lost since the last call, by stage; a stage without new losses is left out."""
+        with self._lock:
+            now = {**self._lost, LossStage.QUEUE: self.log.figures().lost}
+            new = {
+                stage: count - self._lost_told[stage] for stage, count in now.items() if count > self._lost_told[stage]
+            }
+            self._lost_told = now
+        return new
+
+    def account(self) -> Account:
+        figures = self.log.figures()
+        return Account(
+            delivered=figures.delivered,
+            filtered=self._filtered,
+            lost_kernel_buffer=self._lost[LossStage.KERNEL_BUFFER],
+            lost_queue=figures.lost,
+            lost_decode=self._lost[LossStage.DECODE],
+            pending=figures.pending,
+            sites=len(self._armed),
+        )

@@ -1,0 +1,232 @@
+"""All subscriptions: which sites of which objects each one wants armed, as objects come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+
+from stapsdtd.capture.engine import Engine, Target
+from stapsdtd.config import Limits
+from stapsdtd.errors import (
+    InvalidArgumentError,
+    ObjectGoneError,
+    TracefsRejectedError,
+    UnknownSubscriptionError,
+)
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.probes.registry import Change, Registry
+from stapsdtd.probes.selectors import Choice, choose, missing_argument
+from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription, Wish
+from stapsdtd.watch.objects import is_host_file, open_object
+from stapsdtd.watch.watcher import Watcher
+
+_log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_SECONDS = 2.0
+_ENDED_KEPT_SECONDS = 10.0
+
+
+class Subscriptions:
+    """Runs on the control thread's event loop; `get` and `all` may be called from any thread."""
+
+    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, limits: Limits) -> None:
+        self._registry = registry
+        self._engine = engine
+        self._watcher = watcher
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._tickets = itertools.count(1)
+        self._held: dict[str, _Held] = {}
+        self._ended: dict[str, Subscription] = {}
+        self._stop_listening = registry.listen(self._on_change)
+        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
+
+    def subscribe(self, wish: Wish) -> tuple[Subscription, list[SiteStatus]]:
+        """Arm all that matches now. Raises TracefsRejectedError where the engine cannot begin at all."""
+        if len(self._held) >= self._limits.max_subscriptions:
+            raise InvalidArgumentError("subscriptions", f"there are {len(self._held)}, as many as this server allows")
+        subscription = Subscription(secrets.token_hex(8), next(self._tickets), wish, os.getpid())
+        self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
+        held = _Held(subscription)
+        self._held[subscription.id] = held
+        try:
+            for found in self._registry.objects():
+                self._consider(held, found)
+        except BaseException:
+            self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
+            raise
+        self._start_lease(held)
+        return subscription, subscription.new_statuses()
+
+    def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
+        """Disarm what only this subscription used; when it returns, its log has all that fired.
+
+        The log can still be read for some seconds, also by a stream that begins only then.
+        """
+        held = self._held.pop(ident, None)
+        if held is None:
+            raise UnknownSubscriptionError(ident)
+        if held.lease is not None:
+            held.lease.cancel()
+        try:
+            self._engine.close(held.subscription.ticket)
+        finally:
+            held.subscription.end(reason)
+            self._ended[ident] = held.subscription
+            self._loop.call_later(_ENDED_KEPT_SECONDS, self._ended.pop, ident)
+        return held.subscription
+
+    def close_all(self) -> None:
+        self._housekeeping.cancel()
+        self._stop_listening()
+        for ident in list(self._held):
+            self.unsubscribe(ident, EndReason.SERVER_STOPPING)
+
+    def get(self, ident: str) -> Subscription:
+        """Answer a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""
+        held = self._held.get(ident)
+        found = held.subscription if held else self._ended.get(ident)
+        if found is None:
+            raise UnknownSubscriptionError(ident)
+        return found
+
+    def all(self) -> list[tuple[Subscription, bool, float]]:
+        """Each subscription, whether a stream is open, and the seconds that are left of its lease."""
+        now = self._loop.time()
+        return [
+            (held.subscription, held.streams > 0, max(held.lease.when() - now, 0) if held.lease else 0.0)
+            for held in list(self._held.values())
+        ]
+
+    def stream_opened(self, ident: str) -> None:
+        """A stream holds the lease, unless the subscription ended."""
+        held = self._held.get(ident)
+        if held is None:
+            return
+        held.streams += 1
+        if held.lease is not None:
+            held.lease.cancel()
+            held.lease = None
+
+    def stream_closed(self, ident: str) -> None:
+        held = self._held.get(ident)
+        if held is not None:
+            held.streams -= 1
+            if held.streams == 0:
+                self._start_lease(held)
+
+    def _start_lease(self, held: _Held) -> None:
+        held.lease = self._loop.call_later(held.subscription.wish.lease_seconds, self._expire, held.subscription.id)
+
+    def _expire(self, ident: str) -> None:
+        _log.info("subscription %s: its lease ran out", ident)
+        self.unsubscribe(ident, EndReason.LEASE_EXPIRED)
+
+    def _on_change(self, change: Change) -> None:
+        for held in list(self._held.values()):
+            self._consider(held, change.object)
+
+    def _consider(self, held: _Held, found: Object) -> None:
+        """Bring one subscription in step with who maps an object."""
+        subscription = held.subscription
+        mappings = self._registry.mappings(found.key)
+        if found.key in held.armed:
+            if not self._eligible(held, held.armed[found.key].choices, mappings.keys()) and not is_host_file(found):
+                self._disarm(held, found)
+            return
+        if not mappings:
+            return
+        choices = choose(subscription.wish.selectors, found.path, found.parsed.sites)
+        if not choices or not self._eligible(held, choices, mappings.keys()):
+            return
+        fitting, refused = [], []
+        for choice in choices:
+            reason = missing_argument(choice.capture)
+            if reason is None:
+                fitting.append(choice)
+            else:
+                refused.append(_status(subscription, SiteState.REFUSED, found, choice, reason))
+        try:
+            descriptor = open_object(found, mappings.items())
+        except ObjectGoneError as error:
+            _log.debug("%s", error)
+            return
+        try:
+            target = Target(
+                found,
+                f"/proc/self/fd/{descriptor}",
+                tuple(choice.capture for choice in fitting),
+                tuple(subscription.site_id(found, choice) for choice in fitting),
+                subscription.excluded & mappings.keys(),
+                not is_host_file(found),
+            )
+            refusals = {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
+        finally:
+            os.close(descriptor)
+        held.armed[found.key] = _Armed(found, tuple(fitting))
+        statuses = [
+            _status(subscription, SiteState.REFUSED, found, choice, refusals[choice.capture.site])
+            if choice.capture.site in refusals
+            else _status(subscription, SiteState.ARMED, found, choice)
+            for choice in fitting
+        ]
+        subscription.changed(refused + statuses)
+
+    def _eligible(self, held: _Held, choices: Sequence[Choice], pids: Iterable[int]) -> bool:
+        """Answer whether any process in the subscription's scope maps the object."""
+        wanted = set(pids) - held.subscription.excluded
+        if held.subscription.wish.scope.pids:
+            wanted &= held.subscription.wish.scope.pids
+        return any(choice.pids is None or choice.pids & wanted for choice in choices) and bool(wanted)
+
+    def _disarm(self, held: _Held, found: Object) -> None:
+        armed = held.armed.pop(found.key)
+        try:
+            self._engine.disarm(held.subscription.ticket, found)
+        except TracefsRejectedError:
+            _log.exception("%s could not be disarmed", found.path)
+        held.subscription.changed(
+            [_status(held.subscription, SiteState.DISARMED, found, choice) for choice in armed.choices]
+        )
+
+    def _keep_house(self) -> None:
+        """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
+        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
+        volatile = {
+            key: armed.object
+            for held in self._held.values()
+            for key, armed in held.armed.items()
+            if not is_host_file(armed.object)
+        }
+        self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
+        for held in list(self._held.values()):
+            for found in [found for key, found in volatile.items() if key in held.armed]:
+                self._consider(held, found)
+
+
+class _Armed:
+    """An object's sites that the engine holds for a subscription, refused ones included."""
+
+    def __init__(self, found: Object, choices: tuple[Choice, ...]) -> None:
+        self.object = found
+        self.choices = choices
+
+
+class _Held:
+    """A subscription and what the control thread knows of it."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.armed: dict[ObjectKey, _Armed] = {}
+        self.streams = 0
+        self.lease: asyncio.TimerHandle | None = None
+
+
+def _status(
+    subscription: Subscription, state: SiteState, found: Object, choice: Choice, reason: str = ""
+) -> SiteStatus:
+    return SiteStatus(state, subscription.site_id(found, choice), found, choice.capture.site, reason)

@@ -1,0 +1,90 @@
+"""From a mapping to the object behind it: reached through /proc, parsed once while the file stays the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from stapsdtd.elf import parse_object
+from stapsdtd.errors import ObjectGoneError, ObjectUnreadableError
+from stapsdtd.kernel import procfs
+from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 8192
+
+
+class ObjectStore:
+    """Remembers what it parsed, files without probes too, until so many newer ones came."""
+
+    def __init__(self) -> None:
+        self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
+
+    def resolve(self, pid: int, mapping: Mapping) -> Object | None:
+        """Answer the object that a process maps; None where it cannot be reached or has nothing to say of probes."""
+        for way in procfs.ways_to(pid, mapping):
+            try:
+                key = _key(os.stat(way), mapping, way)
+                if key is None:
+                    continue
+                parsed = self._parsed.get(key)
+                if parsed is None:
+                    parsed = self._parse(way, mapping, key)
+            except OSError:
+                continue
+            if parsed is None:
+                continue
+            self._parsed[key] = parsed
+            self._parsed.move_to_end(key)
+            if len(self._parsed) > _REMEMBERED:
+                self._parsed.popitem(last=False)
+            return Object(key, mapping.path, parsed) if parsed.sites or parsed.problems else None
+        _log.debug("pid %d: %s cannot be reached", pid, mapping.path)
+        return None
+
+    @staticmethod
+    def _parse(way: str, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
+        with open(way, "rb") as file:
+            if _key(os.fstat(file.fileno()), mapping, way) != key:
+                return None
+            try:
+                return parse_object(file)
+            except ObjectUnreadableError as error:
+                _log.debug("%s: %s", mapping.path, error)
+                return ParsedObject("", None, (), ())
+
+
+def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
+    """Open the very file that was parsed, through any process that maps it. Raises ObjectGoneError."""
+    for pid, mapping in mappings:
+        for way in procfs.ways_to(pid, mapping):
+            try:
+                descriptor = os.open(way, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError:
+                continue
+            if _key(os.fstat(descriptor), mapping, way) == found.key:
+                return descriptor
+            os.close(descriptor)
+    raise ObjectGoneError(found.path)
+
+
+def is_host_file(found: Object) -> bool:
+    """Answer whether the object's path, seen from here, still leads to it: a later process may map it from there."""
+    try:
+        status = os.stat(found.path)
+    except (OSError, ValueError):
+        return False
+    return (status.st_dev, status.st_ino) == (found.key.dev, found.key.inode)
+
+
+def _key(status: os.stat_result, mapping: Mapping, way: str) -> ObjectKey | None:
+    """map_files leads to the mapped file itself; what another way leads to must have its device and inode."""
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    if "/map_files/" not in way and (status.st_dev, status.st_ino) != (mapping.dev, mapping.inode):
+        return None
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

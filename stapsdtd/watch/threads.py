@@ -1,0 +1,80 @@
+"""Which process a thread belongs to: an event names only its thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from stapsdtd.kernel import procfs
+
+I32 = npt.NDArray[np.int32]
+
+_KEPT_NS = 10_000_000_000
+
+
+class Threads:
+    """Filled by the watcher, read by the engine's reader thread.
+
+    A thread is remembered for some seconds after its end, since its events may still be in a buffer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: dict[int, int] = {}
+        self._ended: deque[tuple[int, int]] = deque()
+        self._catch_up: Callable[[], None] = lambda: None
+        self._remembers = False
+
+    def follow(self, catch_up: Callable[[], None]) -> None:
+        """Begin to remember: forks and exits are told from now on, and catch_up makes those known that were not
+        told yet.
+        """
+        self._catch_up = catch_up
+        self._remembers = True
+
+    def unfollow(self) -> None:
+        with self._lock:
+            self._catch_up = lambda: None
+            self._remembers = False
+            self._process.clear()
+            self._ended.clear()
+
+    def forked(self, tid: int, pid: int) -> None:
+        with self._lock:
+            if tid != pid:
+                self._process[tid] = pid
+            else:
+                self._process.pop(tid, None)
+
+    def exited(self, tid: int, pid: int) -> None:
+        now = time.monotonic_ns()
+        with self._lock:
+            if tid != pid:
+                self._process[tid] = pid
+            self._ended.append((now, tid))
+            while self._ended and now - self._ended[0][0] > _KEPT_NS:
+                self._process.pop(self._ended.popleft()[1], None)
+
+    def pids_of(self, tids: I32) -> I32:
+        """Answer each thread's process; the thread's own number where nobody knows any more."""
+        distinct, positions = np.unique(tids, return_inverse=True)
+        pids = np.array([self._pid_of(tid) for tid in distinct.tolist()], np.int32)
+        return pids[positions]
+
+    def _pid_of(self, tid: int) -> int:
+        known = self._process.get(tid)
+        if known is not None:
+            return known
+        found = procfs.tgid(tid)
+        if found is None:
+            self._catch_up()
+            return self._process.get(tid, tid)
+        if self._remembers:
+            with self._lock:
+                self._process[tid] = found
+        return found

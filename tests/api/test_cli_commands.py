@@ -1,0 +1,209 @@
+"""`stapsdt` list, watch, info, doctor and its errors, run in this process against a server on a real socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import grpc
+import pytest
+
+from stapsdtd.cli import stapsdt
+from stapsdtd.client import Client
+from stapsdtd.kernel import features
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.fake_server import FakeServer, bad_request, probe, serving
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as fake:
+        yield fake
+
+
+@pytest.fixture
+def run(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command; answers its exit code, standard output and standard error."""
+
+    def call(*arguments: str, target: str = server.target) -> tuple[int, str, str]:
+        status = stapsdt.run(["--server", target, *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_list_json(server: FakeServer, run: Run) -> None:
+    server.listing.probes.add().CopyFrom(probe(name="bare", build_id="", sites=[pb.Site(offset=7)]))
+    status, out, err = run("list", "postgresql:*", "--pid", "4711", "--json")
+    assert (status, err) == (0, "")
+    assert server.asked("ListProbesRequest") == [pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711])]
+    first, bare = map(json.loads, out.splitlines())
+    assert first == {
+        "provider": "postgresql",
+        "name": "query__start",
+        "path": "/usr/bin/postgres",
+        "build_id": "c0ffee",
+        "pids": [4711],
+        "sites": [
+            {
+                "offset": 0x1234,
+                "semaphore_offset": 0x5678,
+                "function": "exec_simple_query",
+                "args": [
+                    {
+                        "text": "8@%rdi",
+                        "size": 8,
+                        "signed": False,
+                        "float": False,
+                        "kind": "register",
+                        "name": "rdi",
+                        "first_bit": 0,
+                    },
+                    {
+                        "text": "-4@-20(%rbp)",
+                        "size": 4,
+                        "signed": True,
+                        "float": False,
+                        "kind": "memory",
+                        "base": "rbp",
+                        "displacement": -20,
+                    },
+                ],
+            }
+        ],
+    }
+    assert bare["build_id"] is None
+    assert bare["sites"] == [{"offset": 7, "semaphore_offset": None, "function": None, "args": []}]
+
+
+def test_list_in_a_pipe_is_one_line_a_probe_however_long(server: FakeServer, run: Run) -> None:
+    path = "/long" * 100 + "\x1b[2J"
+    server.listing = pb.ListProbesResponse(probes=[probe(path=path, pids=[1, 2])])
+    _, out, _ = run("list")
+    shown = path.replace("\x1b", "\\x1b")
+    assert out == f"postgresql:query__start\t1\tyes\t1,2\t{shown}\tuint64 int32\n"
+
+
+@pytest.mark.parametrize(("selectors", "hint"), [([], "no running program"), (["x:y"], "no probe matches")])
+def test_an_empty_list_is_no_failure(server: FakeServer, run: Run, selectors: list[str], hint: str) -> None:
+    server.listing = pb.ListProbesResponse()
+    status, out, err = run("list", *selectors)
+    assert (status, out) == (0, "")
+    assert hint in err
+
+
+def test_list_tells_of_unusable_notes(server: FakeServer, run: Run) -> None:
+    server.listing.problems.add(path="/bin/odd", reason="no descriptor")
+    _, _, err = run("list")
+    assert err == "stapsdt: 1 note cannot be used, for example in /bin/odd: no descriptor\n"
+
+
+@pytest.fixture
+def watched(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    """A watch that the user interrupts after four messages."""
+    kinds = pb.WatchProbesResponse
+    server.changes = [
+        kinds(change=kinds.CHANGE_ADDED, probe=probe()),
+        kinds(change=kinds.CHANGE_SNAPSHOT_COMPLETE),
+        kinds(change=kinds.CHANGE_ADDED, probe=probe(name="later")),
+        kinds(change=kinds.CHANGE_REMOVED, probe=probe(name="later")),
+    ]
+    endless = Client.watch_probes
+
+    def interrupted(client: Any, selectors: Any) -> Iterator[Any]:
+        yield from islice(endless(client, selectors), len(server.changes))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "watch_probes", interrupted)
+    return server
+
+
+@pytest.mark.usefixtures("watched")
+def test_watch_json(run: Run) -> None:
+    status, out, err = run("watch", "--json")
+    assert (status, err) == (0, "")
+    changes = [json.loads(line) for line in out.splitlines()]
+    assert [(each["change"], each["name"]) for each in changes] == [
+        ("added", "query__start"),
+        ("added", "later"),
+        ("removed", "later"),
+    ]
+    assert changes[0]["sites"][0]["offset"] == 0x1234
+
+
+@pytest.mark.usefixtures("watched")
+def test_watch(run: Run) -> None:
+    status, out, err = run("watch")
+    assert status == 0
+    assert [line[:2] for line in out.splitlines()] == ["+\t", "+\t", "-\t"]
+    assert "1 probe now" in err
+
+
+def test_info(server: FakeServer, run: Run) -> None:
+    server.subscribed = True
+    server.info.features.add(name="map_files", detail="refused", remedy="give it CAP_CHECKPOINT_RESTORE")
+    status, out, err = run("info")
+    assert (status, err) == (0, "")
+    for shown in ("1.2.3", "ftrace", "6.18 x86_64", "give it CAP_CHECKPOINT_RESTORE", "sub-1", "postgresql:*"):
+        assert shown in out
+    _, out, _ = run("info", "--json")
+    told = json.loads(out)
+    assert (told["version"], told["engine"], told["subscriptions"][0]["id"]) == ("1.2.3", "ftrace", "sub-1")
+
+
+@pytest.fixture
+def local_features(monkeypatch: pytest.MonkeyPatch) -> list[features.Feature]:
+    found = [
+        features.Feature("tracefs", available=False, required=True, detail="not mounted", remedy="mount it"),
+        features.Feature("map_files", available=True, required=False, detail="readable", remedy=""),
+    ]
+    monkeypatch.setattr(features, "probe_features", lambda: found)
+    return found
+
+
+@pytest.mark.usefixtures("local_features")
+def test_doctor_without_a_server(run: Run) -> None:
+    status, out, _ = run("doctor", target="unix:/nowhere/sock")
+    assert status == 1
+    assert "MISSING  tracefs: not mounted\n         mount it\n" in out
+    assert "missing  server: nobody answers on unix:/nowhere/sock\n         start it with" in out
+    assert "ok       map_files: readable\n" in out
+
+
+@pytest.mark.usefixtures("local_features")
+def test_doctor_believes_the_server(server: FakeServer, run: Run) -> None:
+    server.info.features.add(name="tracefs", available=True, detail="at /sys/kernel/tracing")
+    server.info.features.add(name="bpf", available=False, detail="no BTF")
+    status, out, _ = run("doctor", "--json")
+    checks = {each["name"]: each for each in map(json.loads, out.splitlines())}
+    assert status == 0
+    assert checks["server"]["available"]
+    assert checks["tracefs"] == {
+        "name": "tracefs",
+        "available": True,
+        "required": True,
+        "detail": "at /sys/kernel/tracing",
+        "remedy": "",
+    }
+    assert not checks["bpf"]["required"]
+
+
+def test_nobody_answers(run: Run) -> None:
+    status, out, err = run("list", target="unix:/nowhere/sock")
+    start = "start it with 'systemctl start stapsdtd' or 'stapsdtd --listen unix:/nowhere/sock'"
+    assert (status, out, err) == (1, "", f"stapsdt: nobody answers on unix:/nowhere/sock: {start}\n")
+
+
+def test_a_bad_selector_is_wrong_usage(server: FakeServer, run: Run) -> None:
+    server.refuse = bad_request("selectors[0]", "a colon is\nmissing")
+    assert run("list", "abc") == (2, "", "stapsdt: selectors[0]: a colon is\\nmissing\n")
+
+
+def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
+    server.refuse = (grpc.StatusCode.INTERNAL, "out of luck")
+    assert run("info") == (1, "", "stapsdt: out of luck\n")

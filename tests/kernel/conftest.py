@@ -1,0 +1,57 @@
+"""Real kernel: every test in this folder is marked, needs root, and must leave nothing in tracefs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.support import Daemon, Ticker, compile_target, require, running_daemon
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tracefs() -> Tracefs:
+    require(os.geteuid() == 0, "root")
+    try:
+        return Tracefs.locate()
+    except KernelFeatureError as error:
+        require(None, str(error))
+        raise
+
+
+def _ours(tracefs: Tracefs) -> set[str]:
+    names = {f"{group}/{event}" for group, event in tracefs.uprobe_events()} | set(tracefs.instances())
+    return {name for name in names if name.startswith("stapsdtd_")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tracefs: Tracefs) -> Iterator[None]:
+    before = _ours(tracefs)
+    yield
+    assert _ours(tracefs) <= before
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with running_daemon(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def ticker_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_target("ticker.c", tmp_path_factory.mktemp("targets") / "ticker", "-ldl", "-lpthread")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_target("library.c", tmp_path_factory.mktemp("targets") / "library.so", "-shared", "-fPIC")
+
+
+@pytest.fixture
+def ticker(ticker_program: Path) -> Iterator[Ticker]:
+    with Ticker(ticker_program) as running:
+        yield running

@@ -1,0 +1,241 @@
+"""What tests of all rings share: waiting, real target programs, a real daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from stapsdtd.client import (
+    Account,
+    Client,
+    Encoding,
+    End,
+    Event,
+    EventBatch,
+    Loss,
+    SiteState,
+    SiteStatus,
+    Status,
+    Value,
+)
+
+T = TypeVar("T")
+ROOT = Path(__file__).parent.parent
+TARGETS = ROOT / "tests" / "targets"
+SYSTEM_PYTHON = "/usr/bin/python3.11"
+
+
+def require(condition: object, what: str) -> None:
+    """Skip where something is missing or, where nothing may be missing, fail."""
+    if condition:
+        return
+    if os.environ.get("STAPSDTD_REQUIRE_KERNEL") == "1":
+        pytest.fail(f"{what} is missing, and STAPSDTD_REQUIRE_KERNEL=1 wants it")
+    pytest.skip(f"{what} is missing")
+
+
+def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
+    """Answer what condition answers once that is true; fail where it takes too long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds} s for {what}")
+        time.sleep(0.005)
+
+
+def compile_target(source: str, output: Path, *flags: str) -> Path:
+    """Compile tests/targets/SOURCE."""
+    subprocess.run(["gcc", "-O2", "-g", "-o", str(output), str(TARGETS / source), *flags], check=True)
+    return output
+
+
+class Ticker:
+    """A running tests/targets/ticker.c."""
+
+    def __init__(self, program: Path | str) -> None:
+        self._process = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self._process.pid
+        assert self._read() == "ready"
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip("\n")
+
+    def begin(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> int:
+        """Wait for a command that was begun; answer the semaphore's value then."""
+        answer = self._read()
+        assert answer, f"ticker died: {self._process.poll()}"
+        return int(answer.rsplit(" ", 1)[1])
+
+    def do(self, command: str) -> int:
+        self.begin(command)
+        return self.finish()
+
+    @property
+    def semaphore(self) -> int:
+        return self.do("semaphore")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Ticker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Daemon:
+    """A real stapsdtd, in a process of its own, on a socket in a temporary folder."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.target = f"unix:{folder / 'daemon.sock'}"
+        self.log_path = folder / "daemon.log"
+        self._options = options
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self.log_path, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "stapsdtd.cli.stapsdtd", "--listen", self.target, *self._options],
+                stderr=log,
+                cwd=ROOT,
+            )
+        path = self.target.removeprefix("unix:")
+
+        def is_ready() -> bool:
+            if process.poll() is not None:
+                pytest.fail(f"the daemon ended with {process.returncode}:\n{self.log()}")
+            return f"serving on {self.target}" in self._own_log(process.pid) and os.path.exists(path)
+
+        wait_for(is_ready, "the daemon to serve")
+        return process
+
+    def _own_log(self, pid: int) -> str:
+        return self.log().rpartition(f"stapsdtd {pid} starts")[2]
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """As the kernel would when memory runs out."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def restart(self) -> None:
+        self.process = self._start()
+
+    def stop(self) -> int:
+        """SIGTERM; answer the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout=30)
+
+
+@contextmanager
+def running_daemon(folder: Path, *options: str) -> Iterator[Daemon]:
+    """A daemon that must end cleanly, without a traceback in its log."""
+    daemon = Daemon(folder, *options)
+    try:
+        yield daemon
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log(), daemon.log()
+        assert " ERROR " not in daemon.log(), daemon.log()
+    finally:
+        with suppress(ProcessLookupError):
+            daemon.process.kill()
+        daemon.process.wait()
+
+
+def stapsdt(target: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run the client's command against a daemon."""
+    return subprocess.run(
+        stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60, cwd=ROOT
+    )
+
+
+def stapsdt_command(target: str, *arguments: str) -> Sequence[str]:
+    return [sys.executable, "-m", "stapsdtd.cli.stapsdt", "--server", target, *arguments]
+
+
+class Recorder:
+    """Subscribes, and keeps every event it is given; leaving the `with` unsubscribes and waits for the last of them."""
+
+    def __init__(self, target: str, *selectors: str, pids: Sequence[int] = (), kernel_buffer_kib: int = 0) -> None:
+        self._client = Client(target)
+        self._subscription = self._client.subscribe(
+            list(selectors), pids=pids, exclude_pids=[os.getpid()], kernel_buffer_kib=kernel_buffer_kib
+        )
+        self.sites = self._subscription.sites
+        self.events: list[Event] = []
+        self.losses: list[Loss] = []
+        self.statuses: list[SiteStatus] = list(self.sites)
+        self.account: Account | None = None
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for message in self._subscription.messages(encoding=Encoding.ROWS):
+            match message:
+                case EventBatch(events=events):
+                    self.events += events
+                case Loss():
+                    self.losses.append(message)
+                case Status(sites=sites):
+                    self.statuses += sites
+                case End(account=account):
+                    self.account = account
+                case _:
+                    pass
+
+    def armed(self) -> list[SiteStatus]:
+        """Every site that was armed since the beginning."""
+        return [status for status in self.statuses if status.state is SiteState.ARMED]
+
+    def values(self) -> list[tuple[Value, ...]]:
+        return [event.values for event in self.events]
+
+    def finish(self) -> Account:
+        if self._thread.is_alive():
+            self._subscription.unsubscribe()
+        self._thread.join(timeout=30)
+        self._client.close()
+        assert self.account is not None
+        return self.account
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
