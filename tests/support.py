@@ -20,6 +20,7 @@ from stapsdtd.client import (
     Client,
     Encoding,
     End,
+    EndReason,
     Event,
     EventBatch,
     Loss,
@@ -31,6 +32,7 @@ from stapsdtd.client import (
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
+COMMANDS = Path(sys.executable).parent
 TARGETS = ROOT / "tests" / "targets"
 SYSTEM_PYTHON = "/usr/bin/python3.11"
 
@@ -63,10 +65,12 @@ def compile_target(source: str, output: Path, *flags: str) -> Path:
 
 
 class Ticker:
-    """A running tests/targets/ticker.c."""
+    """A running tests/targets/ticker.c, or another program that speaks as it does."""
 
-    def __init__(self, program: Path | str) -> None:
-        self._process = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: Path | str) -> None:
+        self._process = subprocess.Popen(
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.pid = self._process.pid
         assert self._read() == "ready"
 
@@ -107,31 +111,25 @@ class Ticker:
 class Daemon:
     """A real stapsdtd, in a process of its own, on a socket in a temporary folder."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, prefix: Sequence[str] = ()) -> None:
         self.target = f"unix:{folder / 'daemon.sock'}"
         self.log_path = folder / "daemon.log"
-        self._options = options
+        self._command = [*prefix, str(COMMANDS / "stapsdtd"), "--listen", self.target, *options]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with open(self.log_path, "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "stapsdtd.cli.stapsdtd", "--listen", self.target, *self._options],
-                stderr=log,
-                cwd=ROOT,
-            )
+            process = subprocess.Popen(self._command, stderr=log)
         path = self.target.removeprefix("unix:")
 
         def is_ready() -> bool:
             if process.poll() is not None:
                 pytest.fail(f"the daemon ended with {process.returncode}:\n{self.log()}")
-            return f"serving on {self.target}" in self._own_log(process.pid) and os.path.exists(path)
+            _, started, own_log = self.log().rpartition(f"stapsdtd {process.pid} starts")
+            return bool(started) and f"serving on {self.target}" in own_log and os.path.exists(path)
 
         wait_for(is_ready, "the daemon to serve")
         return process
-
-    def _own_log(self, pid: int) -> str:
-        return self.log().rpartition(f"stapsdtd {pid} starts")[2]
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -150,14 +148,15 @@ class Daemon:
 
     def stop(self) -> int:
         """SIGTERM; answer the exit code."""
-        self.process.terminate()
+        if self.process.poll() is None:
+            self.process.terminate()
         return self.process.wait(timeout=30)
 
 
 @contextmanager
-def running_daemon(folder: Path, *options: str) -> Iterator[Daemon]:
-    """A daemon that must end cleanly, without a traceback in its log."""
-    daemon = Daemon(folder, *options)
+def running_daemon(folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
+    """A daemon that must end cleanly, without a traceback in its log. prefix is a command that runs it."""
+    daemon = Daemon(folder, *options, prefix=prefix)
     try:
         yield daemon
         assert daemon.stop() == 0
@@ -172,12 +171,12 @@ def running_daemon(folder: Path, *options: str) -> Iterator[Daemon]:
 def stapsdt(target: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the client's command against a daemon."""
     return subprocess.run(
-        stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60, cwd=ROOT
+        stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60
     )
 
 
 def stapsdt_command(target: str, *arguments: str) -> Sequence[str]:
-    return [sys.executable, "-m", "stapsdtd.cli.stapsdt", "--server", target, *arguments]
+    return [str(COMMANDS / "stapsdt"), "--server", target, *arguments]
 
 
 class Recorder:
@@ -193,6 +192,7 @@ class Recorder:
         self.losses: list[Loss] = []
         self.statuses: list[SiteStatus] = list(self.sites)
         self.account: Account | None = None
+        self.end_reason: EndReason | None = None
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
@@ -205,8 +205,9 @@ class Recorder:
                     self.losses.append(message)
                 case Status(sites=sites):
                     self.statuses += sites
-                case End(account=account):
+                case End(account=account, reason=reason):
                     self.account = account
+                    self.end_reason = reason
                 case _:
                     pass
 

@@ -4,6 +4,7 @@
 
 pyroute2 makes the socket and joins the group. The messages are read from its descriptor as raw bytes: a message then
 costs a microsecond, a command name that is not UTF-8 does no harm, and ENOBUFS leaves the socket in working order.
+Where nobody answers, as outside the first network namespace, the kernel says so to a plain send.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from stapsdtd.errors import KernelFeatureError
 _EVENT = struct.Struct("=IIQIIII")
 _EVENT_AT = 36
 _FORK, _EXEC, _EXIT = 0x1, 0x2, 0x8000_0000
+_CN_IDX_PROC = _CN_VAL_PROC = 1
+_PROC_CN_MCAST_LISTEN = 1
+_NLMSG_DONE = 3
+_REQUEST = struct.Struct("=IHHIIIIIIHHI")
 _QUEUE_BYTES = 8 << 20
 _SO_RCVBUFFORCE = 33
 
@@ -115,8 +120,15 @@ def _listen() -> tuple[Any, int]:
     netlink = ProcEventSocket()
     try:
         netlink.bind()
-        netlink.control(listen=True)
+        with socket.socket(fileno=socket.dup(netlink.fileno())) as plain:
+            plain.send(
+                _REQUEST.pack(
+                    *(_REQUEST.size, _NLMSG_DONE, 0, 0, 0),
+                    *(_CN_IDX_PROC, _CN_VAL_PROC, 0, 0, 4, 0),
+                    _PROC_CN_MCAST_LISTEN,
+                )
+            )
+            return netlink, plain.detach()
     except BaseException:
         netlink.close()
         raise
-    return netlink, socket.dup(netlink.fileno())

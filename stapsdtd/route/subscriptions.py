@@ -72,12 +72,12 @@ class Subscriptions:
             raise UnknownSubscriptionError(ident)
         if held.lease is not None:
             held.lease.cancel()
+        self._ended[ident] = held.subscription
+        self._loop.call_later(_ENDED_KEPT_SECONDS, self._ended.pop, ident)
         try:
             self._engine.close(held.subscription.ticket)
         finally:
             held.subscription.end(reason)
-            self._ended[ident] = held.subscription
-            self._loop.call_later(_ENDED_KEPT_SECONDS, self._ended.pop, ident)
         return held.subscription
 
     def close_all(self) -> None:

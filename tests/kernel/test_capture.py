@@ -28,7 +28,10 @@ def test_semaphore_is_up_only_while_anybody_subscribes(daemon: Daemon, ticker: T
 
 
 def test_different_wishes_on_one_site_are_both_served(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:tick(arg0)") as first, Recorder(daemon.target, "ticker:tick(arg2:str)") as second:
+    with (
+        Recorder(daemon.target, "ticker:tick(arg0)") as first,
+        Recorder(daemon.target, "ticker:tick(arg2:str)") as second,
+    ):
         ticker.do("fire 5")
     assert first.values() == [(number,) for number in range(5)]
     assert second.values() == [("tick",)] * 5
@@ -94,7 +97,11 @@ def test_fired_is_delivered_and_lost_exactly(
             program.begin("threads 4 20000")
         for program in programs:
             program.finish()
-        hits = sum(int(count) for count in re.findall(r"stapsdtd_\S+|e\d+\s+(\d+)$", tracefs.read("uprobe_profile"), re.M) if count)
+        hits = sum(
+            int(count)
+            for count in re.findall(r"stapsdtd_\S+|e\d+\s+(\d+)$", tracefs.read("uprobe_profile"), re.M)
+            if count
+        )
         account = recorder.finish()
     for program in programs:
         program.kill()

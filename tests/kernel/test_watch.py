@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.client import Client, ProbeAdded, ProbeRemoved, SnapshotComplete
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.support import (
+    ROOT,
+    TARGETS,
+    Daemon,
+    Recorder,
+    Ticker,
+    descriptors,
+    resident_kib,
+    running_daemon,
+    wait_for,
+)
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture
+def pyprogram(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticker]:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Ticker(sys.executable, str(TARGETS / "provider_program.py")) as running:
+        yield running
+
+
+def probe_names(daemon: Daemon, pid: int) -> set[str]:
+    with Client(daemon.target) as client:
+        return {f"{probe.provider}:{probe.name}" for probe in client.list_probes(pids=[pid])}
+
+
+def test_processes_from_before_and_after_the_start_are_listed(
+    daemon: Daemon, ticker: Ticker, ticker_program: Path
+) -> None:
+    with Ticker(ticker_program) as later:
+        wait_for(lambda: probe_names(daemon, later.pid), "the new process")
+        assert probe_names(daemon, later.pid) == {"ticker:tick", "ticker:values", "ticker:text"}
+    wait_for(lambda: not probe_names(daemon, later.pid), "the process to be gone")
+
+
+def test_library_opened_after_the_subscription_arms_by_itself(daemon: Daemon, ticker: Ticker, library: Path) -> None:
+    with Recorder(daemon.target, "library:called") as recorder:
+        assert recorder.sites == ()
+        ticker.do(f"open {library}")
+        wait_for(recorder.armed, "the library to be armed")
+        ticker.do("call 3")
+    assert recorder.values() == [(0,), (1,), (2,)]
+
+
+def test_provider_memfd_with_closed_descriptor_arms_by_itself(daemon: Daemon, pyprogram: Ticker) -> None:
+    with Recorder(daemon.target, "pyprogram:request(arg0:str, arg1)") as recorder:
+        pyprogram.do("load")
+        wait_for(recorder.armed, "the memfd to be armed")
+        assert pyprogram.do("close") == 1
+        pyprogram.do("fire 2")
+        pyprogram.do("fork 1")
+    assert recorder.values() == [("/page/0", 0), ("/page/1", 1), ("/child/0", 0)]
+    assert recorder.events[0].probe.path == "/memfd:libstapsdt:pyprogram"
+    assert len({event.pid for event in recorder.events}) == 2
+    assert pyprogram.do("enabled") == 0
+
+
+def test_memfd_mapped_before_with_closed_descriptor(daemon: Daemon, pyprogram: Ticker) -> None:
+    pyprogram.do("load")
+    pyprogram.do("close")
+    with Recorder(daemon.target, "pyprogram:*(arg1)") as recorder:
+        pyprogram.do("fire 2")
+    assert recorder.values() == [(0,), (1,)]
+
+
+def test_reloaded_and_unloaded_memfds_are_let_go(daemon: Daemon, pyprogram: Ticker, tracefs: Tracefs) -> None:
+    group = f"_{daemon.pid}_"
+    with Recorder(daemon.target, "pyprogram:request(arg1)") as recorder:
+        pyprogram.do("load")
+        for generation in range(1, 6):
+            wait_for(lambda generation=generation: len(recorder.armed()) == generation, "the new library to be armed")
+            pyprogram.do("fire 2")
+            pyprogram.do("reload" if generation < 5 else "unload")
+        wait_for(lambda: not [name for name, _ in tracefs.uprobe_events() if group in name], "the events to be removed")
+        assert len([name for name in tracefs.instances() if group in name]) == 1
+        account = recorder.finish()
+    assert recorder.values() == [(0,), (1,)] * 5
+    assert account.fired == account.delivered == 10
+
+
+def test_deleted_program(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
+    program = shutil.copy(ticker_program, tmp_path / "deleted")
+    with Ticker(program) as ticker:
+        os.unlink(program)
+        with Recorder(daemon.target, "ticker:tick(arg0)") as recorder:
+            assert ticker.do("fire 2") == 1
+        assert recorder.values() == [(0,), (1,)]
+        assert recorder.events[0].probe.path == str(program)
+
+
+def test_replaced_program_is_another_object(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
+    program = shutil.copy(ticker_program, tmp_path / "program")
+    with Ticker(program) as old:
+        os.rename(shutil.copy(ticker_program, tmp_path / "upgrade"), program)
+        with Recorder(daemon.target, "ticker:tick(arg0)") as recorder, Ticker(program) as new:
+            wait_for(lambda: len(recorder.armed()) == 2, "both versions to be armed")
+            old.do("fire 1")
+            new.do("fire 1")
+        assert sorted(event.pid for event in recorder.events) == sorted([old.pid, new.pid])
+        assert old.semaphore == 0
+
+
+def test_other_mount_namespace(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    script = f"mount -t tmpfs none {inside} && cp {ticker_program} {inside}/hidden && exec {inside}/hidden"
+    with (
+        Recorder(daemon.target, "ticker:tick(arg0)") as recorder,
+        Ticker("unshare", "-m", "sh", "-c", script) as ticker,
+    ):
+        assert not (inside / "hidden").exists()
+        wait_for(recorder.armed, "the hidden program to be armed")
+        assert ticker.do("fire 2") == 1
+    assert recorder.values() == [(0,), (1,)]
+    assert recorder.events[0].probe.path == f"{inside}/hidden"
+
+
+def test_processes_of_a_moment(daemon: Daemon, ticker_program: Path, ticker: Ticker, tracefs: Tracefs) -> None:
+    def live_and_die(count: int) -> None:
+        for _ in range(count):
+            subprocess.run([ticker_program, "3"], check=True)
+
+    with Recorder(daemon.target, "ticker:tick(arg0)") as recorder:
+        live_and_die(50)
+        wait_for(lambda: len(recorder.events) == 150, "the first events")
+        before = descriptors(daemon.pid), resident_kib(daemon.pid)
+        live_and_die(500)
+        wait_for(lambda: len(recorder.events) == 550 * 3, "all events")
+        assert len([name for name, _ in tracefs.uprobe_events() if f"_{daemon.pid}_" in name]) == 1
+        assert descriptors(daemon.pid) == before[0]
+        assert resident_kib(daemon.pid) - before[1] < 8 * 1024
+        account = recorder.finish()
+    assert account.fired == account.delivered == 550 * 3
+    assert len({event.pid for event in recorder.events}) > 500
+    with Client(daemon.target) as client:
+        wait_for(
+            lambda: set(client.list_probes(["ticker:*"]).probes[0].pids) == {ticker.pid}, "the dead to be forgotten"
+        )
+
+
+def test_watch_tells_what_comes_and_goes(daemon: Daemon, ticker_program: Path) -> None:
+    with Client(daemon.target) as client:
+        changes = client.watch_probes(["ticker:tick"])
+        first = next(changes)
+        assert isinstance(first, SnapshotComplete)
+        with Ticker(ticker_program) as ticker:
+            added = next(changes)
+            assert isinstance(added, ProbeAdded)
+            assert added.probe.pids == (ticker.pid,)
+        removed = next(changes)
+        assert isinstance(removed, ProbeRemoved)
+        assert removed.probe.name == "tick"
+
+
+def test_without_perf_and_connector_it_says_so_once_and_rescans(tmp_path: Path, ticker_program: Path) -> None:
+    keep = "-all,+dac_override,+dac_read_search,+sys_ptrace,+checkpoint_restore"
+    # the connector speaks to the first network namespace only
+    prefix = ["unshare", "-n", "setpriv", f"--bounding-set={keep}", f"--inh-caps={keep}"]
+    with running_daemon(tmp_path, prefix=prefix) as daemon:
+        with Recorder(daemon.target, "ticker:tick(arg0)") as recorder, Ticker(ticker_program) as ticker:
+            wait_for(recorder.armed, "a rescan")
+            ticker.do("fire 2")
+        assert recorder.values() == [(0,), (1,)]
+        for feature in ("perf events", "process connector"):
+            assert daemon.log().count(f"{feature}: ") == 1

@@ -1,0 +1,39 @@
+"""A pure-Python program with probes that does what it is told on standard input, and answers each command with a line.
+
+load, unload, reload | close: close every descriptor but the standard ones | fire N | enabled | fork N: fire N in a child
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from stapsdtd.provider import INT32, Provider
+
+provider = Provider("pyprogram")
+request = provider.probe("request", str, INT32)
+print("ready", flush=True)
+for line in sys.stdin:
+    command, _, count = line.strip().partition(" ")
+    match command:
+        case "load":
+            provider.load()
+        case "unload":
+            provider.unload()
+        case "reload":
+            provider.reload()
+        case "close":
+            os.closerange(3, 1024)
+        case "fire":
+            for number in range(int(count)):
+                request.fire(f"/page/{number}", number)
+        case "fork":
+            child = os.fork()
+            if child == 0:
+                for number in range(int(count)):
+                    request.fire(f"/child/{number}", number)
+                os._exit(0)
+            os.waitpid(child, 0)
+        case _:
+            pass
+    print(command, int(request.enabled), flush=True)
