@@ -47,8 +47,8 @@ class UnknownSubscriptionError(StapsdtdError):
         self.subscription_id = subscription_id
 
 
-class TooSlowError(StapsdtdError):
-    """A client that does not read as fast as what it asked for happens."""
+class LimitReachedError(StapsdtdError):
+    """The server holds, or a client asked for, as much as is allowed at once."""
 
 
 class TracefsRejectedError(StapsdtdError):

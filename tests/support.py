@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from stapsdtd.client import (
     Event,
     EventBatch,
     Loss,
+    Probe,
     SiteState,
     SiteStatus,
     Status,
@@ -240,3 +242,39 @@ def descriptors(pid: int) -> int:
 def resident_kib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0])
+
+
+def mapped_bytes(pid: int, path: str, file_offset: int, size: int, permission: str) -> bytes:
+    """What a process has in memory of a file at an offset: in its code (permission `x`) or its data (`w`)."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        addresses, permissions, offset, _, _, *rest = line.split(maxsplit=5)
+        if permission not in permissions or rest != [path]:
+            continue
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        position = start + file_offset - int(offset, 16)
+        if start <= position < end:
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                memory.seek(position)
+                return memory.read(size)
+    raise ValueError(f"process {pid} does not map {path} at {file_offset:#x}")
+
+
+def semaphores(pid: int, probes: Iterable[Probe]) -> Counter[int]:
+    """The semaphores' values in a process, by file offset."""
+    found: Counter[int] = Counter()
+    for probe in probes:
+        for offset in {site.semaphore_offset for site in probe.sites if site.semaphore_offset is not None}:
+            found[offset] = int.from_bytes(mapped_bytes(pid, probe.path, offset, 2, "w"), sys.byteorder)
+    return found
+
+
+def armed_semaphores(probes: Iterable[Probe]) -> Counter[int]:
+    """What `semaphores` answers while one event holds each site: sites may share a semaphore."""
+    sites = (site for probe in probes for site in probe.sites)
+    return Counter(site.semaphore_offset for site in sites if site.semaphore_offset is not None)
+
+
+def notes_in(path: str) -> int:
+    """How many stapsdt notes binutils finds in a file."""
+    notes = subprocess.run(["readelf", "-nW", path], capture_output=True, text=True, check=True).stdout
+    return notes.count("NT_STAPSDT")

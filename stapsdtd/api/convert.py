@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from stapsdtd.capture.batch import Numbers, Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
@@ -12,7 +14,7 @@ from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.model import Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
 from stapsdtd.probes import selectors
-from stapsdtd.route.log import Entry
+from stapsdtd.route.log import Entry, Numbered
 from stapsdtd.route.subscription import (
     Account,
     EndReason,
@@ -85,7 +87,7 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
 def _within(field: str, asked: int, default: int, most: int) -> int:
     if asked > most:
         raise InvalidArgumentError(field, f"{asked} is more than the {most} that this server allows")
-    return asked or default
+    return asked or min(default, most)
 
 
 def probe(found: Probe) -> pb.Probe:
@@ -148,7 +150,13 @@ def problems(objects: Iterable[Object]) -> Iterable[pb.Problem]:
 
 
 def feature(found: Feature) -> pb.Feature:
-    return pb.Feature(name=found.name, available=found.available, detail=found.detail, remedy=found.remedy)
+    return pb.Feature(
+        name=found.name,
+        available=found.available,
+        detail=found.detail,
+        remedy=found.remedy,
+        required=found.required,
+    )
 
 
 def limits(found: Limits) -> pb.Limits:
@@ -213,22 +221,24 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
     return message
 
 
-def columns(entry: Entry, realtime_offset_ns: int) -> Iterable[pb.StreamResponse]:
-    for numbered in entry.blocks:
-        block = numbered.block
-        yield pb.StreamResponse(
-            columns=pb.Columns(
-                count=len(block),
-                seq=numbered.seq.astype("<u8").tobytes(),
-                time_ns=(block.time_ns + realtime_offset_ns).astype("<i8").tobytes(),
-                pid=block.pid.astype("<i4").tobytes(),
-                tid=block.tid.astype("<i4").tobytes(),
-                cpu=block.cpu.astype("<u2").tobytes(),
-                comm=block.comm.tobytes(),
-                site_id=block.site_id.astype("<u4").tobytes(),
-                values=map(_column, block.values),
-            )
-        )
+def columns(entry: Entry, realtime_offset_ns: int) -> pb.Columns:
+    blocks = (_block(numbered, realtime_offset_ns) for numbered in entry.blocks)
+    return pb.Columns(blocks=blocks, next_seq=entry.next_seq)
+
+
+def _block(numbered: Numbered, realtime_offset_ns: int) -> pb.ColumnBlock:
+    block = numbered.block
+    return pb.ColumnBlock(
+        count=len(block),
+        seq=numbered.seq.astype("<u8").tobytes(),
+        time_ns=(block.time_ns + realtime_offset_ns).astype("<i8").tobytes(),
+        pid=block.pid.astype("<i4").tobytes(),
+        tid=block.tid.astype("<i4").tobytes(),
+        cpu=block.cpu.astype("<u2").tobytes(),
+        comm=block.comm.tobytes(),
+        site_id=block.site_id.astype("<u4").tobytes(),
+        values=map(_column, block.values),
+    )
 
 
 def _column(column: ValueColumn) -> pb.Column:

@@ -16,7 +16,7 @@ from stapsdtd.errors import (
     NotSupportedError,
     ObjectGoneError,
     StapsdtdError,
-    TooSlowError,
+    LimitReachedError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
@@ -24,7 +24,7 @@ from stapsdtd.errors import (
 _CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
     NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
     UnknownSubscriptionError: grpc.StatusCode.NOT_FOUND,
-    TooSlowError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    LimitReachedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ObjectGoneError: grpc.StatusCode.NOT_FOUND,
     TracefsRejectedError: grpc.StatusCode.FAILED_PRECONDITION,
     KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,

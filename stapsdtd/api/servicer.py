@@ -17,7 +17,7 @@ from stapsdtd.api import convert
 from stapsdtd.api.errors import Context, told
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError, TooSlowError
+from stapsdtd.errors import InvalidArgumentError, LimitReachedError
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import identify
 from stapsdtd.model import Probe
@@ -56,7 +56,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._backend = backend
         self._streams: dict[str, SubscriptionStream] = {}
 
-    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+    async def GetServerInfo(  # noqa: N802
+        self,
+        request: pb.GetServerInfoRequest,  # noqa: ARG002
+        context: Context,  # noqa: ARG002
+    ) -> pb.GetServerInfoResponse:
         backend = self._backend
         probes, pids = await backend.control.run(lambda: (backend.registry.probes(), backend.registry.pids()))
         return pb.GetServerInfoResponse(
@@ -126,10 +130,8 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
             if request.HasField("from_seq") and request.from_seq == 0:
                 raise InvalidArgumentError("from_seq", "events are numbered from 1")
-            subscription = subscriptions.get(ident)
-            await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
             stream = SubscriptionStream(
-                subscription,
+                subscriptions.get(ident),
                 request.encoding,
                 request.from_seq if request.HasField("from_seq") else None,
             )
@@ -138,6 +140,8 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 earlier.take_over()
             self._streams[ident] = stream
             try:
+                # a client may go while this is waited for, and what was opened is to be closed then too
+                await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
                 async for message in stream.messages():
                     yield message
             except TakenOverError as error:
@@ -181,6 +185,7 @@ class _Watch:
         self._loop = loop
         self._changes: deque[tuple[bool, Probe]] = deque()
         self._news = asyncio.Event()
+        self._overflowed = False
         self._stop: Callable[[], None] = lambda: None
 
     def begin(self) -> list[Probe]:
@@ -192,17 +197,18 @@ class _Watch:
         self._stop = lambda: None
 
     def _on_change(self, change: Change) -> None:
-        if len(self._changes) > _CHANGES_KEPT:
+        if self._overflowed:
             return
         found = self._visible.changed(change.object, self._registry.mappings(change.object.key))
         if found:
+            self._overflowed = len(self._changes) + len(found) > _CHANGES_KEPT
             self._changes.extend(found)
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def next(self) -> list[tuple[bool, Probe]]:
-        """Raises TooSlowError where more changes came than are kept."""
+        """Raises LimitReachedError where more changes came than are kept."""
         await self._news.wait()
         self._news.clear()
-        if len(self._changes) > _CHANGES_KEPT:
-            raise TooSlowError("more probes came and went than this client read; watch again for a fresh snapshot")
+        if self._overflowed:
+            raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
         return [self._changes.popleft() for _ in range(len(self._changes))]

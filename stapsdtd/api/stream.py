@@ -53,7 +53,8 @@ class SubscriptionStream:
                         break
                     for message in self._events(entry):
                         yield message
-                    self._subscription.log.handed_out(entry)
+                    if not self._taken_over:
+                        self._subscription.log.handed_out(entry)
                     self._seq = entry.next_seq
                 if end is not None:
                     account = convert.account(self._subscription.account())
@@ -67,8 +68,8 @@ class SubscriptionStream:
         statuses = self._subscription.new_statuses()
         if statuses:
             yield pb.StreamResponse(status=pb.Status(sites=map(convert.site_status, statuses)))
-        for stage, count in self._subscription.new_losses().items():
-            yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=count))
+        for stage, (count, total) in self._subscription.new_losses().items():
+            yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=count, total=total))
 
     def _events(self, entry: Entry) -> Iterator[pb.StreamResponse]:
         mentioned = {number for numbered in entry.blocks for number in set(numbered.block.site_id.tolist())}
@@ -82,7 +83,7 @@ class SubscriptionStream:
             for events in _portions(convert.rows(entry, offset, sites)):
                 yield pb.StreamResponse(rows=pb.Rows(events=events))
         else:
-            yield from convert.columns(entry, offset)
+            yield pb.StreamResponse(columns=convert.columns(entry, offset))
 
 
 def _portions(events: Iterable[pb.Event]) -> Iterator[list[pb.Event]]:

@@ -39,6 +39,9 @@ class Numbers:
     def nbytes(self) -> int:
         return self.data.nbytes
 
+    def row_bytes(self) -> Indices:
+        return np.full(len(self.data), self.data.itemsize, np.intp)
+
     def take(self, rows: Indices) -> Numbers:
         return Numbers(self.data[rows], None if self.unavailable is None else self.unavailable[rows])
 
@@ -67,9 +70,12 @@ class Strings:
     def nbytes(self) -> int:
         return self.ends.nbytes + len(self.data)
 
+    def row_bytes(self) -> Indices:
+        return np.diff(self.ends.astype(np.intp), prepend=0) + self.ends.itemsize
+
     def tolist(self) -> list[bytes | None]:
         ends = self.ends.tolist()
-        strings: list[bytes | None] = [self.data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        strings: list[bytes | None] = [self.data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         if self.unavailable is not None:
             for row in np.flatnonzero(self.unavailable).tolist():
                 strings[row] = None
@@ -106,6 +112,12 @@ class Block:
         """Memory that the columns take, about."""
         head = self.time_ns, self.pid, self.tid, self.cpu, self.comm, self.site_id
         return sum(column.nbytes for column in head) + sum(column.nbytes for column in self.values)
+
+    def row_bytes(self) -> Indices:
+        """What each event takes of nbytes."""
+        head = self.time_ns, self.pid, self.tid, self.cpu, self.comm, self.site_id
+        fixed = np.full(len(self), sum(column.itemsize for column in head), np.intp)
+        return sum((column.row_bytes() for column in self.values), fixed)
 
     @property
     def layout(self) -> tuple[str, ...]:

@@ -55,8 +55,7 @@ def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature])
     """What was found here, overruled by what the server found."""
     checks = {each.name: Check(each.name, each.available, each.required, each.detail, each.remedy) for each in local}
     for each in reported:
-        required = each.name in checks and checks[each.name].required
-        checks[each.name] = Check(each.name, each.available, required, each.detail, each.remedy)
+        checks[each.name] = Check(each.name, each.available, each.required, each.detail, each.remedy)
     return list(checks.values())
 
 

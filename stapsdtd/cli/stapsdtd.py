@@ -63,7 +63,3 @@ def main() -> None:
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
+_LEASE_SECONDS = 5
+"""How long probes stay armed when this command is killed; also how long a connection may be broken."""
+
 _EXAMPLES = """\b
 Examples:
   stapsdt trace 'postgresql:query__start(arg0:str)'
@@ -61,7 +64,6 @@ Examples:
     "--buffer",
     "kernel_buffer_kib",
     type=click.IntRange(min=1),
-    default=0,
     metavar="KIB",
     help="Kernel buffer per CPU, for bursts.",
 )
@@ -69,7 +71,6 @@ Examples:
     "--queue",
     "queue_bytes",
     type=click.IntRange(min=1),
-    default=0,
     metavar="BYTES",
     help="How much the server keeps when this end is slow.",
 )
@@ -83,8 +84,8 @@ def command(
     where: str,
     count: int | None,
     duration: float | None,
-    kernel_buffer_kib: int,
-    queue_bytes: int,
+    kernel_buffer_kib: int | None,
+    queue_bytes: int | None,
     as_json: bool,
 ) -> int:
     """Print each event of the probes that match, now or when they appear, until Ctrl-C.
@@ -102,8 +103,9 @@ def command(
             # Its own probes (CPython has some) would fire at every line that it prints.
             exclude_pids=[os.getpid()],
             where=where,
-            queue_bytes=queue_bytes,
-            kernel_buffer_kib=kernel_buffer_kib,
+            lease_seconds=_LEASE_SECONDS,
+            queue_bytes=queue_bytes or 0,
+            kernel_buffer_kib=kernel_buffer_kib or 0,
         )
 
     async def trace() -> int:

@@ -149,7 +149,11 @@ class AsyncSubscription(SubscriptionState):
                         yield event
 
     async def columns(self, from_seq: int | None = None) -> AsyncIterator[ColumnBatch]:
-        """Batches of events as numpy arrays, to the stream's end."""
+        """Batches of events as numpy arrays, to the stream's end.
+
+        A batch holds events whose values have the same types, so the sequence numbers of neighbouring batches may
+        interleave.
+        """
         async with aclosing(self.messages(Encoding.COLUMNS, from_seq)) as messages:
             async for message in messages:
                 if isinstance(message, ColumnBatch):
@@ -166,10 +170,10 @@ class AsyncSubscription(SubscriptionState):
             try:
                 async for response in call:
                     retry.succeeded()
-                    message = self._read(response)
-                    yield message
-                    if isinstance(message, End):
-                        return
+                    for message in self._read(response):
+                        yield message
+                        if isinstance(message, End):
+                            return
                 raise closed_without_end()
             except grpc.RpcError as error:
                 pause, news = retry.after(error)

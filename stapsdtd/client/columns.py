@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8"}
 
 
-def column_batch(columns: pb.Columns, sites: Mapping[int, DescribedSite]) -> ColumnBatch:
+def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> ColumnBatch:
     count = columns.count
     return ColumnBatch(
         count=count,

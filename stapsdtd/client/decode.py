@@ -41,7 +41,7 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
         processes=info.processes,
         objects=info.objects,
         probes=info.probes,
-        features=tuple(model.Feature(each.name, each.available, each.detail, each.remedy) for each in info.features),
+        features=tuple(_feature(each) for each in info.features),
         limits=model.Limits(
             max_lease_seconds=info.limits.max_lease_seconds,
             max_queue_bytes=info.limits.max_queue_bytes,
@@ -140,8 +140,12 @@ def events(rows: pb.Rows, sites: Mapping[int, model.DescribedSite]) -> tuple[mod
     return tuple(_event(row, sites) for row in rows.events)
 
 
+def _feature(each: pb.Feature) -> model.Feature:
+    return model.Feature(each.name, each.available, each.detail, each.remedy, each.required)
+
+
 def loss(each: pb.Loss) -> model.Loss:
-    return model.Loss(_known(_LOSS_STAGES, each.stage, "stage of loss"), each.count)
+    return model.Loss(_known(_LOSS_STAGES, each.stage, "stage of loss"), each.count, each.total)
 
 
 def end(each: pb.End) -> model.End:

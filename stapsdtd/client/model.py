@@ -148,12 +148,16 @@ WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """detail says what was found, remedy what an operator can do where the feature is missing."""
+    """detail says what was found, remedy what an operator can do where the feature is missing.
+
+    required: the server cannot capture without it; for others it has a fallback.
+    """
 
     name: str
     available: bool
     detail: str
     remedy: str
+    required: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +335,9 @@ class StringColumn:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
 
 Column = NumberColumn | StringColumn
 
@@ -364,10 +371,11 @@ class LossStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """count events were lost since the last Loss of this stage."""
+    """count events were lost since the last Loss of this stage, and total since the subscription began."""
 
     stage: LossStage
     count: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,36 +68,35 @@ class SubscriptionState:
         """How many different sites were armed so far, those included whose object is gone."""
         return len(self._armed_ever)
 
-    def _read(self, response: pb.StreamResponse) -> Message:
+    def _read(self, response: pb.StreamResponse) -> tuple[Message, ...]:
         match response.WhichOneof("payload"):
             case "descriptions":
                 sites = decode.described_sites(response.descriptions)
                 self.described.update((each.site.site_id, each) for each in sites)
-                return Descriptions(sites)
+                return (Descriptions(sites),)
             case "rows":
                 events = decode.events(response.rows, self.described)
                 if events:
                     self.next_seq = events[-1].seq + 1
-                return EventBatch(events)
+                return (EventBatch(events),)
             case "columns":
                 from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
 
-                batch = column_batch(response.columns, self.described)
-                if batch.count:
-                    self.next_seq = max(self.next_seq, int(batch.seq[-1]) + 1)
-                return batch
+                batches = tuple(column_batch(block, self.described) for block in response.columns.blocks)
+                self.next_seq = response.columns.next_seq
+                return batches
             case "loss":
                 loss = decode.loss(response.loss)
-                self.lost[loss.stage] += loss.count
-                return loss
+                self.lost[loss.stage] = loss.total
+                return (loss,)
             case "status":
                 status = Status(decode.site_statuses(response.status.sites))
                 self._update(status.sites)
-                return status
+                return (status,)
             case "end":
                 self.end = decode.end(response.end)
                 self.account = self.end.account
-                return self.end
+                return (self.end,)
             case None:
                 raise ProtocolError("the server sent a message of a kind that this client does not know")
 

@@ -150,7 +150,11 @@ class Subscription(SubscriptionState):
                         yield event
 
     def columns(self, from_seq: int | None = None) -> Iterator[ColumnBatch]:
-        """Batches of events as numpy arrays, to the stream's end."""
+        """Batches of events as numpy arrays, to the stream's end.
+
+        A batch holds events whose values have the same types, so the sequence numbers of neighbouring batches may
+        interleave.
+        """
         with closing(self.messages(Encoding.COLUMNS, from_seq)) as messages:
             for message in messages:
                 if isinstance(message, ColumnBatch):
@@ -167,10 +171,10 @@ class Subscription(SubscriptionState):
             try:
                 for response in call:
                     retry.succeeded()
-                    message = self._read(response)
-                    yield message
-                    if isinstance(message, End):
-                        return
+                    for message in self._read(response):
+                        yield message
+                        if isinstance(message, End):
+                            return
                 raise closed_without_end()
             except grpc.RpcError as error:
                 pause, news = retry.after(error)

@@ -18,7 +18,6 @@ from stapsdtd.model import FileOffset, Mapping, ProcessKey
 _EXECUTABLE = re.compile(
     rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) *(.*)$", re.MULTILINE
 )
-_OCTAL = re.compile(rb"\\([0-7]{3})")
 _DELETED = b" (deleted)"
 
 
@@ -66,8 +65,10 @@ def executable_mappings(pid: int) -> list[Mapping]:
 
 
 def _shown_path(raw: bytes) -> str:
-    """Undo maps' escape of the newline, drop its mark of a deleted file, and show other bytes harmlessly."""
-    path = _OCTAL.sub(lambda match: bytes([int(match.group(1), 8) & 0xFF]), raw.removesuffix(_DELETED))
+    """Undo maps' escape of the newline, the only one it makes, drop its mark of a deleted file, and show other bytes
+    harmlessly.
+    """
+    path = raw.removesuffix(_DELETED).replace(rb"\012", b"\n")
     return path.decode(errors="backslashreplace")
 
 

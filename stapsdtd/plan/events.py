@@ -53,6 +53,10 @@ class EventSpec:
     shape: Shape
     sites: tuple[SitePlan, ...]
 
+    def __hash__(self) -> int:
+        # specs are keys of every plan, and hashing a thousand sites each time costs more than what is planned
+        return hash((self.object_key, self.shape, len(self.sites)))
+
     def fetch_arguments(self, position: int) -> str:
         """The part of a definition behind the address."""
         expressions = {field.name: expression for field, expression in self.sites[position].fetched}

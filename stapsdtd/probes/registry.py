@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stapsdtd.model import Mapping as FileMapping
@@ -22,7 +22,7 @@ Listener = Callable[[Change], None]
 
 
 class Registry:
-    """Owned by one thread. Listeners are told of each change after it was made, in the order of the changes."""
+    """Owned by one thread. Listeners are told of a process's changes after all of them were made."""
 
     def __init__(self) -> None:
         self._processes: dict[int, _Process] = {}
@@ -42,37 +42,38 @@ class Registry:
             known = None
         if known is None:
             known = self._processes[process.pid] = _Process(process, set())
-        for key in known.objects - mapped.keys():
-            self._unmap(process.pid, key)
+        before, known.objects = known.objects, set(mapped)
+        changes = [self._unmap(process.pid, key) for key in before - mapped.keys()]
         for key, (found, mapping) in mapped.items():
-            self._map(process.pid, key, found, mapping, is_new=key not in known.objects)
-        known.objects = set(mapped)
+            change = self._map(process.pid, key, found, mapping)
+            if key not in before:
+                changes.append(change)
+        self._tell(changes)
 
     def gone(self, pid: int) -> None:
         """Forget a process; one that is not known is no error."""
         known = self._processes.pop(pid, None)
-        for key in known.objects if known else ():
-            self._unmap(pid, key)
+        self._tell([self._unmap(pid, key) for key in known.objects] if known else [])
 
-    def _map(self, pid: int, key: ObjectKey, found: Object, mapping: FileMapping, *, is_new: bool) -> None:
+    def _map(self, pid: int, key: ObjectKey, found: Object, mapping: FileMapping) -> Change:
         entry = self._objects.get(key)
         appeared = entry is None
         if entry is None:
             entry = self._objects[key] = _Known(found, {})
         entry.mappings[pid] = mapping
-        if is_new:
-            self._tell(Change(entry.object, appeared=appeared))
+        return Change(entry.object, appeared=appeared)
 
-    def _unmap(self, pid: int, key: ObjectKey) -> None:
+    def _unmap(self, pid: int, key: ObjectKey) -> Change:
         entry = self._objects[key]
         del entry.mappings[pid]
         if not entry.mappings:
             del self._objects[key]
-        self._tell(Change(entry.object, vanished=not entry.mappings))
+        return Change(entry.object, vanished=not entry.mappings)
 
-    def _tell(self, change: Change) -> None:
-        for listener in list(self._listeners):
-            listener(change)
+    def _tell(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            for listener in list(self._listeners):
+                listener(change)
 
     def pids(self) -> frozenset[int]:
         return frozenset(self._processes)

@@ -16,6 +16,7 @@ import numpy as np
 from stapsdtd.capture.batch import U64, Block
 
 _ROWS_PER_ENTRY = 4096
+_BYTES_PER_ENTRY = 1 << 20  # gRPC's default limit for a message is 4 MiB
 _ENTRY_OVERHEAD = 2048  # the arrays' own headers, which outweigh an entry of one event
 
 
@@ -63,7 +64,10 @@ class LogFigures:
 
 
 class EventLog:
-    """Written by the engine's reader thread, read by the API's; notify is called, in the writer's thread, after each append."""
+    """Written by the engine's reader thread, read by the API's.
+
+    notify is called, in the writer's thread, after each append.
+    """
 
     def __init__(self, max_bytes: int, notify: Callable[[], None]) -> None:
         self._max_bytes = max_bytes
@@ -75,6 +79,8 @@ class EventLog:
         self._handed_to = 1
         self._delivered = 0
         self._lost = 0
+        self._reading = 0  # next_seq of the entry that a stream has read last
+        self._evicted_while_read = 0
 
     def append(self, blocks: Sequence[Block]) -> None:
         """Number events of one stretch of time across blocks, each of which is in the order of time."""
@@ -109,6 +115,8 @@ class EventLog:
         if unseen > 0:
             self._lost += unseen
             self._handed_to = oldest.next_seq
+            if oldest.next_seq == self._reading:
+                self._evicted_while_read = unseen
 
     def read(self, seq: int | None) -> Entry | None:
         """Answer an entry that begins at seq, or None where there is none yet.
@@ -118,14 +126,22 @@ class EventLog:
         """
         with self._lock:
             seq = self._handed_to if seq is None else min(seq, self._handed_to)
+            if seq >= self._next_seq:
+                return None
             entry = self._entries.get(seq)
             if entry is None:
-                entry = next((entry for entry in self._entries.values() if entry.next_seq > seq), None)
-        return entry.starting_at(seq) if entry else None
+                entry = next(entry for entry in self._entries.values() if entry.next_seq > seq)
+            self._reading = entry.next_seq
+            self._evicted_while_read = 0
+        return entry.starting_at(seq)
 
     def handed_out(self, entry: Entry) -> None:
-        """Count an entry as delivered: a stream has it."""
+        """Count an entry as delivered: a stream has it, also where it made room while it was being sent."""
         with self._lock:
+            if entry.next_seq == self._reading:
+                self._lost -= self._evicted_while_read
+                self._delivered += self._evicted_while_read
+                self._evicted_while_read = 0
             new = entry.next_seq - max(entry.first_seq, self._handed_to)
             if new > 0:
                 self._delivered += new
@@ -138,14 +154,18 @@ class EventLog:
 
 
 def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:
-    """Cut large batches at moments of time, so that no entry outgrows a message or the log."""
+    """Cut large batches at moments of time, so that no entry outgrows a message."""
     count = sum(map(len, blocks))
-    if count <= _ROWS_PER_ENTRY:
+    if count <= _ROWS_PER_ENTRY and sum(block.nbytes for block in blocks) <= _BYTES_PER_ENTRY:
         return [blocks] if count else []
-    times = np.sort(np.concatenate([block.time_ns for block in blocks]))
+    times = np.concatenate([block.time_ns for block in blocks])
+    order = np.argsort(times, kind="stable")
+    bytes_before = np.cumsum(np.concatenate([block.row_bytes() for block in blocks])[order])
+    portions = np.maximum(bytes_before // _BYTES_PER_ENTRY, np.arange(count) // _ROWS_PER_ENTRY)
+    cuts = times[order][1:][np.diff(portions) > 0]
     parts: list[Sequence[Block]] = []
     begins = [0] * len(blocks)
-    for cut in [*times[_ROWS_PER_ENTRY::_ROWS_PER_ENTRY].tolist(), None]:
+    for cut in [*np.unique(cuts).tolist(), None]:
         part = []
         for number, block in enumerate(blocks):
             end = len(block) if cut is None else int(np.searchsorted(block.time_ns, cut, "left"))

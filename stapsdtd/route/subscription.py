@@ -211,15 +211,12 @@ class Subscription:
             self._statuses.clear()
             return statuses
 
-    def new_losses(self) -> dict[LossStage, int]:
-        """Count what was lost since the last call, by stage; a stage without new losses is left out."""
+    def new_losses(self) -> dict[LossStage, tuple[int, int]]:
+        """Count what was lost since the last call, and since the beginning; a stage without new losses is left out."""
         with self._lock:
-            now = {**self._lost, LossStage.QUEUE: self.log.figures().lost}
-            new = {
-                stage: count - self._lost_told[stage] for stage, count in now.items() if count > self._lost_told[stage]
-            }
-            self._lost_told = now
-        return new
+            totals = {**self._lost, LossStage.QUEUE: self.log.figures().lost}
+            told, self._lost_told = self._lost_told, totals
+        return {stage: (total - told[stage], total) for stage, total in totals.items() if total > told[stage]}
 
     def account(self) -> Account:
         figures = self.log.figures()

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from stapsdtd.capture.engine import Engine, Target
 from stapsdtd.config import Limits
 from stapsdtd.errors import (
-    InvalidArgumentError,
+    LimitReachedError,
     ObjectGoneError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
-from stapsdtd.model import Object, ObjectKey
+from stapsdtd.model import Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription, Wish
@@ -48,19 +48,21 @@ class Subscriptions:
     def subscribe(self, wish: Wish) -> tuple[Subscription, list[SiteStatus]]:
         """Arm all that matches now. Raises TracefsRejectedError where the engine cannot begin at all."""
         if len(self._held) >= self._limits.max_subscriptions:
-            raise InvalidArgumentError("subscriptions", f"there are {len(self._held)}, as many as this server allows")
+            raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
         subscription = Subscription(secrets.token_hex(8), next(self._tickets), wish, os.getpid())
         self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
         held = _Held(subscription)
         self._held[subscription.id] = held
+        statuses: list[SiteStatus] = []
         try:
             for found in self._registry.objects():
                 self._consider(held, found)
+                statuses += subscription.new_statuses()
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
         self._start_lease(held)
-        return subscription, subscription.new_statuses()
+        return subscription, statuses
 
     def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
         """Disarm what only this subscription used; when it returns, its log has all that fired.
@@ -84,7 +86,10 @@ class Subscriptions:
         self._housekeeping.cancel()
         self._stop_listening()
         for ident in list(self._held):
-            self.unsubscribe(ident, EndReason.SERVER_STOPPING)
+            try:
+                self.unsubscribe(ident, EndReason.SERVER_STOPPING)
+            except Exception:  # noqa: BLE001 - the others are to end as well
+                _log.exception("subscription %s did not end cleanly", ident)
 
     def get(self, ident: str) -> Subscription:
         """Answer a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""
@@ -143,38 +148,44 @@ class Subscriptions:
         choices = choose(subscription.wish.selectors, found.path, found.parsed.sites)
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
-        fitting, refused = [], []
-        for choice in choices:
-            reason = missing_argument(choice.capture)
-            if reason is None:
-                fitting.append(choice)
-            else:
-                refused.append(_status(subscription, SiteState.REFUSED, found, choice, reason))
         try:
             descriptor = open_object(found, mappings.items())
         except ObjectGoneError as error:
             _log.debug("%s", error)
             return
+        refused = [missing_argument(choice.capture) for choice in choices]
+        fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
         try:
-            target = Target(
-                found,
-                f"/proc/self/fd/{descriptor}",
-                tuple(choice.capture for choice in fitting),
-                tuple(subscription.site_id(found, choice) for choice in fitting),
-                subscription.excluded & mappings.keys(),
-                not is_host_file(found),
-            )
-            refusals = {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
+            refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
         finally:
             os.close(descriptor)
-        held.armed[found.key] = _Armed(found, tuple(fitting))
-        statuses = [
-            _status(subscription, SiteState.REFUSED, found, choice, refusals[choice.capture.site])
-            if choice.capture.site in refusals
-            else _status(subscription, SiteState.ARMED, found, choice)
-            for choice in fitting
-        ]
-        subscription.changed(refused + statuses)
+        reasons = [reason or refusals.get(choice.capture.site) for choice, reason in zip(choices, refused, strict=True)]
+        armed = tuple(choice for choice, reason in zip(choices, reasons, strict=True) if reason is None)
+        held.armed[found.key] = _Armed(found, tuple(choices), armed)
+        subscription.changed(
+            [
+                _status(subscription, SiteState.REFUSED if reason else SiteState.ARMED, found, choice, reason or "")
+                for choice, reason in zip(choices, reasons, strict=True)
+            ]
+        )
+
+    def _arm(self, held: _Held, found: Object, file_path: str, choices: Sequence[Choice]) -> dict[Site, str]:
+        """Answer why which sites were refused: all of them where this object is more than the engine can take."""
+        subscription = held.subscription
+        target = Target(
+            found,
+            file_path,
+            tuple(choice.capture for choice in choices),
+            tuple(subscription.site_id(found, choice) for choice in choices),
+            subscription.excluded & self._registry.mappings(found.key).keys(),
+            not is_host_file(found),
+        )
+        try:
+            return {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
+        except (TracefsRejectedError, OSError) as error:
+            _log.warning("%s could not be armed: %s", found.path, error)
+            self._release(subscription, found)
+            return {choice.capture.site: str(error) for choice in choices}
 
     def _eligible(self, held: _Held, choices: Sequence[Choice], pids: Iterable[int]) -> bool:
         """Answer whether any process in the subscription's scope maps the object."""
@@ -185,13 +196,16 @@ class Subscriptions:
 
     def _disarm(self, held: _Held, found: Object) -> None:
         armed = held.armed.pop(found.key)
-        try:
-            self._engine.disarm(held.subscription.ticket, found)
-        except TracefsRejectedError:
-            _log.exception("%s could not be disarmed", found.path)
+        self._release(held.subscription, found)
         held.subscription.changed(
-            [_status(held.subscription, SiteState.DISARMED, found, choice) for choice in armed.choices]
+            [_status(held.subscription, SiteState.DISARMED, found, choice) for choice in armed.armed]
         )
+
+    def _release(self, subscription: Subscription, found: Object) -> None:
+        try:
+            self._engine.disarm(subscription.ticket, found)
+        except (TracefsRejectedError, OSError):
+            _log.exception("%s could not be disarmed", found.path)
 
     def _keep_house(self) -> None:
         """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
@@ -209,11 +223,12 @@ class Subscriptions:
 
 
 class _Armed:
-    """An object's sites that the engine holds for a subscription, refused ones included."""
+    """An object that was considered for a subscription: what the selectors choose of it, and what of that is armed."""
 
-    def __init__(self, found: Object, choices: tuple[Choice, ...]) -> None:
+    def __init__(self, found: Object, choices: tuple[Choice, ...], armed: tuple[Choice, ...]) -> None:
         self.object = found
         self.choices = choices
+        self.armed = armed
 
 
 class _Held:

@@ -48,7 +48,7 @@ class ObjectStore:
 
     @staticmethod
     def _parse(way: str, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
-        with open(way, "rb") as file:
+        with open(way, "rb", opener=_open_now) as file:
             if _key(os.fstat(file.fileno()), mapping, way) != key:
                 return None
             try:
@@ -63,13 +63,18 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
     for pid, mapping in mappings:
         for way in procfs.ways_to(pid, mapping):
             try:
-                descriptor = os.open(way, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                descriptor = _open_now(way, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
             if _key(os.fstat(descriptor), mapping, way) == found.key:
                 return descriptor
             os.close(descriptor)
     raise ObjectGoneError(found.path)
+
+
+def _open_now(path: str, flags: int) -> int:
+    """A process may put a FIFO where a file was a moment ago, and opening that would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def is_host_file(found: Object) -> bool:

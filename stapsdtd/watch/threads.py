@@ -60,6 +60,12 @@ class Threads:
             while self._ended and now - self._ended[0][0] > _KEPT_NS:
                 self._process.pop(self._ended.popleft()[1], None)
 
+    def missed(self) -> None:
+        """Forks and exits went unnoticed: what is known of living threads may be wrong, so it is to be found anew."""
+        with self._lock:
+            ended = {tid for _, tid in self._ended}
+            self._process = {tid: pid for tid, pid in self._process.items() if tid in ended}
+
     def pids_of(self, tids: I32) -> I32:
         """Answer each thread's process; the thread's own number where nobody knows any more."""
         distinct, positions = np.unique(tids, return_inverse=True)

@@ -150,6 +150,8 @@ class Watcher:
                         self._threads.forked(tid, pid)
                     case Exited(tid, pid):
                         self._threads.exited(tid, pid)
+                    case Overflowed():
+                        self._threads.missed()
                     case _:
                         pass
                 self._happenings.append(happening)

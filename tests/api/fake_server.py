@@ -94,6 +94,8 @@ class FakeServer(StapsdtServiceServicer):
         self._log: list[pb.Event] = []
         self._asides: list[tuple[int, pb.StreamResponse]] = []
         self._given = 0
+        self._may_return = threading.Event()
+        self._may_return.set()
 
     # What a test does
 
@@ -111,7 +113,16 @@ class FakeServer(StapsdtServiceServicer):
 
     def lose(self, count: int, stage: int = pb.Loss.STAGE_QUEUE) -> None:
         self.account.lost_queue += count
-        self.tell(pb.StreamResponse(loss=pb.Loss(stage=stage, count=count)))  # type: ignore[arg-type]
+        self.tell(pb.StreamResponse(loss=pb.Loss(stage=stage, count=count, total=self.account.lost_queue)))  # type: ignore[arg-type]
+
+    @contextmanager
+    def hold_unsubscribe(self) -> Iterator[None]:
+        """Unsubscribe does not return inside."""
+        self._may_return.clear()
+        try:
+            yield
+        finally:
+            self._may_return.set()
 
     def end(self, reason: int) -> None:
         with self.news:
@@ -188,6 +199,7 @@ class FakeServer(StapsdtServiceServicer):
 
     def Unsubscribe(self, request: Any, context: Any) -> pb.UnsubscribeResponse:  # noqa: N802
         self._begin(request, context)
+        assert self._may_return.wait(PATIENCE_SECONDS)
         self.subscribed = False
         self.end(pb.End.REASON_UNSUBSCRIBED)
         return pb.UnsubscribeResponse(account=self._account())
@@ -249,7 +261,7 @@ def columns(events: list[pb.Event]) -> pb.Columns:
             encoded.append(
                 pb.Column(type=pb.Column.TYPE_SIGNED, data=numbers, unavailable=missing if any(missing) else b"")
             )
-    return pb.Columns(
+    block = pb.ColumnBlock(
         count=len(events),
         seq=array("<u8", (each.seq for each in events)),
         time_ns=array("<i8", (each.time_ns for each in events)),
@@ -260,6 +272,7 @@ def columns(events: list[pb.Event]) -> pb.Columns:
         site_id=array("<u4", (each.site_id for each in events)),
         values=encoded,
     )
+    return pb.Columns(blocks=[block], next_seq=events[-1].seq + 1)
 
 
 def bad_request(field: str, description: str) -> status_pb2.Status:

@@ -177,7 +177,7 @@ def test_doctor_without_a_server(run: Run) -> None:
 
 @pytest.mark.usefixtures("local_features")
 def test_doctor_believes_the_server(server: FakeServer, run: Run) -> None:
-    server.info.features.add(name="tracefs", available=True, detail="at /sys/kernel/tracing")
+    server.info.features.add(name="tracefs", available=True, required=True, detail="at /sys/kernel/tracing")
     server.info.features.add(name="bpf", available=False, detail="no BTF")
     status, out, _ = run("doctor", "--json")
     checks = {each["name"]: each for each in map(json.loads, out.splitlines())}

@@ -154,7 +154,7 @@ def test_columns_are_views(server: FakeServer, client: Client) -> None:
 
 
 def test_columns_of_a_wrong_length_are_an_error(server: FakeServer, client: Client) -> None:
-    server.tell(pb.StreamResponse(columns=pb.Columns(count=2, seq=bytes(8))))
+    server.tell(pb.StreamResponse(columns=pb.Columns(blocks=[pb.ColumnBlock(count=2, seq=bytes(8))])))
     with client.subscribe("*:*") as subscription, pytest.raises(ProtocolError, match="8 bytes as 2 numbers"):
         next(subscription.columns())
 

@@ -78,14 +78,15 @@ class Decoder:
 
 
 def _numbers(records: Records, place: FieldPlace) -> U64:
-    """Gather a field of 1, 2, 4 or 8 bytes, zero-extended; the kernel aligns each to its size, at most to 4."""
+    """Gather a field of 1, 2, 4 or 8 bytes, zero-extended; the kernel packs fields without aligning them."""
     at = (records.starts + place.offset) // 4
     words = records.words
-    low = words[at].astype(np.uint64)
-    if place.size == 8:
-        return low | (words[at + 1].astype(np.uint64) << np.uint64(32))
-    shifted = low >> np.uint64(8 * (place.offset % 4))
-    return shifted & np.uint64((1 << 8 * place.size) - 1)
+    skipped = 8 * (place.offset % 4)
+    bits = 8 * place.size
+    gathered = words[at].astype(np.uint64) >> np.uint64(skipped)
+    for number, bit in enumerate(range(32 - skipped, bits, 32), 1):
+        gathered |= words[at + number].astype(np.uint64) << np.uint64(bit)
+    return gathered if bits == 64 else gathered & np.uint64((1 << bits) - 1)
 
 
 def _narrowed(values: U64, argument: Argument) -> I64 | U64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
@@ -135,7 +136,7 @@ class FtraceEngine:
         defining = [action for action in actions if isinstance(action, Define)]
         self._executor.run(defining, file_path)
         site_ids = tuple(ids[plan.capture] for plan in spec.sites)
-        self._reader.decode_with(ticket, Decoder(spec, self._executor.installed[spec].format, site_ids))
+        self._reader.decode_with(ticket, instance, Decoder(spec, self._executor.installed[spec].format, site_ids))
         try:
             self._executor.run(action for action in actions if not isinstance(action, Define))
         except TracefsRejectedError:
@@ -151,12 +152,11 @@ class FtraceEngine:
 
     def close(self, ticket: Ticket) -> None:
         subscription = self._subscriptions.pop(ticket)
-        try:
-            self._disable(subscription, *list(subscription.wanted))
-        finally:
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._reader.close, ticket)
             for instance in subscription.instances.values():
-                self._remove_instance(ticket, instance)
-            self._reader.close(ticket)
+                steps.callback(self._remove_instance, ticket, instance)
+            self._disable(subscription, *list(subscription.wanted))
 
     def _disable(self, subscription: _Subscription, *keys: ObjectKey) -> None:
         released = {spec: subscription.instance_of(key) for key in keys for spec in subscription.wanted.pop(key, ())}
@@ -169,14 +169,17 @@ class FtraceEngine:
 
     def _remove_instance(self, ticket: Ticket, instance: Instance) -> None:
         """Deliver what is left in it, remove it, and then the events that only it had kept."""
-        self._reader.finish(ticket, instance)
-        self._tracefs.remove_instance(instance)
+        try:
+            self._reader.finish(ticket, instance)
+        finally:
+            self._tracefs.remove_instance(instance)
         self._executor.instance_gone(instance)
         state = self._executor.state()
         wanted = {spec: installed.enabled for spec, installed in state.items() if installed.enabled}
         self._executor.run(changes(wanted, state))
 
     def shutdown(self) -> None:
-        for ticket in list(self._subscriptions):
-            self.close(ticket)
-        self._reader.stop()
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._reader.stop)
+            for ticket in self._subscriptions:
+                steps.callback(self.close, ticket)

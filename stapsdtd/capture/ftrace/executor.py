@@ -36,7 +36,8 @@ class Executor:
     def state(self) -> dict[EventSpec, Installed]:
         """Answer the state that `plan.changes` starts from."""
         return {
-            spec: Installed(frozenset(event.enabled), frozenset(event.touched)) for spec, event in self.installed.items()
+            spec: Installed(frozenset(event.enabled), frozenset(event.touched))
+            for spec, event in self.installed.items()
         }
 
     def instance_gone(self, instance: Instance) -> None:
@@ -52,14 +53,18 @@ class Executor:
             for action in actions:
                 self._do(action, file_path)
                 done.append(action)
-        except TracefsRejectedError:
+        except BaseException:
             for action in reversed(done):
                 inverse = undo(action)
-                if inverse is not None:
+                if inverse is not None and not self._empties_rings(inverse):
                     # the first error is the one to report
                     with contextlib.suppress(TracefsRejectedError):
                         self._do(inverse, file_path)
             raise
+
+    def _empties_rings(self, action: Action) -> bool:
+        """Removing an event takes the records of others with it, where it was ever enabled (`plan.actions`)."""
+        return isinstance(action, Remove) and bool(self.installed[action.spec].touched)
 
     def _do(self, action: Action, file_path: str) -> None:
         match action:
@@ -92,9 +97,10 @@ class Executor:
                 self._tracefs.append_definition(f"p:{self._group}/{name} {place} {spec.fetch_arguments(position)}")
                 defined = True
             event_format = EventFormat.parse(self._tracefs.read(f"events/{self._group}/{name}/format"))
-        except TracefsRejectedError:
+        except BaseException:
             if defined:
-                self._remove(name)
+                with contextlib.suppress(TracefsRejectedError):
+                    self._remove(name)
             raise
         self.installed[spec] = InstalledEvent(name, event_format)
 

@@ -54,13 +54,14 @@ class _Channel:
 
     sink: Sink
     rings: list[_Ring] = field(default_factory=list)
-    decoders: dict[int, Decoder] = field(default_factory=dict)
+    decoders: dict[Instance, dict[int, Decoder]] = field(default_factory=dict)
     losses_told_ns: int = 0
 
 
 class Reader:
-    """Owns the descriptors of all instances, in channels by subscription. Its methods may be called from any other thread; each waits for the
-    thread.
+    """Owns the descriptors of all instances, in channels by subscription.
+
+    Its methods may be called from any other thread; each waits for the thread.
     """
 
     def __init__(self, tracefs: Tracefs, pids_of: PidsOf) -> None:
@@ -85,25 +86,32 @@ class Reader:
 
     def add(self, ticket: Ticket, instance: Instance, cpus: list[int]) -> None:
         """Begin to read an instance that exists."""
-        rings = []
-        for cpu in cpus:
-            base = f"instances/{instance}/per_cpu/cpu{cpu}"
-            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-            rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats"))
+        rings: list[_Ring] = []
+        try:
+            for cpu in cpus:
+                base = f"instances/{instance}/per_cpu/cpu{cpu}"
+                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
+                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats"))
+        except OSError:
+            # while one is open, the instance cannot be removed
+            for ring in rings:
+                os.close(ring.descriptor)
+            raise
 
         def job() -> None:
+            self._channels[ticket].decoders[instance] = {}
             self._channels[ticket].rings += rings
             for ring in rings:
                 self._epoll.register(ring.descriptor, select.EPOLLIN)
 
         self._call(job)
 
-    def decode_with(self, ticket: Ticket, decoder: Decoder) -> None:
-        """Tell how to read an event's records, before the event is enabled in any instance of the channel."""
+    def decode_with(self, ticket: Ticket, instance: Instance, decoder: Decoder) -> None:
+        """Tell how to read an event's records, before the event is enabled in an instance of the channel."""
 
         def job() -> None:
-            self._channels[ticket].decoders[decoder.format.id] = decoder
+            self._channels[ticket].decoders[instance][decoder.format.id] = decoder
 
         self._call(job)
 
@@ -112,12 +120,15 @@ class Reader:
 
         def job() -> None:
             channel = self._channels[ticket]
-            self._drain(channel)
-            self._tell_losses(channel)
-            for ring in [ring for ring in channel.rings if ring.instance == instance]:
-                self._epoll.unregister(ring.descriptor)
-                os.close(ring.descriptor)
-                channel.rings.remove(ring)
+            try:
+                self._drain(channel)
+                self._tell_losses(channel)
+            finally:
+                for ring in [ring for ring in channel.rings if ring.instance == instance]:
+                    self._epoll.unregister(ring.descriptor)
+                    os.close(ring.descriptor)
+                    channel.rings.remove(ring)
+                del channel.decoders[instance]
 
         self._call(job)
 
@@ -190,7 +201,11 @@ class Reader:
         for ring, records in found:
             due, later = records.split(complete_ns)
             ring.held = later if len(later) else None
-            decoded, unknown = decode_records(due, channel.decoders, self._pids_of)
+            try:
+                decoded, unknown = decode_records(due, channel.decoders[ring.instance], self._pids_of)
+            except Exception:  # noqa: BLE001 - these records are lost, and what the other rings gave is not
+                _log.exception("%d records of %s could not be decoded", len(due), ring.instance)
+                decoded, unknown = [], len(due)
             blocks += decoded
             if unknown:
                 channel.sink.lost(LossStage.DECODE, unknown)

@@ -1,0 +1,48 @@
+"""The demo's program: a make-believe shop in pure Python that declares probes while it runs.
+
+It loads a second provider halfway, and ends with one line: how many times it fired a probe.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+from stapsdtd.provider import INT32, Probe, Provider
+
+_PAGES = ("/", "/cart", "/search?q=lamp", "/item/17", "/checkout")
+_PAUSE_SECONDS = 0.12
+
+
+def main(requests: int) -> None:
+    chance = random.Random(17)  # noqa: S311 - no secrets
+    shop, cache = Provider("shop"), Provider("shop_cache")
+    request = shop.probe("request", str, INT32, INT32)
+    lookup = cache.probe("lookup", str, INT32)
+    fired = 0
+    _load(shop, request)
+    for number in range(requests):
+        if number == requests // 2:
+            _load(cache, lookup)
+        page = chance.choice(_PAGES)
+        time.sleep(_PAUSE_SECONDS)
+        if request.enabled:
+            request.fire(page, chance.choice((200, 200, 200, 404)), chance.randrange(300, 9000))
+            fired += 1
+        if lookup.enabled:
+            lookup.fire(page, chance.randrange(2))
+            fired += 1
+    print(fired)
+
+
+def _load(provider: Provider, probe: Probe) -> None:
+    """A program would go on at once; a demo waits a moment, so that its first request is seen."""
+    provider.load()
+    deadline = time.monotonic() + 2
+    while not probe.enabled and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

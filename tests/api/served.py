@@ -1,0 +1,241 @@
+"""The real server, subscriptions and registry on a unix socket, over an engine and a host that a test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from stapsdtd.api.server import Server
+from stapsdtd.api.servicer import Backend, StapsdtServicer
+from stapsdtd.capture.batch import Block
+from stapsdtd.capture.engine import LossStage, Refusal, Sink, Target, Ticket
+from stapsdtd.config import Limits
+from stapsdtd.daemon import ControlThread
+from stapsdtd.kernel.features import Feature
+from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, Problem, ProcessKey, Site
+from stapsdtd.probes.registry import Registry
+from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
+from stapsdtd.watch.watcher import Watcher
+from tests.support import wait_for
+from tests.unit.samples import sample_object
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 20
+FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", False, False, "refused", "be root"))
+
+
+class FakeEngine:
+    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.sinks: dict[Ticket, Sink] = {}
+        self.armed: dict[tuple[Ticket, ObjectKey], Target] = {}
+        self.refuse: dict[str, str] = {}
+        self.failures: dict[str, Exception] = {}
+        self.last_events: list[Block] = []
+        self.calls: list[str] = []
+
+    def _begin(self, method: str) -> None:
+        self.calls.append(method)
+        if method in self.failures:
+            raise self.failures[method]
+
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:  # noqa: ARG002
+        self._begin("open")
+        self.sinks[ticket] = sink
+
+    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
+        assert ticket in self.sinks
+        # the descriptor leads to the object while the call lasts
+        status = os.stat(target.file_path)
+        assert (status.st_dev, status.st_ino) == (target.object.key.dev, target.object.key.inode)
+        assert (ticket, target.object.key) not in self.armed
+        self._begin("arm")
+        self.armed[ticket, target.object.key] = target
+        sites = (capture.site for capture in target.captures)
+        return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
+
+    def disarm(self, ticket: Ticket, target: Object) -> None:
+        self._begin("disarm")
+        self.armed.pop((ticket, target.key), None)
+
+    def close(self, ticket: Ticket) -> None:
+        sink = self.sinks.pop(ticket)
+        self.armed = {key: target for key, target in self.armed.items() if key[0] != ticket}
+        if self.last_events:
+            sink.deliver(self.last_events)
+        self._begin("close")
+
+    def shutdown(self) -> None:
+        self._begin("shutdown")
+
+
+class _FakeWatcher:
+    """The host changes when a test says so."""
+
+    def look_at(self, pids: Iterable[int]) -> None:
+        pass
+
+
+class Served:
+    """stub is the generated one; registry and subscriptions belong to the control thread: `in_control`."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder = folder
+        self.socket = folder / "served.sock"
+        self.engine = FakeEngine()
+        self.registry = Registry()
+        self._mapped: dict[int, dict[ObjectKey, tuple[Object, Mapping]]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._control = ControlThread()
+        self._is_closing = False
+        watcher = cast("Watcher", _FakeWatcher())
+        self.subscriptions = self.in_control(lambda: Subscriptions(self.registry, self.engine, watcher, limits))
+        backend = Backend(self._control, self.registry, self.subscriptions, limits, FEATURES, self.engine.name)
+        self.servicer = StapsdtServicer(backend)
+        self.server = self.in_api(self._start())
+        self.channel = grpc.insecure_channel(f"unix:{self.socket}")
+        self.stub = StapsdtServiceStub(self.channel)
+
+    async def _start(self) -> Server:
+        server = Server(self.servicer, str(self.socket))
+        await server.start()
+        return server
+
+    def close_all(self) -> None:
+        """What a daemon does first when it stops."""
+        if not self._is_closing:
+            self._is_closing = True
+            self.in_control(self.subscriptions.close_all)
+
+    def stop(self) -> None:
+        self.close_all()
+        self.channel.close()
+        self.in_api(self.server.stop())
+        self._control.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def in_api(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_SECONDS)
+
+    def in_control(self, work: Callable[[], T]) -> T:
+        return self.in_api(self._control.run(work))
+
+    @contextmanager
+    def control_held(self) -> Iterator[None]:
+        """The control thread does nothing else inside."""
+        held, release = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            release.wait(PATIENCE_SECONDS)
+
+        ended = asyncio.run_coroutine_threadsafe(self._control.run(hold), self._loop)
+        assert held.wait(PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            release.set()
+            ended.result(PATIENCE_SECONDS)
+
+    # the host
+
+    def file_object(
+        self, *sites: Site, name: str = "app", path: str | None = None, problems: Sequence[Problem] = ()
+    ) -> Object:
+        """An object behind a real file; with a path of its own, one that later processes cannot map: a memfd."""
+        file = self.folder / name
+        file.write_bytes(b"\x7fELF")
+        status = file.stat()
+        key = ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return sample_object(*sites, path=path or str(file), of=key, problems=problems)
+
+    def map(self, pid: int, found: Object, file_name: str = "app") -> None:
+        path = str(self.folder / file_name)
+        mapping = Mapping(0x1000, 0x2000, FileOffset(0), found.key.dev, found.key.inode, path)
+        self._mapped.setdefault(pid, {})[found.key] = found, mapping
+        self._tell(pid)
+
+    def unmap(self, pid: int, found: Object) -> None:
+        del self._mapped[pid][found.key]
+        self._tell(pid)
+
+    def _tell(self, pid: int) -> None:
+        mapped = dict(self._mapped[pid])
+        self.in_control(lambda: self.registry.update(ProcessKey(pid, 1), mapped))
+
+    # what a client asks
+
+    def subscribe(self, *selectors: str, **more: Any) -> pb.SubscribeResponse:
+        request = pb.SubscribeRequest(selectors=selectors or ["app:*"], **more)
+        return self.stub.Subscribe(request, timeout=PATIENCE_SECONDS)
+
+    def stream(self, subscription_id: str, encoding: str = "ROWS", from_seq: int | None = None) -> Any:
+        request = pb.StreamRequest(
+            subscription_id=subscription_id,
+            encoding=pb.StreamRequest.Encoding.Value(f"ENCODING_{encoding}"),
+            from_seq=from_seq,
+        )
+        return self.stub.Stream(request, timeout=PATIENCE_SECONDS)
+
+    def unsubscribe(self, subscription_id: str) -> pb.Account:
+        request = pb.UnsubscribeRequest(subscription_id=subscription_id)
+        return self.stub.Unsubscribe(request, timeout=PATIENCE_SECONDS).account
+
+    def held(self) -> list[pb.Subscription]:
+        request = pb.ListSubscriptionsRequest()
+        return list(self.stub.ListSubscriptions(request, timeout=PATIENCE_SECONDS).subscriptions)
+
+    def wait_until_streaming(self, streaming: bool = True) -> None:
+        wait_for(lambda: [each.streaming for each in self.held()] == [streaming], f"streaming to be {streaming}")
+
+    # what the kernel does
+
+    @property
+    def sink(self) -> Sink:
+        """The only subscription's."""
+        (sink,) = self.engine.sinks.values()
+        return sink
+
+    def fire(self, *blocks: Block) -> None:
+        self.sink.deliver(blocks)
+
+    def lose(self, stage: LossStage, count: int) -> None:
+        self.sink.lost(stage, count)
+
+
+@contextmanager
+def served(folder: Path, limits: Limits | None = None) -> Iterator[Served]:
+    server = Served(folder, limits or Limits())
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def processes(count: int) -> Iterator[list[int]]:
+    """Ids of living processes, which do nothing."""
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(count)]
+    try:
+        yield [child.pid for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()

@@ -1,0 +1,55 @@
+"""Completion of selectors as Bash asks for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.api.fake_server import probe, serving
+
+_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
+
+
+def complete(target: str, line: str, word: str) -> list[str]:
+    asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": word}
+    done = subprocess.run(
+        [sys.executable, "-c", _MAIN],
+        env=os.environ | asked | {"STAPSDT_SERVER": target},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "found"),
+    [
+        ("stapsdt tr", "tr", ["trace"]),
+        ("stapsdt trace --js", "--js", ["--json"]),
+        ("stapsdt trace post", "post", ["postgresql:query__done", "postgresql:query__start"]),
+        ("stapsdt trace postgresql:", "", ["query__done", "query__start"]),
+        ("stapsdt trace postgresql:query__s", "query__s", ["query__start"]),
+        ("stapsdt trace 'postgresql:query__s", "'postgresql:query__s", ["postgresql:query__start"]),
+        ("stapsdt trace x:y post", "post", ["postgresql:query__done", "postgresql:query__start"]),
+        ("stapsdt trace ruby", "ruby", []),
+    ],
+)
+def test_completion(line: str, word: str, found: list[str]) -> None:
+    with serving() as server:
+        server.listing.probes.add().CopyFrom(probe(name="query__done"))
+        assert complete(server.target, line, word) == found
+
+
+def test_without_a_server_there_is_nothing_to_complete() -> None:
+    assert complete("unix:/nowhere/sock", "stapsdt trace post", "post") == []
+
+
+def test_a_server_that_does_not_answer_costs_little() -> None:
+    with serving() as server, server.news:
+        assert complete(server.target, "stapsdt trace post", "post") == []

@@ -1,0 +1,255 @@
+"""`stapsdt trace` as its own process, against a server on a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.fake_server import FakeServer, armed, bad_request, serving
+
+Trace = Callable[..., "subprocess.Popen[str]"]
+
+_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as fake:
+        yield fake
+
+
+@pytest.fixture
+def trace(server: FakeServer) -> Iterator[Trace]:
+    """Starts a trace of `postgresql:*`; whatever becomes of it, it is gone after the test."""
+    with ExitStack() as stack:
+
+        def start(*options: str, **more: Any) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", _MAIN, "--server", server.target, "trace", "postgresql:*", *options]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+            process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **pipes)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out.splitlines(), err.splitlines()
+
+
+def test_json(server: FakeServer, trace: Trace) -> None:
+    server.fire()
+    server.fire(values=[pb.Value(string=b'"\x1b\xff'), pb.Value(unavailable="page not resident")])
+    process = trace("--json", "--count", "2", "--pid", "4711", "--buffer", "256", "--queue", "4096")
+    status, out, err = finish(process)
+    assert status == 0
+    assert [json.loads(line) for line in out] == [
+        {
+            "seq": 1,
+            "time_ns": 1_700_000_000_000_000_001,
+            "pid": 4711,
+            "tid": 4712,
+            "cpu": 1,
+            "comm": "postgres",
+            "provider": "postgresql",
+            "name": "query__start",
+            "path": "/usr/bin/postgres",
+            "args": ["SELECT 1", 42],
+        },
+        json.loads(out[0])
+        | {
+            "seq": 2,
+            "time_ns": 1_700_000_000_000_000_002,
+            "args": ['"\x1b\\xff', None],
+            "unavailable": {"1": "page not resident"},
+        },
+    ]
+    assert [json.loads(line) for line in err] == [{"delivered": 2, "filtered": 0, "lost": 0, "sites": 1}]
+    (request,) = server.asked("SubscribeRequest")
+    assert request.scope == pb.Scope(pids=[4711], exclude_pids=[process.pid])
+    assert (request.kernel_buffer_kib, request.queue_bytes) == (256, 4096)
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_count_leaves_the_rest_unread(server: FakeServer, trace: Trace) -> None:
+    server.fire(10)
+    server.account.filtered = 3
+    status, out, err = finish(trace("--json", "--count", "4"))
+    assert status == 0
+    assert len(out) == 4
+    assert json.loads(err[-1]) == {"delivered": 4, "filtered": 3, "lost": 0, "sites": 1, "unread": 6}
+
+
+def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace: Trace) -> None:
+    process = trace("--json", "--duration", "0.3")
+    server.wait_for("StreamRequest")
+    server.fire(2)
+    status, out, err = finish(process)
+    assert status == 0
+    assert len(out) == 2
+    assert json.loads(err[-1]) == {"delivered": 2, "filtered": 0, "lost": 0, "sites": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_order(server: FakeServer, trace: Trace, number: signal.Signals) -> None:
+    process = trace("--json")
+    server.wait_for("StreamRequest")
+    server.fire()
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["seq"] == 1, "a single event is not held back"
+    process.send_signal(number)
+    status, out, err = finish(process)
+    assert (status, out) == (0, [])
+    assert json.loads(err[-1]) == {"delivered": 1, "filtered": 0, "lost": 0, "sites": 1}
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_a_second_sigint_exits_at_once(server: FakeServer, trace: Trace) -> None:
+    process = trace("--json")
+    server.wait_for("StreamRequest")
+    with server.hold_unsubscribe():
+        process.send_signal(signal.SIGINT)
+        server.wait_for("UnsubscribeRequest")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
+
+
+def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, trace: Trace) -> None:
+    process = trace("--json")
+    server.wait_for("StreamRequest")
+    server.fire()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    server.fire(3)
+    assert process.stderr is not None
+    summary = json.loads(process.stderr.read())
+    assert process.wait(20) == 0
+    assert summary["delivered"] + summary["unread"] == 4
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_losses_are_told_at_once_and_in_the_summary(server: FakeServer, trace: Trace) -> None:
+    server.fire()
+    server.lose(5)
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    status, _, err = finish(trace("--json"))
+    assert status == 0
+    assert json.loads(err[0]) == {"loss": {"queue": 5}}
+    summary = json.loads(err[1])
+    assert summary["lost"] == 5
+    assert summary["lost_by_stage"]["queue"] == 5
+    status, _, err = finish(trace())
+    assert "5 lost (5 events in queue)" in err[-1]
+
+
+def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Trace) -> None:
+    server.fire(2)
+    server.break_after = 2
+    process = trace("--json", "--count", "3")
+    assert process.stderr is not None
+    assert "interrupted" in json.loads(process.stderr.readline())
+    server.fire()
+    status, out, _ = finish(process)
+    assert status == 0
+    assert [json.loads(line)["seq"] for line in out] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [(pb.End.REASON_SERVER_STOPPING, "the server stopped"), (pb.End.REASON_LEASE_EXPIRED, "nothing for too long")],
+)
+def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Trace, reason: int, told: str) -> None:
+    server.fire()
+    server.end(reason)
+    status, out, err = finish(trace("--json"))
+    assert status == 1
+    assert len(out) == 1
+    assert told in err[0]
+    assert json.loads(err[1])["delivered"] == 1
+
+
+def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer, trace: Trace) -> None:
+    server.break_after = 0
+    process = trace("--json")
+    server.wait_for("StreamRequest")
+    server.refuse = (grpc.StatusCode.NOT_FOUND, "no subscription 'sub-1'")
+    status, _, err = finish(process)
+    assert status == 1
+    assert err[-2] == "stapsdt: no subscription 'sub-1'"
+    assert json.loads(err[-1])["delivered"] == 0
+
+
+def test_human_lines(server: FakeServer, trace: Trace) -> None:
+    nasty = pb.Value(string=b'a "quoted" \x1b[2J [red]')
+    server.fire(values=[nasty, pb.Value(unsigned=0x7F31_C0DE_4000), pb.Value(unavailable="gone")], comm="ev\x1bil")
+    server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room\n")]
+    status, out, err = finish(trace("--count", "1", env=os.environ | {"TZ": "UTC"}))
+    assert status == 0
+    what = r'postgresql:query__start  "a \"quoted\" \x1b[2J [red]" 0x7f31c0de4000 <gone>'
+    assert out == [rf"22:13:20.000000  ev\x1bil             4711/4712    1  {what}"]
+    refusal = r"postgresql:query__start at /usr/bin/postgres+0x1234: no room\n"
+    assert err == [
+        f"stapsdt: 1 site armed, 1 site refused ({refusal}); Ctrl-C ends",
+        "stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site",
+    ]
+
+
+def test_many_refusals_are_one_line(server: FakeServer, trace: Trace) -> None:
+    server.sites = [armed(site_id, pb.SiteStatus.STATE_REFUSED, "no room") for site_id in range(1, 101)]
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    _, _, err = finish(trace())
+    assert err[0].startswith("stapsdt: 100 sites refused (")
+    assert err[0].endswith("and 97 more); Ctrl-C ends")
+
+
+def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Trace) -> None:
+    server.sites = []
+    process = trace("--count", "1")
+    assert process.stderr is not None
+    assert "no probe matches yet: waiting" in process.stderr.readline()
+    server.tell(pb.StreamResponse(status=pb.Status(sites=[armed()])))
+    assert process.stderr.readline() == "stapsdt: 1 site armed\n"
+    server.fire()
+    status, _, err = finish(process)
+    assert status == 0
+    assert err == ["stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site"]
+
+
+def test_a_terminal_gets_colours(server: FakeServer, trace: Trace) -> None:
+    server.fire()
+    ours, theirs = pty.openpty()
+    try:
+        process = trace("--count", "1", stdout=theirs, env=os.environ | {"TERM": "xterm", "NO_COLOR": ""})
+        shown = os.read(ours, 4096)
+        assert process.wait(20) == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"\x1b[36mpostgresql:query__start\x1b[0m" in shown
+
+
+def test_where_is_not_there_yet(server: FakeServer, trace: Trace) -> None:
+    server.refuse = (grpc.StatusCode.UNIMPLEMENTED, "where")
+    status, out, err = finish(trace("--where", "arg1 > 3", "--json"))
+    assert (status, out) == (1, [])
+    assert err == ["stapsdt: --where: the server cannot filter yet; leave it out, and filter what --json prints"]
+    assert server.asked("SubscribeRequest")[0].where == "arg1 > 3"
+
+
+def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Trace) -> None:
+    server.refuse = bad_request("selectors[0]", "a colon is missing")
+    assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])

@@ -1,0 +1,421 @@
+"""The daemon's API but for Stream: what is asked, what is armed for it, what a wrong request is told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from stapsdtd import __version__
+from stapsdtd.api import servicer
+from stapsdtd.api.server import SERVICE, CannotListenError, Server
+from stapsdtd.config import Limits
+from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
+from stapsdtd.model import Constant, Memory, Problem, Unavailable
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.support import wait_for
+from tests.unit.samples import argument, site
+
+ARMED, DISARMED, REFUSED = (pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_DISARMED, pb.SiteStatus.STATE_REFUSED)
+LIMITS = Limits(
+    max_selectors=2, max_lease_seconds=60, max_queue_bytes=1 << 20, max_kernel_buffer_kib=64, max_subscriptions=2
+)
+REJECTED = TracefsRejectedError("uprobe_events", "p:g/e", 22, "Probe point is not an instruction boundary")
+
+
+@pytest.fixture(scope="module")
+def pids() -> Iterator[list[int]]:
+    with processes(2) as started:
+        yield started
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, LIMITS) as started:
+        yield started
+
+
+def states(statuses: Any) -> list[tuple[str, int, str]]:
+    return [(status.name, status.state, status.reason) for status in statuses]
+
+
+def test_server_info(server: Served, pids: list[int]) -> None:
+    server.map(pids[0], server.file_object(site("a"), site("b", 2), site("b", 3)))
+    server.subscribe()
+    info = server.stub.GetServerInfo(pb.GetServerInfoRequest())
+    assert (info.version, info.engine, info.pid) == (__version__, "fake", os.getpid())
+    assert (info.kernel_release, info.machine) == (platform.release(), platform.machine())
+    assert (info.subscriptions, info.processes, info.objects, info.probes) == (1, 1, 1, 2)
+    assert [(each.name, each.available, each.detail, each.remedy) for each in info.features] == [
+        ("uprobes", True, "tried", ""), ("map_files", False, "refused", "be root"),
+    ]  # fmt: skip
+    assert (info.limits.max_selectors, info.limits.max_queue_bytes, info.limits.max_string_bytes) == (2, 1 << 20, 4096)
+
+
+class TestListProbes:
+    @pytest.fixture(autouse=True)
+    def _probes(self, server: Served, pids: list[int]) -> None:
+        arguments = [
+            argument(text="8@%rdi"), argument(Memory("rbp", -4), 4, signed=True, text="-4@-4(%rbp)"),
+            argument(Constant((1 << 64) - 1), text="8@$-1"), argument(Unavailable("no way"), text="16@%xmm0"),
+        ]  # fmt: skip
+        problem = Problem("app", "bad", "no nop at the location")
+        found = server.file_object(
+            site("start", 0x10, arguments, semaphore=0x20, function="main"), site("stop"), problems=[problem]
+        )
+        server.map(pids[0], found)
+        server.map(pids[1], found)
+        server.map(pids[1], server.file_object(site(provider="library"), name="library"), "library")
+
+    def list(self, server: Served, **request: Any) -> pb.ListProbesResponse:
+        return server.stub.ListProbes(pb.ListProbesRequest(**request), timeout=PATIENCE_SECONDS)
+
+    def test_all(self, server: Served, pids: list[int]) -> None:
+        probes = self.list(server).probes
+        assert [(probe.provider, probe.name, list(probe.pids)) for probe in probes] == [
+            ("app", "start", sorted(pids)), ("app", "stop", sorted(pids)), ("library", "tick", [pids[1]]),
+        ]  # fmt: skip
+        first = probes[0]
+        assert (first.path, first.build_id, first.architecture) == (str(server.folder / "app"), "c0ffee", "x86-64")
+        (found,) = first.sites
+        assert (found.site_id, found.offset, found.semaphore_offset, found.function) == (0, 0x10, 0x20, "main")
+        assert not probes[1].sites[0].HasField("semaphore_offset")
+        assert [each.WhichOneof("operand") for each in found.arguments] == [
+            "register", "memory", "constant", "unavailable",
+        ]  # fmt: skip
+        assert found.arguments[1] == pb.Argument(
+            text="-4@-4(%rbp)", size=4, signed=True, memory=pb.MemoryOperand(base="rbp", displacement=-4)
+        )
+        assert found.arguments[2].constant == -1
+        assert found.arguments[3].unavailable == "no way"
+
+    def test_by_selector_and_process(self, server: Served, pids: list[int]) -> None:
+        def names(**request: Any) -> list[str]:
+            return [probe.name for probe in self.list(server, **request).probes]
+
+        assert names(selectors=["app:st?p"]) == ["stop"]
+        assert names(selectors=["app::main:", "library:"]) == ["start", "tick"]
+        assert names(pids=[pids[0]]) == ["start", "stop"]
+        assert names(selectors=[f"library{pids[1]}:::"]) == ["tick"]
+        assert names(selectors=[f"library{pids[0]}:::"]) == []
+
+    def test_details(self, server: Served, pids: list[int]) -> None:
+        assert not self.list(server).processes
+        assert not self.list(server).problems
+        response = self.list(server, details=True, pids=[pids[0]])
+        assert {process.pid for process in response.processes} == set(pids)
+        assert response.processes[0].comm == "sleep"
+        assert list(response.processes[0].command_line) == ["sleep", "1000"]
+        assert response.processes[0].started_ns > 10**18
+        assert [(each.path, each.provider, each.name, each.reason) for each in response.problems] == [
+            (str(server.folder / "app"), "app", "bad", "no nop at the location")
+        ]
+
+
+class TestWatchProbes:
+    ADDED, REMOVED, COMPLETE = (
+        pb.WatchProbesResponse.CHANGE_ADDED,
+        pb.WatchProbesResponse.CHANGE_REMOVED,
+        pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE,
+    )
+
+    def watch(self, server: Served, **request: Any) -> Any:
+        return server.stub.WatchProbes(pb.WatchProbesRequest(**request), timeout=PATIENCE_SECONDS)
+
+    def next(self, call: Any, count: int) -> list[tuple[int, str]]:
+        return [(message.change, message.probe.name) for message in (next(call) for _ in range(count))]
+
+    def test_snapshot_then_what_comes_and_goes(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a"), site("b", 2))
+        later = server.file_object(site("c"), name="later")
+        server.map(pids[0], found)
+        call = self.watch(server)
+        assert self.next(call, 3) == [(self.ADDED, "a"), (self.ADDED, "b"), (self.COMPLETE, "")]
+        server.map(pids[0], later, "later")
+        server.map(pids[1], later, "later")
+        server.unmap(pids[0], found)
+        server.unmap(pids[0], later)
+        server.unmap(pids[1], later)
+        assert self.next(call, 4) == [
+            (self.ADDED, "c"), (self.REMOVED, "a"), (self.REMOVED, "b"), (self.REMOVED, "c"),
+        ]  # fmt: skip
+        call.cancel()
+
+    def test_only_what_was_selected(self, server: Served, pids: list[int]) -> None:
+        call = self.watch(server, selectors=["app:b"], pids=[pids[1]])
+        assert self.next(call, 1) == [(self.COMPLETE, "")]
+        found = server.file_object(site("a"), site("b", 2))
+        server.map(pids[0], found)
+        server.map(pids[1], found)
+        assert self.next(call, 1) == [(self.ADDED, "b")]
+        call.cancel()
+
+    def test_client_that_goes_is_forgotten(self, server: Served) -> None:
+        before = len(server.registry._listeners)
+        call = self.watch(server)
+        assert self.next(call, 1) == [(self.COMPLETE, "")]
+        assert len(server.registry._listeners) == before + 1
+        call.cancel()
+        wait_for(lambda: len(server.registry._listeners) == before, "the watch to end")
+
+    def test_client_that_is_too_slow_is_told(
+        self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(servicer, "_CHANGES_KEPT", 5)
+        call = self.watch(server)
+        assert self.next(call, 1) == [(self.COMPLETE, "")]
+        server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(6))))
+        with pytest.raises(grpc.RpcError) as raised:
+            next(call)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "watch again" in raised.value.details()
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "reason"),
+    [
+        (pb.SubscribeRequest(), "selectors", "at least one"),
+        (pb.SubscribeRequest(selectors=["a:b"] * 3), "selectors", "more than the 2 allowed"),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is no capture.*\(column 4\)"),
+        (pb.SubscribeRequest(selectors=["a"]), "selectors", r"1 parts.*\(column 1\)"),
+        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "at most 1024"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is no process id"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
+        (pb.SubscribeRequest(selectors=["a:b"], lease_seconds=61), "lease_seconds", "61 is more than the 60"),
+        (pb.SubscribeRequest(selectors=["a:b"], queue_bytes=1 << 21), "queue_bytes", "more than"),
+        (pb.SubscribeRequest(selectors=["a:b"], kernel_buffer_kib=65), "kernel_buffer_kib", "more than"),
+        (pb.StreamRequest(subscription_id="x"), "encoding", "choose ENCODING_ROWS"),
+        (pb.StreamRequest(subscription_id="x", encoding=9), "encoding", "choose ENCODING_ROWS"),  # type: ignore[arg-type]
+        (pb.StreamRequest(subscription_id="x", encoding="ENCODING_ROWS", from_seq=0), "from_seq", "from 1"),
+        (pb.ListProbesRequest(selectors=["a"]), "selectors", "1 parts"),
+        (pb.ListProbesRequest(pids=[0]), "pids", "0 is no process id"),
+        (pb.WatchProbesRequest(selectors=["a"]), "selectors", "1 parts"),
+        (pb.WatchProbesRequest(pids=[-5]), "pids", "-5 is no process id"),
+    ],
+)
+def test_wrong_request_is_told_its_field(server: Served, request_: Any, field: str, reason: str) -> None:
+    call = getattr(server.stub, type(request_).__name__.removesuffix("Request"))
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(request_, timeout=PATIENCE_SECONDS))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    status = rpc_status.from_call(raised.value)
+    assert status is not None
+    bad_request = error_details_pb2.BadRequest()
+    assert status.details[0].Unpack(bad_request)
+    (violation,) = bad_request.field_violations
+    assert violation.field == field
+    assert re.search(reason, violation.description)
+    assert raised.value.details() == f"{field}: " + re.sub(r" \(column \d+\)$", "", violation.description)
+    assert server.engine.calls == []
+
+
+def refused_with(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call())
+    return raised.value.code(), raised.value.details()
+
+
+def test_filter_is_not_implemented_yet(server: Served) -> None:
+    code, text = refused_with(lambda: server.subscribe("a:b", where="arg0 > 5"))
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert "where" in text
+    assert server.engine.calls == []
+
+
+def test_unknown_subscription(server: Served) -> None:
+    for call in (lambda: server.stream("nobody"), lambda: server.unsubscribe("nobody")):
+        code, text = refused_with(call)
+        assert code is grpc.StatusCode.NOT_FOUND
+        assert "nobody" in text
+    assert server.servicer._streams == {}
+
+
+class TestSubscribe:
+    def test_nothing_matches_yet(self, server: Served) -> None:
+        answer = server.subscribe("nobody:*", lease_seconds=7)
+        assert (list(answer.sites), answer.lease_seconds, answer.engine) == ([], 7, "fake")
+
+    def test_defaults_do_not_exceed_what_is_allowed(self, server: Served) -> None:
+        assert server.subscribe().lease_seconds == 30
+        (subscription,) = server.subscriptions.all()
+        wish = subscription[0].wish
+        assert (wish.queue_bytes, wish.kernel_buffer_kib) == (LIMITS.max_queue_bytes, LIMITS.max_kernel_buffer_kib)
+
+    def test_what_matches_is_armed_before_it_returns(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a", 1), site("b", 2), site("other", 3))
+        server.map(pids[0], found)
+        answer = server.subscribe("app:?")
+        assert states(answer.sites) == [("a", ARMED, ""), ("b", ARMED, "")]
+        assert [status.site_id for status in answer.sites] == [1, 2]
+        assert {(status.provider, status.path) for status in answer.sites} == {("app", found.path)}
+        (target,) = server.engine.armed.values()
+        assert [capture.site.name for capture in target.captures] == ["a", "b"]
+        assert (target.site_ids, target.is_passing, target.exclude_pids) == ((1, 2), False, frozenset())
+
+    def test_refusals_carry_the_kernels_words(self, server: Served, pids: list[int]) -> None:
+        server.engine.refuse = {"b": str(REJECTED)}
+        server.map(pids[0], server.file_object(site("a", 1), site("b", 2), site("c", 3)))
+        answer = server.subscribe("app:c(arg0)", "app:*")
+        assert states(answer.sites) == [
+            ("a", ARMED, ""), ("b", REFUSED, str(REJECTED)),
+            ("c", REFUSED, "it has 0 arguments, so there is no arg0"),
+        ]  # fmt: skip
+        assert "not an instruction boundary" in answer.sites[1].reason
+        assert [each.account.sites for each in server.held()] == [1]
+
+    def test_object_that_fits_nothing_is_refused_once(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a"), path="/memfd:jit")
+        server.map(pids[0], found)
+        answer = server.subscribe("app:a(arg3)")
+        assert [state for _, state, _ in states(answer.sites)] == [REFUSED]
+        server.map(pids[1], found)
+        server.in_control(server.subscriptions._keep_house)
+        server.unmap(pids[1], found)
+        server.unmap(pids[0], found)
+        server.unsubscribe(answer.subscription_id)
+        assert [message.WhichOneof("payload") for message in server.stream(answer.subscription_id)] == ["end"]
+        assert "arm" not in server.engine.calls
+
+    @pytest.mark.parametrize("error", [REJECTED, OSError(24, "Too many open files")])
+    def test_one_bad_object_costs_that_object_only(self, server: Served, pids: list[int], error: Exception) -> None:
+        server.map(pids[0], server.file_object(site("a")))
+        server.engine.failures["arm"] = error
+        answer = server.subscribe()
+        assert states(answer.sites) == [("a", REFUSED, str(error))]
+        server.map(pids[0], server.file_object(site("b"), name="second"), "second")
+        del server.engine.failures["arm"]
+        server.map(pids[0], server.file_object(site("c"), name="third"), "third")
+        statuses = next(server.stream(answer.subscription_id)).status.sites
+        assert states(statuses) == [("b", REFUSED, str(error)), ("c", ARMED, "")]
+        # what the engine had begun for the bad ones was given back
+        assert server.engine.calls.count("disarm") == 2
+
+    @pytest.mark.parametrize("error", [REJECTED, KernelFeatureError("tracefs", "gone", "mount it")])
+    def test_engine_that_cannot_begin(self, server: Served, error: Exception) -> None:
+        server.engine.failures["open"] = error
+        code, text = refused_with(server.subscribe)
+        assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        assert server.held() == []
+
+    def test_number_of_subscriptions_is_bounded(self, server: Served) -> None:
+        first = server.subscribe()
+        server.subscribe()
+        code, text = refused_with(server.subscribe)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "2 subscriptions" in text
+        server.unsubscribe(first.subscription_id)
+        server.subscribe()
+
+    def test_every_site_is_answered_however_many(self, server: Served, pids: list[int]) -> None:
+        for part in range(3):
+            sites = [site(f"n{number}", number) for number in range(4000)]
+            server.map(pids[0], server.file_object(*sites, name=f"part{part}"), f"part{part}")
+        assert len(server.subscribe().sites) == 12_000
+
+    def test_scope_decides_what_is_armed(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        for request in (
+            {"scope": pb.Scope(pids=[pids[1]])},
+            {"scope": pb.Scope(exclude_pids=[pids[0]])},
+            {"selectors": [f"app{pids[1]}:::"]},
+        ):
+            selectors = request.pop("selectors", ["app:*"])
+            answer = server.subscribe(*selectors, **request)
+            assert list(answer.sites) == []
+            assert server.engine.armed == {}
+            if "scope" not in request or request["scope"].pids:
+                server.map(pids[1], found)
+                assert len(server.engine.armed) == 1
+                server.unmap(pids[1], found)
+            server.unsubscribe(answer.subscription_id)
+
+    def test_excluded_process_that_maps_the_object_is_named(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        server.map(pids[1], found)
+        server.map(os.getpid(), found)
+        server.subscribe(scope=pb.Scope(exclude_pids=[pids[1], 4711]))
+        (target,) = server.engine.armed.values()
+        assert target.exclude_pids == {pids[1], os.getpid()}
+
+
+def test_list_subscriptions(server: Served, pids: list[int]) -> None:
+    server.map(pids[0], server.file_object(site("a")))
+    scope = pb.Scope(pids=[pids[0]], exclude_pids=[7, 5])
+    answer = server.subscribe("app:a", "b:c(arg0)", scope=scope, lease_seconds=20)
+    (held,) = server.held()
+    assert held.subscription_id == answer.subscription_id
+    assert list(held.selectors) == ["app:a", "b:c(arg0)"]
+    assert held.scope == pb.Scope(pids=[pids[0]], exclude_pids=[5, 7])
+    assert held.created_ns > 10**18
+    assert not held.streaming
+    assert 0 < held.lease_left_ms <= 20_000
+    assert held.account == pb.Account(sites=1)
+    call = server.stream(answer.subscription_id)
+    server.wait_until_streaming()
+    assert server.held()[0].lease_left_ms == 0
+    call.cancel()
+    server.wait_until_streaming(False)
+    server.unsubscribe(answer.subscription_id)
+    assert server.held() == []
+
+
+def test_engine_that_cannot_close_cleanly_costs_no_more_than_that(server: Served) -> None:
+    first, second = server.subscribe(), server.subscribe()
+    server.engine.failures["close"] = REJECTED
+    code, text = refused_with(lambda: server.unsubscribe(first.subscription_id))
+    assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, str(REJECTED))
+    assert [held.subscription_id for held in server.held()] == [second.subscription_id]
+    (message,) = server.stream(first.subscription_id)
+    assert message.end.reason == pb.End.REASON_UNSUBSCRIBED
+
+
+def test_health_and_reflection(server: Served) -> None:
+    check = health_pb2_grpc.HealthStub(server.channel).Check
+    for name in ("", SERVICE):
+        answer = check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_SECONDS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    reflect = reflection_pb2_grpc.ServerReflectionStub(server.channel).ServerReflectionInfo
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    (found,) = reflect(iter([question]), timeout=PATIENCE_SECONDS)
+    assert SERVICE in [service.name for service in found.list_services_response.service]
+
+
+def test_second_server_on_one_path_is_refused(server: Served) -> None:
+    async def another() -> Server:
+        return Server(server.servicer, str(server.socket))
+
+    with pytest.raises(CannotListenError, match="another stapsdtd serves it"):
+        server.in_api(another())
+    assert server.held() == []
+
+
+def test_socket_is_for_its_owner_and_group(server: Served) -> None:
+    assert server.socket.stat().st_mode & 0o777 == 0o660
+
+
+def test_a_folder_that_does_not_exist(server: Served, tmp_path: Path) -> None:
+    async def another() -> Server:
+        return Server(server.servicer, str(tmp_path / "missing" / "sock"))
+
+    with pytest.raises(CannotListenError, match="does its folder exist"):
+        server.in_api(another())
+
+
+def test_path_can_be_served_again_after_a_stop(tmp_path: Path) -> None:
+    for _ in range(2):
+        with served(tmp_path) as started:
+            assert started.held() == []

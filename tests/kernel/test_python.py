@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Self
+
+import pytest
+
+from stapsdtd.client import Client, Event
+from tests.support import SYSTEM_PYTHON, TARGETS, Daemon, Recorder, armed_semaphores, notes_in, require, semaphores
+
+pytestmark = pytest.mark.kernel
+
+NAMES = {
+    "audit",
+    "function__entry",
+    "function__return",
+    "gc__done",
+    "gc__start",
+    "import__find__load__done",
+    "import__find__load__start",
+    "line",
+}
+
+
+class Script:
+    """One of tests/targets/python_*.py under the system's interpreter, ready and waiting for `go`."""
+
+    def __init__(self, name: str) -> None:
+        # -S -I: nothing but the script; -X utf8: also where the locale is C
+        self._process = subprocess.Popen(
+            [SYSTEM_PYTHON, "-S", "-I", "-X", "utf8", str(TARGETS / name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def go(self) -> Any:
+        """Let it do its work; answer its own record of it."""
+        output, _ = self._process.communicate("go\n")
+        assert self._process.returncode == 0
+        return json.loads(output)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def _python() -> None:
+    require(os.path.exists(SYSTEM_PYTHON), SYSTEM_PYTHON)
+
+
+@pytest.fixture
+def calls() -> Iterator[Script]:
+    with Script("python_calls.py") as script:
+        yield script
+
+
+@pytest.fixture
+def events() -> Iterator[Script]:
+    with Script("python_events.py") as script:
+        yield script
+
+
+def test_all_eight_are_listed_and_armed_together(daemon: Daemon, events: Script) -> None:
+    with Client(daemon.target) as client:
+        listing = client.list_probes(["python:*"], pids=[events.pid], details=True)
+    assert listing.problems == ()
+    assert {probe.path for probe in listing} == {os.path.realpath(SYSTEM_PYTHON)}
+    assert {probe.name for probe in listing} == NAMES
+    assert sum(len(probe.sites) for probe in listing) == notes_in(SYSTEM_PYTHON) == 8
+    assert semaphores(events.pid, listing) == Counter()
+    with Recorder(daemon.target, "python:*", pids=[events.pid]) as recorder:
+        assert {status.name for status in recorder.armed()} == NAMES
+        assert len(recorder.statuses) == 8
+        assert semaphores(events.pid, listing) == armed_semaphores(listing)
+    assert semaphores(events.pid, listing) == Counter()
+
+
+@pytest.mark.parametrize("by_selector", [False, True])
+def test_every_call_is_told_with_file_function_and_line(daemon: Daemon, calls: Script, by_selector: bool) -> None:
+    suffix, pids = (f"{calls.pid}::", []) if by_selector else ("", [calls.pid])
+    with Recorder(daemon.target, f"python{suffix}:function__*(arg0:str, arg1:str, arg2)", pids=pids) as recorder:
+        record = calls.go()
+    kinds = {"function__entry": "call", "function__return": "return"}
+    told = [[kinds[event.probe.name], *event.values] for event in recorder.events]
+    assert [event for event in told if event[0] == "call"] == [event for event in record if event[0] == "call"]
+    # returns are told outside the record too: before it, after it, and of the function that writes it
+    begin = next(position for position, event in enumerate(told) if event[0] == "call")
+    assert [event for event in told[begin:] if event[2] != "note"][: len(record)] == record
+    assert len(record) > 800
+    assert recorder.finish().lost == 0
+
+
+def test_each_of_the_eight_fires_with_its_values(daemon: Daemon, events: Script) -> None:
+    selectors = (
+        "python:function__*(arg0:str, arg1:str, arg2)",
+        "python:line(arg0:str, arg1:str, arg2)",
+        "python:audit(arg0:str)",
+        "python:import__find__load__start(arg0:str)",
+        "python:import__find__load__done(arg0:str, arg1)",
+        "python:*",
+    )
+    with Recorder(daemon.target, *selectors, pids=[events.pid]) as recorder:
+        record = events.go()
+
+    def told(*names: str) -> list[Event]:
+        return [event for event in recorder.events if event.probe.name in names]
+
+    assert {event.probe.name for event in recorder.events} == NAMES
+    assert [value for event in told("gc__start", "gc__done") for value in event.values] == [
+        value for generation_and_count in record["collected"] for value in generation_and_count
+    ]
+    assert [event.values[0] for event in told("audit")] == ["sys.addaudithook", *record["audited"]]
+    assert [event.values for event in told("import__find__load__start", "import__find__load__done")] == [
+        ("bisect",),
+        ("_bisect",),
+        ("_bisect", 1),
+        ("bisect", 1),
+        ("there_is_no_such_module",),
+        ("there_is_no_such_module", 0),
+    ]
+    script = str(TARGETS / "python_events.py")
+    walked = [event.values for event in told("line") if event.values[:2] == (script, "walk")]
+    assert walked == [(script, "walk", line) for line in record["lines"]]
+    assert len(walked) > 30
+    calls = [event for event in told("function__entry", "function__return") if event.values[:2] == (script, "walk")]
+    assert [(event.probe.name, event.values[2]) for event in calls] == [
+        ("function__entry", record["lines"][0] - 1),
+        ("function__return", record["lines"][-1]),
+    ]
+    account = recorder.finish()
+    assert (account.lost, account.delivered) == (0, len(recorder.events))

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.cli.render import Clock, escape, quote, show_some, show_value
+
+
+@given(st.text())
+def test_what_is_escaped_is_printable(text: str) -> None:
+    assert escape(text).isprintable()
+
+
+@given(st.text(alphabet=st.characters(categories=["L", "N", "P", "S"])))
+def test_what_is_printable_stays_as_it_is(text: str) -> None:
+    assert escape(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202eevil", r"\u202eevil"),
+        ("\U000e0041", r"\U000e0041"),
+        ("[bold]é 日本[/bold]", "[bold]é 日本[/bold]"),
+    ],
+)
+def test_escape(text: str, shown: str) -> None:
+    assert escape(text) == shown
+
+
+def test_a_string_cannot_close_its_quotation_marks() -> None:
+    assert quote('x", 42') == r'"x\", 42"'
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("SELECT 1", '"SELECT 1"'),
+        (42, "42"),
+        (-1, "-1"),
+        (2**64 - 1, "18446744073709551615"),
+        (0x5555_5555_4000, "0x555555554000"),
+        (None, "<page not resident>"),
+    ],
+)
+def test_show_value(value: int | str | None, shown: str) -> None:
+    assert show_value(value, "page not resident") == shown
+
+
+def test_show_some() -> None:
+    assert show_some(["a", "b"], 2) == "a, b"
+    assert show_some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+
+
+def test_clock_keeps_microseconds() -> None:
+    clock = Clock()
+    assert clock.show(1_000_000_123_000)[-9:] == ":40.000123"[1:]
+    assert clock.show(1_000_999_999_999)[-9:] == "40.999999"

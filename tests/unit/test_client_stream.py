@@ -1,0 +1,86 @@
+"""What the client does without a server: when it tries a broken stream again, and what it reads."""
+
+from __future__ import annotations
+
+import grpc
+import numpy as np
+import pytest
+
+from stapsdtd.client import ProtocolError, RequestFailedError, ServerUnavailableError, StringColumn
+from stapsdtd.client import stream as stream_module
+from stapsdtd.client.stream import Retry, SubscriptionState
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+
+class Broken(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        super().__init__()
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "Socket closed"
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(stream_module, "time", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
+def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
+    retry = Retry("unix:/s", lease_seconds=30)
+    pauses = [retry.after(Broken())[0] for _ in range(7)]
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    retry.succeeded()
+    assert retry.after(Broken())[0] == 0.05
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_break_is_news_once() -> None:
+    retry = Retry("unix:/s", lease_seconds=30)
+    _, news = retry.after(Broken())
+    assert isinstance(news, ServerUnavailableError)
+    assert retry.after(Broken())[1] is None
+
+
+def test_it_gives_up_with_the_lease(clock: Time) -> None:
+    retry = Retry("unix:/s", lease_seconds=30)
+    retry.after(Broken())
+    clock.now += 29
+    retry.after(Broken())
+    clock.now += 1
+    with pytest.raises(ServerUnavailableError, match="unix:/s"):
+        retry.after(Broken())
+
+
+def test_only_unavailability_is_tried_again() -> None:
+    with pytest.raises(RequestFailedError, match="Socket closed"):
+        Retry("unix:/s", lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
+
+
+def test_messages_of_unknown_kinds_are_errors() -> None:
+    state = SubscriptionState(pb.SubscribeResponse(subscription_id="a"))
+    with pytest.raises(ProtocolError):
+        state._read(pb.StreamResponse())
+    with pytest.raises(ProtocolError, match="stage of loss 0"):
+        state._read(pb.StreamResponse(loss=pb.Loss(count=1)))
+
+
+def test_a_string_column_is_cut_at_its_ends() -> None:
+    column = StringColumn(b"onetwo", np.array([3, 3, 6], np.uint32), None)
+    assert list(column) == [b"one", b"", b"two"]
+    with pytest.raises(IndexError):
+        column[3]

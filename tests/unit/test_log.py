@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stapsdtd.capture.batch import Block
+from stapsdtd.route.log import Entry, EventLog
+from tests.unit.samples import block, event_rows, signed, strings, unsigned
+
+ROOM = 1 << 20
+
+
+def numbers_of(entry: Entry | None) -> list[int]:
+    assert entry is not None
+    return sorted(seq for numbered in entry.blocks for seq in numbered.seq.tolist())
+
+
+def times_of(entry: Entry) -> list[int]:
+    """In the order of their numbers."""
+    pairs = [pair for each in entry.blocks for pair in zip(each.seq.tolist(), each.block.time_ns.tolist(), strict=True)]
+    return [time for _, time in sorted(pairs)]
+
+
+def log_of(max_bytes: int = ROOM) -> EventLog:
+    return EventLog(max_bytes, lambda: None)
+
+
+def one_entry_bytes() -> int:
+    """What an entry of one event takes of the room."""
+    log = log_of()
+    log.append([block([1])])
+    entry = log.read(None)
+    assert entry is not None
+    return entry.nbytes
+
+
+def read_all(log: EventLog, seq: int | None = None) -> list[Entry]:
+    entries = []
+    while (entry := log.read(seq)) is not None:
+        log.handed_out(entry)
+        entries.append(entry)
+        seq = entry.next_seq
+    return entries
+
+
+class Accounting(RuleBasedStateMachine):
+    """A stream that reads, is slow, breaks and comes back, and a writer that never waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = log_of(6 * one_entry_bytes())
+        self.fired = 0
+        self.seen: set[int] = set()
+        self.reading: Entry | None = None
+        self.seq: int | None = None
+
+    @rule(sizes=st.lists(st.integers(0, 5), max_size=3))
+    def append(self, sizes: list[int]) -> None:
+        self.log.append([block(range(size)) for size in sizes])
+        self.fired += sum(sizes)
+
+    @precondition(lambda self: self.reading is None)
+    @rule()
+    def read(self) -> None:
+        before = self.log.figures()
+        self.reading = self.log.read(self.seq)
+        assert self.log.figures() == before
+        if self.reading is None:
+            assert before.pending == 0
+        else:
+            assert numbers_of(self.reading) == list(range(self.reading.first_seq, self.reading.next_seq))
+
+    @precondition(lambda self: self.reading is not None)
+    @rule()
+    def hand_out(self) -> None:
+        assert self.reading is not None
+        self.log.handed_out(self.reading)
+        self.seen.update(numbers_of(self.reading))
+        self.seq = self.reading.next_seq
+        self.reading = None
+
+    @rule(seq=st.none() | st.integers(1, 60))
+    def reconnect(self, seq: int | None) -> None:
+        self.reading = None
+        self.seq = seq
+
+    @invariant()
+    def received_is_delivered_lost_and_pending(self) -> None:
+        figures = self.log.figures()
+        assert figures.received == self.fired == figures.delivered + figures.lost + figures.pending
+        assert min(figures.delivered, figures.lost, figures.pending) >= 0
+        # what a stream was given is delivered and not lost, whatever made room meanwhile
+        assert figures.delivered == len(self.seen)
+
+    def teardown(self) -> None:
+        if self.reading is not None:
+            self.hand_out()
+        self.seen.update(number for entry in read_all(self.log) for number in numbers_of(entry))
+        self.received_is_delivered_lost_and_pending()
+        figures = self.log.figures()
+        assert figures.pending == 0
+        assert figures.lost == self.fired - len(self.seen)
+
+
+TestAccounting = Accounting.TestCase
+TestAccounting.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=20),
+        max_size=5,
+    )
+)
+def test_numbers_follow_time_across_layouts(batches: list[list[tuple[int, bool]]]) -> None:
+    log = log_of()
+    for batch in batches:
+        first = sorted(time for time, is_string in batch if not is_string)
+        second = sorted(time for time, is_string in batch if is_string)
+        found: list[Block] = []
+        if first:
+            found.append(block(first, signed(*first)))
+        if second:
+            found.append(block(second, strings(*(b"%d" % time for time in second))))
+        log.append(found)
+    entries = read_all(log)
+    assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, sum(map(len, batches)) + 1))
+    assert [times_of(entry) for entry in entries] == [sorted(time for time, _ in batch) for batch in batches if batch]
+
+
+def test_writer_notifies_after_the_events_are_there() -> None:
+    told: list[int] = []
+    log = EventLog(ROOM, lambda: told.append(log.figures().pending))
+    log.append([block([1, 2])])
+    log.append([block([3])])
+    assert told == [2, 3]
+
+
+def test_read_answers_nothing_where_there_is_nothing_yet() -> None:
+    log = log_of()
+    assert log.read(None) is None
+    assert log.read(1) is None
+    log.append([])
+    assert log.read(None) is None
+    log.append([block([1])])
+    read_all(log)
+    assert log.read(None) is None
+    assert log.read(2) is None
+
+
+def test_replay_from_the_middle_of_an_entry() -> None:
+    log = log_of()
+    log.append([block([1, 3, 5], signed(10, 30, 50)), block([2, 4, 6], unsigned(20, 40, 60))])
+    log.append([block([7])])
+    read_all(log)
+    entry = log.read(4)
+    assert entry is not None
+    assert (entry.first_seq, entry.next_seq, entry.count) == (4, 7, 3)
+    rows = [row for numbered in entry.blocks for row in event_rows(numbered.block)]
+    assert [(row[0], row[-1]) for row in rows] == [(5, 50), (4, 40), (6, 60)]
+    assert numbers_of(log.read(entry.next_seq)) == [7]
+    assert numbers_of(log.read(6)) == [6]
+    assert [len(each.blocks) for each in [log.read(6)] if each] == [1]
+    assert log.figures().delivered == 7
+
+
+def test_a_number_beyond_what_was_handed_out_is_the_first_that_was_not() -> None:
+    log = log_of()
+    log.append([block([1, 2])])
+    read_all(log)
+    log.append([block([3])])
+    log.append([block([4])])
+    for seq in (None, 3, 4, 1000):
+        assert numbers_of(log.read(seq)) == [3]
+
+
+def test_what_is_no_longer_kept_is_passed_over() -> None:
+    log = log_of(2 * one_entry_bytes())
+    for time in range(1, 6):
+        log.append([block([time])])
+    assert numbers_of(log.read(1)) == [4]
+    assert numbers_of(log.read(None)) == [4]
+    assert log.figures().lost == 3
+    assert [numbers_of(entry) for entry in read_all(log, 1)] == [[4], [5]]
+
+
+def test_eviction_of_what_was_delivered_loses_nothing() -> None:
+    log = log_of(2 * one_entry_bytes())
+    for time in range(1, 6):
+        log.append([block([time])])
+        read_all(log)
+    figures = log.figures()
+    assert (figures.delivered, figures.lost) == (5, 0)
+    assert numbers_of(log.read(1)) == [4]
+
+
+def test_what_makes_room_while_it_is_being_sent_is_delivered() -> None:
+    log = log_of(2 * one_entry_bytes())
+    log.append([block([1])])
+    entry = log.read(None)
+    assert entry is not None
+    for time in range(2, 6):
+        log.append([block([time])])
+    log.handed_out(entry)
+    figures = log.figures()
+    assert (figures.delivered, figures.lost, figures.pending) == (1, 2, 2)
+
+
+def test_what_made_room_before_a_broken_stream_came_back_is_lost() -> None:
+    log = log_of(2 * one_entry_bytes())
+    log.append([block([1])])
+    assert log.read(None) is not None
+    for time in range(2, 6):
+        log.append([block([time])])
+    read_all(log)
+    figures = log.figures()
+    assert (figures.delivered, figures.lost, figures.pending) == (2, 3, 0)
+
+
+def test_one_entry_is_kept_however_little_room_there_is() -> None:
+    log = log_of(1)
+    log.append([block(range(100))])
+    assert numbers_of(log.read(None)) == list(range(1, 101))
+
+
+def test_memory_is_bounded() -> None:
+    log = log_of(100_000)
+    for start in range(0, 50_000, 100):
+        log.append([block(range(start, start + 100), signed(*range(100)))])
+    entries = read_all(log)
+    assert sum(entry.nbytes for entry in entries) <= 100_000
+    assert entries[-1].next_seq == 50_001
+
+
+@pytest.mark.parametrize("distinct_times", [True, False])
+def test_large_batches_are_split_in_the_order_of_time(distinct_times: bool) -> None:
+    log = log_of(64 << 20)
+    times = np.arange(20_000) if distinct_times else np.repeat(np.arange(20), 1000)
+    log.append(
+        [block(times[::2].tolist(), signed(*range(10_000))), block(times[1::2].tolist(), unsigned(*range(10_000)))]
+    )
+    entries = read_all(log)
+    assert len(entries) >= 4
+    assert max(entry.count for entry in entries) <= 5000
+    assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, 20_001))
+    assert [time for entry in entries for time in times_of(entry)] == times.tolist()
+
+
+def test_a_moment_with_more_events_than_an_entry_takes_is_not_split() -> None:
+    log = log_of()
+    log.append([block([7] * 10_000)])
+    assert [entry.count for entry in read_all(log)] == [10_000]
+
+
+def test_a_batch_of_long_strings_is_split_by_its_bytes() -> None:
+    log = log_of(64 << 20)
+    log.append([block(range(3000), strings(*[b"x" * 3000] * 3000))])
+    entries = read_all(log)
+    assert max(entry.nbytes for entry in entries) < 3 << 20
+    assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, 3001))
+
+
+def test_a_writer_and_a_reader_in_two_threads() -> None:
+    log = log_of(40 * one_entry_bytes())
+    done = threading.Event()
+
+    def write() -> None:
+        for time in range(3000):
+            log.append([block([time, time])])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    numbers: list[int] = []
+    while not done.is_set() or log.figures().pending:
+        entry = log.read(None)
+        if entry is not None:
+            log.handed_out(entry)
+            numbers += numbers_of(entry)
+    writer.join()
+    figures = log.figures()
+    assert figures.received == 6000 == figures.delivered + figures.lost
+    assert len(numbers) == figures.delivered
+    assert all(earlier < later for earlier, later in itertools.pairwise(numbers))

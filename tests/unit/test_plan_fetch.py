@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from stapsdtd.model import Capture, Constant, Memory, Operand, Register, Unavailable
+from stapsdtd.plan.fetch import Fetch, SlotKind, fetch
+from tests.unit.samples import argument
+
+X86_64 = "x86-64"
+
+
+def taken(operand: Operand, size: int = 8, *, is_string: bool = False) -> Fetch | Constant | Unavailable:
+    return fetch(Capture(0, is_string), argument(operand, size, text="TEXT"), X86_64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_a_register_is_fetched_whole_whatever_the_width(size: int) -> None:
+    assert taken(Register("rdi"), size) == Fetch(SlotKind.QUAD, "%di:u64")
+
+
+def test_high_byte_register_is_fetched_whole() -> None:
+    assert taken(Register("rax", first_bit=8), 1) == Fetch(SlotKind.QUAD, "%ax:u64")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (1, Fetch(SlotKind.BYTE, "-8(%bp):u8")),
+        (2, Fetch(SlotKind.WORD, "-8(%bp):u16")),
+        (4, Fetch(SlotKind.DOUBLE, "-8(%bp):u32")),
+        (8, Fetch(SlotKind.QUAD, "-8(%bp):u64")),
+    ],
+)
+def test_memory_is_fetched_at_its_width(size: int, expected: Fetch) -> None:
+    assert taken(Memory("rbp", -8), size) == expected
+
+
+@pytest.mark.parametrize(("displacement", "shown"), [(0, "+0"), (16, "+16"), (-1, "-1")])
+def test_displacement_always_has_a_sign(displacement: int, shown: str) -> None:
+    assert taken(Memory("r12", displacement)) == Fetch(SlotKind.QUAD, f"{shown}(%r12):u64")
+
+
+@pytest.mark.parametrize(
+    ("operand", "expression"),
+    [
+        (Register("rsi"), "+0(%si):ustring"),
+        (Memory("rsp", 8), "+0(+8(%sp)):ustring"),
+        (Constant(0x404010), "@0x404010:ustring"),
+    ],
+)
+def test_strings(operand: Operand, expression: str) -> None:
+    assert taken(operand, is_string=True) == Fetch(SlotKind.STRING, expression)
+
+
+@pytest.mark.parametrize("operand", [Register("rsi"), Memory("rsp"), Constant(5)])
+def test_what_is_narrower_than_a_pointer_is_no_string(operand: Operand) -> None:
+    assert taken(operand, 4, is_string=True) == Unavailable("TEXT is 4 bytes wide, which is no pointer to a string")
+
+
+def test_constants_and_the_unavailable_are_not_fetched() -> None:
+    assert taken(Constant(-5)) == Constant(-5)
+    assert taken(Unavailable("because")) == Unavailable("because")
+    assert taken(Unavailable("because"), is_string=True) == Unavailable("because")
+
+
+@pytest.mark.parametrize("operand", [Register("xmm0"), Memory("eip")])
+@pytest.mark.parametrize("is_string", [False, True])
+def test_registers_without_a_name_in_tracefs(operand: Operand, is_string: bool) -> None:
+    reason = "TEXT: tracefs has no name for this register on x86-64"
+    assert taken(operand, is_string=is_string) == Unavailable(reason)
+
+
+def test_other_architectures_have_no_registers_yet() -> None:
+    found = fetch(Capture(0), argument(Register("x0"), text="8@x0"), "aarch64")
+    assert found == Unavailable("8@x0: tracefs has no name for this register on aarch64")

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
+from stapsdtd.probes.registry import Change, Registry, probes_of
+from tests.unit.samples import sample_object, site
+
+OBJECTS = [sample_object(site(f"n{inode}"), inode=inode) for inode in range(3)]
+
+
+def mapped(*objects: Object) -> dict[ObjectKey, tuple[Object, Mapping]]:
+    return {
+        found.key: (found, Mapping(0x1000, 0x2000, FileOffset(0), 1, found.key.inode, found.path)) for found in objects
+    }
+
+
+def listening(registry: Registry) -> list[Change]:
+    changes: list[Change] = []
+    registry.listen(changes.append)
+    return changes
+
+
+def test_object_appears_with_its_first_process_and_vanishes_with_the_last() -> None:
+    registry = Registry()
+    changes = listening(registry)
+    (found, *_) = OBJECTS
+    registry.update(ProcessKey(1, 100), mapped(found))
+    registry.update(ProcessKey(2, 100), mapped(found))
+    registry.update(ProcessKey(2, 100), mapped(found))
+    assert registry.mappings(found.key).keys() == {1, 2}
+    registry.gone(1)
+    registry.update(ProcessKey(2, 100), {})
+    assert changes == [Change(found, appeared=True), Change(found), Change(found), Change(found, vanished=True)]
+    assert registry.objects() == []
+    assert registry.mappings(found.key) == {}
+    assert registry.pids() == {2}
+
+
+def test_reused_pid_is_another_process() -> None:
+    registry = Registry()
+    registry.update(ProcessKey(1, 100), mapped(OBJECTS[0]))
+    changes = listening(registry)
+    registry.update(ProcessKey(1, 200), mapped(OBJECTS[0]))
+    assert changes == [Change(OBJECTS[0], vanished=True), Change(OBJECTS[0], appeared=True)]
+    assert registry.process(1) == ProcessKey(1, 200)
+    assert registry.process(2) is None
+
+
+def test_listener_sees_the_registry_after_the_change() -> None:
+    registry = Registry()
+    seen: list[list[Object]] = []
+    registry.listen(lambda _change: seen.append(registry.objects()))
+    registry.update(ProcessKey(1, 100), mapped(*OBJECTS[:2]))
+    registry.update(ProcessKey(1, 100), mapped(*OBJECTS[1:]))
+    assert seen == [OBJECTS[:2]] * 2 + [OBJECTS[1:]] * 2
+
+
+def test_listener_that_ended_hears_nothing() -> None:
+    registry = Registry()
+    changes: list[Change] = []
+    stop = registry.listen(changes.append)
+    stop()
+    registry.update(ProcessKey(1, 100), mapped(OBJECTS[0]))
+    assert changes == []
+
+
+def test_listener_that_fails_leaves_the_registry_right() -> None:
+    registry = Registry()
+
+    def fail(_change: Change) -> None:
+        raise OSError("no descriptors left")
+
+    stop = registry.listen(fail)
+    with pytest.raises(OSError, match="no descriptors left"):
+        registry.update(ProcessKey(1, 100), mapped(*OBJECTS))
+    stop()
+    assert registry.objects() == OBJECTS
+    registry.gone(1)
+    assert registry.objects() == []
+
+
+def test_unknown_process_may_go() -> None:
+    registry = Registry()
+    registry.gone(4711)
+    assert registry.pids() == frozenset()
+
+
+def test_probes_gather_sites_by_provider_and_name() -> None:
+    sites = [site("a", 1), site("b", 2), site("a", 3), site("a", 4, provider="other")]
+    found = sample_object(*sites)
+    registry = Registry()
+    registry.update(ProcessKey(2, 1), mapped(found))
+    registry.update(ProcessKey(1, 1), mapped(found))
+    probes = registry.probes()
+    assert [(probe.provider, probe.name, [each.site_offset for each in probe.sites]) for probe in probes] == [
+        ("app", "a", [1, 3]), ("app", "b", [2]), ("other", "a", [4]),
+    ]  # fmt: skip
+    assert all(probe.pids == (1, 2) for probe in probes)
+    assert probes == list(probes_of(found, [1, 2]))
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(1, 2), st.sets(st.integers(0, 2)) | st.none()),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_registry_is_what_the_last_looks_said(steps: list[tuple[int, int, set[int] | None]]) -> None:
+    registry = Registry()
+    standing: set[ObjectKey] = set()
+
+    def follow(change: Change) -> None:
+        if change.appeared:
+            assert change.object.key not in standing
+            standing.add(change.object.key)
+        if change.vanished:
+            standing.remove(change.object.key)
+
+    registry.listen(follow)
+    expected: dict[int, set[int]] = {}
+    for pid, start, inodes in steps:
+        if inodes is None:
+            registry.gone(pid)
+            expected.pop(pid, None)
+        else:
+            registry.update(ProcessKey(pid, start), mapped(*(OBJECTS[inode] for inode in sorted(inodes))))
+            expected[pid] = inodes
+        for found in OBJECTS:
+            pids = {pid for pid, inodes in expected.items() if found.key.inode in inodes}
+            assert registry.mappings(found.key).keys() == pids
+        assert {found.key for found in registry.objects()} == standing

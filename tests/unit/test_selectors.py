@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.model import Capture, Probe, Site
+from stapsdtd.probes.selectors import (
+    MAX_SELECTOR_LENGTH,
+    MAX_STRING_BYTES,
+    Choice,
+    choose,
+    missing_argument,
+    parse,
+    select,
+)
+from tests.unit.samples import argument, captured, sample_object, site
+
+PATH = "/usr/lib/postgresql/15/bin/postgres"
+QUERY_START = site("query__start", provider="postgresql", function="exec_simple_query", arguments=[argument()] * 2)
+
+
+def matches(text: str, where: Site = QUERY_START, path: str = PATH) -> bool:
+    return parse(text).match(path, where) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql:query__start",
+        "postgresql:query-start",
+        "postgresql:*",
+        "*:query*",
+        ":",
+        "postgresql:",
+        ":::",
+        "post?resql:query__[rst]*",
+        "postgresql:postgres:exec_simple_query:query-start",
+        "postgresql::exec_*:",
+        "postgresql:/usr/lib/*:*:query__start",
+        "postgresql4711:::query-start",
+    ],
+)
+def test_matches(text: str) -> None:
+    assert matches(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgres:query__start",
+        "postgresql:query",
+        "postgresql:query_start",
+        "PostgreSQL:query__start",
+        "postgresql:bin/postgres::",
+        "postgresql:/usr/lib/:*:query__start",
+        "postgresql::main:",
+        "postgresql:lib*::",
+        "mysql4711:::",
+        "postgresql4711:query-start",  # the pid suffix belongs to the long form
+    ],
+)
+def test_does_not_match(text: str) -> None:
+    assert not matches(text)
+
+
+def test_site_without_a_function_matches_only_any_function() -> None:
+    nowhere = site("query__start", provider="postgresql", function=None)
+    assert matches("postgresql:::", nowhere)
+    assert not matches("postgresql::main:", nowhere)
+    assert not matches("postgresql::?*:", nowhere)
+
+
+@pytest.mark.parametrize(
+    ("provider", "text", "pid"),
+    [
+        ("postgresql", "postgresql4711:::", 4711),
+        ("libpq5", "libpq5:::", None),  # a provider that ends in a digit is itself first of all
+        ("libpq5", "libpq54711:::", None),
+        ("postgresql", "*4711:::", 4711),
+    ],
+)
+def test_pid_suffix(provider: str, text: str, pid: int | None) -> None:
+    match = parse(text).match(PATH, site(provider=provider))
+    if provider == "libpq5" and text == "libpq54711:::":
+        assert match is None  # where the number begins cannot be told
+    else:
+        assert match is not None
+        assert match.pid == pid
+
+
+@pytest.mark.parametrize(
+    ("text", "captures"),
+    [
+        ("a:b", None),
+        ("a:b()", ()),
+        ("a:b( )", ()),
+        ("a:b(arg0)", (Capture(0),)),
+        ("a:b(arg0:int)", (Capture(0),)),
+        ("a:b(arg0:str)", (Capture(0, is_string=True),)),
+        ("a:b(arg12:str[256],arg0)", (Capture(12, is_string=True, max_bytes=256), Capture(0))),
+        ("a:b ( arg0 : str [ 7 ] , arg0 )", (Capture(0, is_string=True, max_bytes=7), Capture(0))),
+        (f"a:::b(arg0:str[{MAX_STRING_BYTES}])", (Capture(0, is_string=True, max_bytes=MAX_STRING_BYTES),)),
+    ],
+)
+def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
+    assert parse(text).captures == captures
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "column"),
+    [
+        ("", "parts", 0),
+        ("postgresql", "has 1 parts", 10),
+        ("a:b:c", "has 3 parts", 5),
+        ("a:b:c:d:e", "has 5 parts", 9),
+        ("a:b(arg0", "lacks its closing parenthesis", 8),
+        ("a:b(arg0) c", "goes on behind", 9),
+        ("a:b(argv)", "'argv' is no capture", 4),
+        ("a:b(arg0,)", "'' is no capture", 9),
+        ("a:b(arg0,arg1:float)", "'arg1:float' is no capture", 9),
+        ("a:b(arg0:int[4])", "only a str has a bound", 4),
+        ("a:b(arg0:str[0])", "1 to 4096", 4),
+        ("a:b(arg0:str[4097])", "1 to 4096", 4),
+    ],
+)
+def test_what_is_no_selector(text: str, reason: str, column: int) -> None:
+    with pytest.raises(InvalidArgumentError, match=reason.replace("(", r"\(")) as raised:
+        parse(text)
+    assert (raised.value.field, raised.value.column) == ("selectors", column)
+
+
+def test_length_is_bounded() -> None:
+    parse("a:" + "b" * (MAX_SELECTOR_LENGTH - 2))
+    with pytest.raises(InvalidArgumentError, match="at most 1024"):
+        parse("a:" + "b" * (MAX_SELECTOR_LENGTH - 1))
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from(":()[]*?!-_arg0123str,&|~^\n"), max_size=60))
+def test_any_text_is_a_selector_or_refused(text: str) -> None:
+    """Warnings count: what fnmatch makes of a glob must be a regular expression without doubt."""
+    try:
+        selector = parse(text)
+    except InvalidArgumentError as error:
+        assert error.field == "selectors"
+    else:
+        selector.match(PATH, QUERY_START)
+
+
+def test_hostile_glob_takes_no_time() -> None:
+    assert not matches("a:" + "*a" * 500 + "b", site("a" * 4000, provider="a"))
+
+
+def test_first_matching_selector_says_what_to_capture() -> None:
+    selectors = parse("postgresql:*(arg1)"), parse("*:query__start")
+    other = site("done", provider="other", offset=1)
+    assert choose(selectors, PATH, (QUERY_START, other)) == [Choice(captured(QUERY_START, Capture(1)), None)]
+    assert choose(selectors[::-1], PATH, (QUERY_START,)) == [Choice(captured(QUERY_START), None)]
+
+
+def test_processes_of_several_selectors_are_joined() -> None:
+    first, second, everybody = map(parse, ("postgresql7:::", "postgresql8:::", "postgresql:*"))
+    assert [choice.pids for choice in choose((first, second), PATH, (QUERY_START,))] == [frozenset({7, 8})]
+    assert [choice.pids for choice in choose((first, everybody), PATH, (QUERY_START,))] == [None]
+
+
+def test_capture_beyond_the_arguments() -> None:
+    assert missing_argument(captured(QUERY_START, Capture(1), Capture(2), Capture(3))) == (
+        "it has 2 arguments, so there is no arg2"
+    )
+    assert missing_argument(captured(QUERY_START)) is None
+
+
+def test_select_keeps_the_sites_that_are_meant() -> None:
+    inlined = site("query__start", 0x2000, provider="postgresql", function="main")
+    found = sample_object(QUERY_START, inlined)
+    probe = Probe(found, "postgresql", "query__start", (QUERY_START, inlined), (10, 11))
+    unmapped = Probe(found, "postgresql", "query__start", (QUERY_START,), (12,))
+
+    def selected(*texts: str, pids: frozenset[int] = frozenset()) -> list[Probe]:
+        return select(tuple(map(parse, texts)), [probe, unmapped], pids)
+
+    assert selected() == [probe, unmapped]
+    assert selected(pids=frozenset({11, 99})) == [probe]
+    assert [kept.sites for kept in selected("postgresql::main:")] == [(inlined,)]
+    assert selected("nobody:*") == []
+    assert selected("postgresql12:::") == [unmapped]

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.model import Capture
+from stapsdtd.probes.selectors import Choice, parse
+from stapsdtd.route import subscription as under_test
+from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
+from tests.unit.samples import argument, block, captured, sample_object, site
+
+OWN_PID = 999
+FOUND = sample_object(site("a", 1), site("b", 2, [argument()]))
+A, B = FOUND.parsed.sites
+
+
+def make(pids: Iterable[int] = (), exclude_pids: Iterable[int] = (), queue_bytes: int = 1 << 20) -> Subscription:
+    wish = Wish((parse("app:*"),), Scope(frozenset(pids), frozenset(exclude_pids)), 30, queue_bytes, 64)
+    return Subscription("id", 1, wish, OWN_PID)
+
+
+def delivered_pids(subscription: Subscription) -> list[int]:
+    entry = subscription.log.read(None)
+    return [] if entry is None else [pid for each in entry.blocks for pid in each.block.pid.tolist()]
+
+
+def status(subscription: Subscription, choice: Choice, state: SiteState = SiteState.ARMED) -> SiteStatus:
+    return SiteStatus(state, subscription.site_id(FOUND, choice), FOUND, choice.capture.site)
+
+
+@pytest.mark.parametrize(
+    ("pids", "exclude_pids", "kept"),
+    [
+        ((), (), [10, 11, 12]),
+        ((11,), (), [11]),
+        ((11, 12, 13), (12,), [11]),
+        ((), (10,), [11, 12]),
+        ((OWN_PID,), (), []),
+    ],
+)
+def test_scope(pids: tuple[int, ...], exclude_pids: tuple[int, ...], kept: list[int]) -> None:
+    subscription = make(pids, exclude_pids)
+    subscription.deliver([block([1, 2, 3, 4], pid=[10, 11, 12, OWN_PID])])
+    assert delivered_pids(subscription) == kept
+    account = subscription.account()
+    assert (account.pending, account.filtered, account.fired) == (len(kept), 4 - len(kept), 4)
+
+
+def test_selector_that_names_a_process_limits_its_site_alone() -> None:
+    subscription = make()
+    limited = subscription.site_id(FOUND, Choice(captured(A), frozenset({11})))
+    free = subscription.site_id(FOUND, Choice(captured(B), None))
+    subscription.deliver([block([1, 2, 3, 4], pid=[10, 11, 10, 11], site_id=[limited, limited, free, free])])
+    assert delivered_pids(subscription) == [11, 10, 11]
+    assert subscription.account().filtered == 1
+
+
+def test_site_ids_name_a_site_and_what_is_captured_there() -> None:
+    subscription = make()
+    first = Choice(captured(A), None)
+    assert [subscription.site_id(FOUND, first) for _ in range(2)] == [1, 1]
+    assert subscription.site_id(FOUND, Choice(captured(B), None)) == 2
+    assert subscription.site_id(FOUND, Choice(captured(B, Capture(0, is_string=True)), None)) == 3
+    assert subscription.site_id(sample_object(A, inode=2), first) == 4
+    known = subscription.known_sites([1, 3, 99])
+    assert {number: site.capture for number, site in known.items()} == {
+        1: captured(A), 3: captured(B, Capture(0, is_string=True)),
+    }  # fmt: skip
+
+
+def test_losses_are_told_once() -> None:
+    subscription = make()
+    assert subscription.new_losses() == {}
+    subscription.lost(LossStage.KERNEL_BUFFER, 3)
+    subscription.lost(LossStage.DECODE, 1)
+    assert told(subscription) == {LossStage.KERNEL_BUFFER: 3, LossStage.DECODE: 1}
+    assert subscription.new_losses() == {}
+    subscription.lost(LossStage.KERNEL_BUFFER, 2)
+    assert told(subscription) == {LossStage.KERNEL_BUFFER: 2}
+    account = subscription.account()
+    assert (account.lost_kernel_buffer, account.lost_decode, account.lost_queue) == (5, 1, 0)
+    assert account.lost == account.fired == 6
+
+
+def told(subscription: Subscription) -> dict[LossStage, int]:
+    return {stage: count for stage, (count, _total) in subscription.new_losses().items()}
+
+
+def test_events_that_made_room_are_lost_in_the_queue() -> None:
+    subscription = make(queue_bytes=1)
+    for time in range(5):
+        subscription.deliver([block([time])])
+    assert told(subscription) == {LossStage.QUEUE: 4}
+    assert subscription.new_losses() == {}
+    account = subscription.account()
+    assert (account.lost_queue, account.pending, account.fired) == (4, 1, 5)
+
+
+def test_totals_are_told_with_each_loss() -> None:
+    subscription = make()
+    for count in (3, 2):
+        subscription.lost(LossStage.DECODE, count)
+        subscription.new_losses()
+    subscription.lost(LossStage.DECODE, 4)
+    assert subscription.new_losses() == {LossStage.DECODE: (4, 9)}
+
+
+def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:
+    subscription = make()
+    woken: list[str] = []
+    forget = subscription.wake_with(lambda: woken.append("first"))
+    subscription.wake_with(lambda: woken.append("second"))
+    subscription.deliver([block([1], pid=[10])])
+    subscription.lost(LossStage.DECODE, 1)
+    subscription.changed([status(subscription, Choice(captured(A), None))])
+    subscription.end(EndReason.UNSUBSCRIBED)
+    assert woken == ["first", "second"] * 4
+    forget()
+    subscription.lost(LossStage.DECODE, 1)
+    assert woken[8:] == ["second"]
+
+
+def test_nobody_is_woken_by_what_is_filtered() -> None:
+    subscription = make()
+    woken: list[int] = []
+    subscription.wake_with(lambda: woken.append(1))
+    subscription.deliver([block([1], pid=[OWN_PID])])
+    subscription.deliver([])
+    assert woken == []
+
+
+def test_sites_counts_what_is_armed_now() -> None:
+    subscription = make()
+    first, second = Choice(captured(A), None), Choice(captured(B), None)
+    subscription.changed([status(subscription, first), status(subscription, second, SiteState.REFUSED)])
+    assert subscription.account().sites == 1
+    assert [each.state for each in subscription.new_statuses()] == [SiteState.ARMED, SiteState.REFUSED]
+    assert subscription.new_statuses() == []
+    subscription.changed([status(subscription, first, SiteState.DISARMED)])
+    assert subscription.account().sites == 0
+
+
+def test_the_first_reason_to_end_stays() -> None:
+    subscription = make()
+    assert subscription.end_reason is None
+    subscription.end(EndReason.LEASE_EXPIRED)
+    subscription.end(EndReason.SERVER_STOPPING)
+    assert subscription.end_reason is EndReason.LEASE_EXPIRED
+
+
+def test_only_so_many_sites_of_gone_objects_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "_RETIRED_KEPT", 2)
+    subscription = make()
+    staying = Choice(captured(A), frozenset({11}))
+    subscription.changed([status(subscription, staying)])
+    for inode in range(2, 8):
+        gone = sample_object(A, inode=inode)
+        number = subscription.site_id(gone, staying)
+        for state in (SiteState.ARMED, SiteState.DISARMED):
+            subscription.changed([SiteStatus(state, number, gone, A)])
+    assert sorted(subscription.known_sites(range(1, 10))) == [1, 6, 7]
+    assert subscription.site_id(FOUND, staying) == 1
+    assert subscription.site_id(sample_object(A, inode=7), staying) == 7
+    assert subscription.site_id(sample_object(A, inode=2), staying) == 8
