@@ -71,7 +71,9 @@ class Strings:
         return self.ends.nbytes + len(self.data)
 
     def row_bytes(self) -> Indices:
-        return np.diff(self.ends.astype(np.intp), prepend=0) + self.ends.itemsize
+        lengths = self.ends.astype(np.intp)
+        lengths[1:] -= lengths[:-1].copy()
+        return lengths + self.ends.itemsize
 
     def tolist(self) -> list[bytes | None]:
         ends = self.ends.tolist()

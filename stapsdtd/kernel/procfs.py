@@ -105,6 +105,10 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def panics_on_warning() -> bool:
+    return _read("/proc/sys/kernel/panic_on_warn").strip() not in {b"", b"0"}
+
+
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb", buffering=0) as file:

@@ -1,31 +1,29 @@
 """(wanted, installed) -> actions.
 
-An event is defined once and enabled in an instance (ring buffer) of each subscription that wants it. Actions are data;
-those that arm have an undo.
+An event is defined, and enabled in its instance (ring buffer), for one subscription. Actions are data; those that arm
+have an undo.
 
-Removing an event empties, in the kernel, every ring buffer that it was ever enabled in, other events' records and the
-count of the dropped ones included (__trace_remove_event_call, Linux 3.11 and later). So an event is removed only when
-all instances that it touched are gone; until then a disabled one stays defined, and holds nothing but its file.
+Removing an event empties, in the kernel, the ring buffer that it was ever enabled in, other events' records and the
+count of the dropped ones included (__trace_remove_event_call, Linux 3.11 and later). So an event that was enabled is
+removed only when its instance is gone; until then a disabled one stays defined, and holds nothing but its file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import Enum
 
 from stapsdtd.plan.events import EventSpec
 
-Instance = str
-Wanted = Mapping[EventSpec, frozenset[Instance]]
-"""Which instances want an event; an event that nobody wants is not in it."""
 
+class Standing(Enum):
+    """What an event that exists in the kernel has been through."""
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """Where an event is enabled, and in which living instances it ever was."""
-
-    enabled: frozenset[Instance]
-    touched: frozenset[Instance]
+    DEFINED = "never enabled, or its instance is gone"
+    ENABLED = "enabled"
+    DISABLED = "disabled, and its instance lives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +35,21 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Enable:
-    """Let an event write to an instance; the first one arms its sites."""
+    """Let an event write to its instance, which arms its sites."""
 
     spec: EventSpec
-    instance: Instance
 
 
 @dataclass(frozen=True, slots=True)
 class Disable:
-    """Stop an event's writing to an instance; the last one disarms its sites."""
+    """Disarm an event's sites."""
 
     spec: EventSpec
-    instance: Instance
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete a disabled event and with it the kernel's hold on the object's file."""
+    """Delete an event and with it the kernel's hold on the object's file."""
 
     spec: EventSpec
 
@@ -61,19 +57,18 @@ class Remove:
 Action = Define | Enable | Disable | Remove
 
 
-def changes(wanted: Wanted, installed: Mapping[EventSpec, Installed]) -> list[Action]:
+def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, Standing]) -> list[Action]:
     """What leads from installed to wanted. Disarming comes first: it frees what arming may need."""
     actions: list[Action] = []
-    for spec, state in installed.items():
-        still = wanted.get(spec, frozenset())
-        actions += [Disable(spec, instance) for instance in sorted(state.enabled - still)]
-        if not still and not state.touched:
+    for spec, standing in installed.items():
+        if spec in wanted:
+            continue
+        if standing is Standing.ENABLED:
+            actions.append(Disable(spec))
+        elif standing is Standing.DEFINED:
             actions.append(Remove(spec))
-    for spec, instances in wanted.items():
-        state = installed.get(spec, Installed(frozenset(), frozenset()))
-        if spec not in installed:
-            actions.append(Define(spec))
-        actions += [Enable(spec, instance) for instance in sorted(instances - state.enabled)]
+    actions += [Define(spec) for spec in wanted if spec not in installed]
+    actions += [Enable(spec) for spec in wanted if installed.get(spec) is not Standing.ENABLED]
     return actions
 
 
@@ -82,7 +77,7 @@ def undo(action: Action) -> Action | None:
     match action:
         case Define(spec):
             return Remove(spec)
-        case Enable(spec, instance):
-            return Disable(spec, instance)
+        case Enable(spec):
+            return Disable(spec)
         case Disable() | Remove():
             return None

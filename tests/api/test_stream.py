@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,9 +12,12 @@ import grpc
 import numpy as np
 import pytest
 
+from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Object, Unavailable
+from stapsdtd.probes.selectors import parse
+from stapsdtd.route.subscription import Scope, Subscription, Wish
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import Served, processes, served
 from tests.support import wait_for
@@ -59,20 +63,9 @@ def value_of(value: pb.Value) -> Any:
 
 
 def rows(messages: Iterable[pb.StreamResponse]) -> list[Row]:
-    return [
-        (
-            event.seq,
-            event.time_ns,
-            event.pid,
-            event.tid,
-            event.cpu,
-            event.comm,
-            event.site_id,
-            *map(value_of, event.values),
-        )  # fmt: skip
-        for message in messages
-        for event in message.rows.events
-    ]
+    events = [event for message in messages for event in message.rows.events]
+    heads = [(each.seq, each.time_ns, each.pid, each.tid, each.cpu, each.comm, each.site_id) for each in events]
+    return [(*head, *map(value_of, event.values)) for head, event in zip(heads, events, strict=True)]
 
 
 def column_values(column: pb.Column, count: int) -> list[Any]:
@@ -113,7 +106,7 @@ def finished(server: Served, subscription_id: str, encoding: str = "ROWS", from_
     return list(server.stream(subscription_id, encoding, from_seq))
 
 
-def ended_with(call: Any) -> tuple[grpc.StatusCode, str]:
+def ended_with(call: Any) -> tuple[grpc.StatusCode, Any]:
     with pytest.raises(grpc.RpcError) as raised:
         list(call)
     return raised.value.code(), raised.value.details()
@@ -507,3 +500,22 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], server.file_object(site("b"), name="next"), "next")
         assert self.statuses(call) == [("b", ARMED)]
         call.cancel()
+
+
+def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> None:
+    """Its successor begins with the same events, and is the one to say whether they were delivered."""
+    wish = Wish((parse("app:*"),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", 1, wish, 999)
+    subscription.deliver([block([1, 2])])
+    stream = SubscriptionStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
+
+    async def read() -> None:
+        messages = stream.messages()
+        assert seqs([await anext(messages)]) == [1, 2]
+        stream.take_over()
+        with pytest.raises(TakenOverError):
+            await anext(messages)
+
+    asyncio.run(read())
+    assert (subscription.account().pending, subscription.account().delivered) == (2, 0)
+    assert subscription._waiters == []

@@ -37,7 +37,7 @@ def program(folder: Path) -> Path:
 def run(folder: Path, repeats: int) -> list[Figure]:
     path = program(folder)
     process = subprocess.Popen([path])
-    daemon = Daemon(folder, "--log-level", "warning")
+    daemon = Daemon(folder)
     try:
         with Client(daemon.target) as client:
             wait_for(lambda: len(client.list_probes(["bench:*"]).probes) == SITES, "the program to be seen")

@@ -18,7 +18,7 @@ _HITS = 200_000
 
 def run(folder: Path, repeats: int) -> list[Figure]:
     path = compile_target("ticker.c", folder / "ticker", "-ldl", "-lpthread")
-    daemon = Daemon(folder, "--log-level", "warning")
+    daemon = Daemon(folder)
     ours: list[float] = []
     counted: list[float] = []
     delivered: list[float] = []

@@ -86,10 +86,6 @@ def test_throw_catch_and_rethrow_are_told_in_order(daemon: Daemon, thrower: Thro
     assert recorder.finish().lost == 0
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="a program that an excluded client starts inherits the exclusion, uncounted (event-fork)",
-)
 def test_program_that_starts_later_is_traced_from_its_first_throw(
     daemon: Daemon, program: Path, thrower: Thrower
 ) -> None:

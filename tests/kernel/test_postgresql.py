@@ -159,10 +159,6 @@ def test_statements_of_several_connections_are_told_in_order(daemon: Daemon, clu
         assert (account.fired, account.lost) == (account.delivered, 0)
 
 
-@pytest.mark.xfail(
-    raises=AssertionError,
-    reason="an event larger than a sub-buffer of the ring is dropped, and the kernel does not count it",
-)
 def test_statement_too_long_for_the_ring_is_delivered_or_counted(daemon: Daemon, cluster: Cluster) -> None:
     with Session(cluster) as session:
         with Recorder(daemon.target, "postgresql:query__start(arg0:str)") as recorder:

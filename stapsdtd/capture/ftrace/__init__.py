@@ -3,6 +3,6 @@
     plan.actions ──► executor ──► uprobe_events, instances/…/enable
     per_cpu/cpuN/trace_pipe_raw ──► reader ──► pages ──► decode ──► Sink
 
-Each subscription has a tracefs instance, a ring buffer for each CPU, so that what the kernel drops there is that
-subscription's loss and nobody else's. Events are shared: two subscriptions with the same wish pay one trap.
+Each subscription has a tracefs instance, a ring buffer for each CPU, and events of its own, so that what the kernel
+counted and dropped there is that subscription's and nobody else's.
 """

@@ -18,13 +18,17 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Object, ObjectKey, SiteCapture
-from stapsdtd.plan.actions import Define, Instance, changes
-from stapsdtd.plan.events import EventSpec, group_sites, split
+from stapsdtd.plan.actions import Define, changes
+from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 
 _log = logging.getLogger(__name__)
 
 _WAKE_PERCENT = 25
 _PASSING_BUFFER_KIB = 256
+_NO_STRINGS = (
+    "strings of more than a page make the kernel warn (trace_uprobe.c, prepare_uprobe_buffer), "
+    "and kernel.panic_on_warn makes a warning bring this host down"
+)
 
 
 @dataclass(slots=True)
@@ -78,8 +82,6 @@ class FtraceEngine:
             self._tracefs.write(f"{base}/options/overwrite", "0")
             self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
             self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
-            # threads and children made later follow their maker into the list of the excluded
-            self._tracefs.write(f"{base}/options/event-fork", "1")
             self._exclude_in(instance, subscription.excluded)
             self._reader.add(ticket, instance, online_cpus())
         except BaseException:
@@ -90,7 +92,8 @@ class FtraceEngine:
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
         """A daemon or client that is traced while it handles events would make events of its own without end.
 
-        Done only where such a process maps the object, since the list costs every context switch of the host.
+        Done only where such a process maps the object, since the list costs every context switch of the host. What
+        threads it makes later leave events, which the sink filters.
         """
         new = pids - subscription.excluded
         subscription.excluded |= new
@@ -111,11 +114,13 @@ class FtraceEngine:
             subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
         ids = dict(zip(target.captures, target.site_ids, strict=True))
         refusals: list[Refusal] = []
-        pending = list(group_sites(key, target.object.parsed.architecture, target.captures))
+        no_strings = _NO_STRINGS if procfs.panics_on_warning() else ""
+        instance = subscription.instance_of(key)
+        pending = list(group_sites(instance, key, target.object.parsed.architecture, target.captures, no_strings))
         while pending:
             spec = pending.pop()
             try:
-                self._arm_event(ticket, subscription.instance_of(key), spec, ids, target.file_path)
+                self._arm_event(ticket, spec, ids, target.file_path)
             except TracefsRejectedError as error:
                 if len(spec.sites) > 1:
                     pending += split(spec)
@@ -126,57 +131,56 @@ class FtraceEngine:
                 subscription.wanted.setdefault(key, set()).add(spec)
         return refusals
 
-    def _arm_event(
-        self, ticket: Ticket, instance: Instance, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str
-    ) -> None:
+    def _arm_event(self, ticket: Ticket, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str) -> None:
         """Between defining and enabling the reader learns the event, so that it never meets an unknown record."""
-        state = self._executor.state()
-        wanted = {known: installed.enabled for known, installed in state.items() if installed.enabled}
-        actions = changes({**wanted, spec: wanted.get(spec, frozenset()) | {instance}}, state)
-        defining = [action for action in actions if isinstance(action, Define)]
-        self._executor.run(defining, file_path)
+        actions = changes(self._wanted() | {spec}, self._executor.state())
+        self._executor.run((action for action in actions if isinstance(action, Define)), file_path)
         site_ids = tuple(ids[plan.capture] for plan in spec.sites)
-        self._reader.decode_with(ticket, instance, Decoder(spec, self._executor.installed[spec].format, site_ids))
+        decoder = Decoder(spec, self._executor.installed[spec].format, site_ids)
+        self._reader.decode_with(ticket, spec.instance, decoder)
         try:
             self._executor.run(action for action in actions if not isinstance(action, Define))
         except TracefsRejectedError:
-            self._executor.run(changes(wanted, self._executor.state()))
+            self._bring_in_step()
             raise
+
+    def _wanted(self) -> set[EventSpec]:
+        return {
+            spec
+            for subscription in self._subscriptions.values()
+            for specs in subscription.wanted.values()
+            for spec in specs
+        }
+
+    def _bring_in_step(self) -> None:
+        self._executor.run(changes(self._wanted(), self._executor.state()))
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
         subscription = self._subscriptions[ticket]
-        self._disable(subscription, target.key)
+        subscription.wanted.pop(target.key, None)
+        self._bring_in_step()
         instance = subscription.instances.pop(target.key, None)
         if instance is not None:
-            self._remove_instance(ticket, instance)
+            self._remove_instance(ticket, subscription, instance)
 
     def close(self, ticket: Ticket) -> None:
         subscription = self._subscriptions.pop(ticket)
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.close, ticket)
             for instance in subscription.instances.values():
-                steps.callback(self._remove_instance, ticket, instance)
-            self._disable(subscription, *list(subscription.wanted))
+                steps.callback(self._remove_instance, ticket, subscription, instance)
+            self._bring_in_step()
 
-    def _disable(self, subscription: _Subscription, *keys: ObjectKey) -> None:
-        released = {spec: subscription.instance_of(key) for key in keys for spec in subscription.wanted.pop(key, ())}
-        state = self._executor.state()
-        wanted = {
-            spec: installed.enabled - {released[spec]} if spec in released else installed.enabled
-            for spec, installed in state.items()
-        }
-        self._executor.run(changes({spec: instances for spec, instances in wanted.items() if instances}, state))
-
-    def _remove_instance(self, ticket: Ticket, instance: Instance) -> None:
-        """Deliver what is left in it, remove it, and then the events that only it had kept."""
+    def _remove_instance(self, ticket: Ticket, subscription: _Subscription, instance: Instance) -> None:
+        """Deliver what is left in it, remove it, and then the events that wrote to it."""
         try:
-            self._reader.finish(ticket, instance)
+            # hits of the excluded are counted too, and are no loss
+            hits = None if subscription.excluded else self._executor.hits(instance)
+            self._reader.finish(ticket, instance, hits)
         finally:
             self._tracefs.remove_instance(instance)
         self._executor.instance_gone(instance)
-        state = self._executor.state()
-        wanted = {spec: installed.enabled for spec, installed in state.items() if installed.enabled}
-        self._executor.run(changes(wanted, state))
+        self._bring_in_step()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stapsdtd.capture.ftrace.format import EventFormat
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, Installed, Instance, Remove, undo
-from stapsdtd.plan.events import EventSpec
+from stapsdtd.plan.actions import Action, Define, Disable, Enable, Remove, Standing, undo
+from stapsdtd.plan.events import EventSpec, Instance
+
+_HITS = re.compile(r"\s(\S+)\s+(\d+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -20,12 +23,11 @@ class InstalledEvent:
 
     name: str
     format: EventFormat
-    enabled: set[Instance] = field(default_factory=set)
-    touched: set[Instance] = field(default_factory=set)
+    standing: Standing = Standing.DEFINED
 
 
 class Executor:
-    """Knows what is installed. Events are named GROUP/e0, e1, …, a name never used twice."""
+    """Knows what is installed. An event's name is never used twice, on the whole host: uprobe_profile shows no group."""
 
     def __init__(self, tracefs: Tracefs, group: str) -> None:
         self._tracefs = tracefs
@@ -33,18 +35,21 @@ class Executor:
         self._numbers = itertools.count()
         self.installed: dict[EventSpec, InstalledEvent] = {}
 
-    def state(self) -> dict[EventSpec, Installed]:
+    def state(self) -> dict[EventSpec, Standing]:
         """Answer the state that `plan.changes` starts from."""
-        return {
-            spec: Installed(frozenset(event.enabled), frozenset(event.touched))
-            for spec, event in self.installed.items()
-        }
+        return {spec: event.standing for spec, event in self.installed.items()}
 
     def instance_gone(self, instance: Instance) -> None:
-        """An instance was removed, so the events that it had touched no longer matter to it."""
-        for event in self.installed.values():
-            event.enabled.discard(instance)
-            event.touched.discard(instance)
+        """An instance was removed, and with it the ring that the removal of its events would empty."""
+        for spec, event in self.installed.items():
+            if spec.instance == instance:
+                event.standing = Standing.DEFINED
+
+    def hits(self, instance: Instance) -> int:
+        """Answer how often the events of an instance fired, by the kernel's count; exact once they are disabled."""
+        names = {event.name for spec, event in self.installed.items() if spec.instance == instance}
+        profile = _HITS.findall(self._tracefs.read("uprobe_profile"))
+        return sum(int(count) for name, count in profile if name in names)
 
     def run(self, actions: Iterable[Action], file_path: str = "") -> None:
         """Do all or nothing. file_path reaches the object of Define actions. Raises TracefsRejectedError."""
@@ -55,39 +60,39 @@ class Executor:
                 done.append(action)
         except BaseException:
             for action in reversed(done):
-                inverse = undo(action)
-                if inverse is not None and not self._empties_rings(inverse):
-                    # the first error is the one to report
-                    with contextlib.suppress(TracefsRejectedError):
-                        self._do(inverse, file_path)
+                self._take_back(action)
             raise
 
-    def _empties_rings(self, action: Action) -> bool:
-        """Removing an event takes the records of others with it, where it was ever enabled (`plan.actions`)."""
-        return isinstance(action, Remove) and bool(self.installed[action.spec].touched)
+    def _take_back(self, action: Action) -> None:
+        inverse = undo(action)
+        if inverse is None:
+            return
+        if isinstance(inverse, Remove) and self.installed[inverse.spec].standing is not Standing.DEFINED:
+            return
+        # the first error is the one to report
+        with contextlib.suppress(TracefsRejectedError):
+            self._do(inverse, "")
 
     def _do(self, action: Action, file_path: str) -> None:
         match action:
             case Define(spec):
                 self._define(spec, file_path)
-            case Enable(spec, instance):
-                event = self.installed[spec]
-                self._switch(event, instance, "1")
-                event.enabled.add(instance)
-                event.touched.add(instance)
-            case Disable(spec, instance):
-                event = self.installed[spec]
-                self._switch(event, instance, "0")
-                event.enabled.discard(instance)
+            case Enable(spec):
+                self._switch(spec, "1")
+                self.installed[spec].standing = Standing.ENABLED
+            case Disable(spec):
+                self._switch(spec, "0")
+                self.installed[spec].standing = Standing.DISABLED
             case Remove(spec):
                 self._remove(self.installed[spec].name)
                 del self.installed[spec]
 
-    def _switch(self, event: InstalledEvent, instance: Instance, value: str) -> None:
-        self._tracefs.write(f"instances/{instance}/events/{self._group}/{event.name}/enable", value)
+    def _switch(self, spec: EventSpec, value: str) -> None:
+        name = self.installed[spec].name
+        self._tracefs.write(f"instances/{spec.instance}/events/{self._group}/{name}/enable", value)
 
     def _define(self, spec: EventSpec, file_path: str) -> None:
-        name = f"e{next(self._numbers)}"
+        name = f"e{next(self._numbers)}_{self._group.removeprefix('stapsdtd_')}"
         defined = False
         try:
             for position, plan in enumerate(spec.sites):

@@ -25,7 +25,7 @@ from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, decode_records
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.plan.actions import Instance
+from stapsdtd.plan.events import Instance
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ class _Ring:
     cpu: int
     descriptor: int
     stats: str
+    page_format: PageFormat
     held: Records | None = None
+    read: int = 0
     lost: int = 0
 
 
@@ -67,7 +69,6 @@ class Reader:
     def __init__(self, tracefs: Tracefs, pids_of: PidsOf) -> None:
         self._tracefs = tracefs
         self._pids_of = pids_of
-        self._page_format = PageFormat.parse(tracefs.read("events/header_page"))
         self._channels: dict[Ticket, _Channel] = {}
         self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
         self._jobs_lock = threading.Lock()
@@ -87,12 +88,13 @@ class Reader:
     def add(self, ticket: Ticket, instance: Instance, cpus: list[int]) -> None:
         """Begin to read an instance that exists."""
         rings: list[_Ring] = []
+        page_format = PageFormat.parse(self._tracefs.read("events/header_page"))
         try:
             for cpu in cpus:
                 base = f"instances/{instance}/per_cpu/cpu{cpu}"
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
                 descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats"))
+                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats", page_format))
         except OSError:
             # while one is open, the instance cannot be removed
             for ring in rings:
@@ -115,14 +117,22 @@ class Reader:
 
         self._call(job)
 
-    def finish(self, ticket: Ticket, instance: Instance) -> None:
-        """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it."""
+    def finish(self, ticket: Ticket, instance: Instance, hits: int | None) -> None:
+        """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it.
+
+        hits: how often its events fired, None where that is not known. The kernel drops a record that is larger than a
+        sub-buffer, as one with long strings can be, without a trace in the ring's figures.
+        """
 
         def job() -> None:
             channel = self._channels[ticket]
             try:
                 self._drain(channel)
                 self._tell_losses(channel)
+                rings = [ring for ring in channel.rings if ring.instance == instance]
+                accounted = sum(ring.read + ring.lost for ring in rings)
+                if hits is not None and hits > accounted:
+                    channel.sink.lost(LossStage.KERNEL_BUFFER, hits - accounted)
             finally:
                 for ring in [ring for ring in channel.rings if ring.instance == instance]:
                     self._epoll.unregister(ring.descriptor)
@@ -192,7 +202,8 @@ class Reader:
                 if ring.held is not None:
                     found.append((ring, ring.held))
                 continue
-            records = parse_pages(ring.cpu, pages, self._page_format)
+            records = parse_pages(ring.cpu, pages, ring.page_format)
+            ring.read += len(records)
             if len(pages) == _PAGES_PER_SWEEP and len(records):
                 # this ring has more, so no other may go on beyond what was read of it
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
@@ -220,12 +231,12 @@ class Reader:
         pages: list[bytes] = []
         while len(pages) < _PAGES_PER_SWEEP:
             try:
-                page = os.read(ring.descriptor, self._page_format.bytes)
+                page = os.read(ring.descriptor, ring.page_format.bytes)
             except BlockingIOError:
                 break
             if not page:
                 break
-            pages.append(page.ljust(self._page_format.bytes, b"\0"))
+            pages.append(page.ljust(ring.page_format.bytes, b"\0"))
         return pages
 
     def _tell_losses(self, channel: _Channel) -> None:
