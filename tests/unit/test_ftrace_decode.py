@@ -78,7 +78,7 @@ def decode_one(spec: EventSpec, *records: bytes, site_ids: tuple[int, ...] | Non
 
 
 def spec_of(*captures: SiteCapture) -> EventSpec:
-    (spec,) = group_sites(key(), "x86-64", captures)
+    (spec,) = group_sites("instance", key(), "x86-64", captures)
     return spec
 
 
@@ -150,7 +150,7 @@ def test_fields_are_read_wherever_the_kernel_puts_them() -> None:
 
 @given(offset=st.integers(0, 24), size=st.sampled_from([1, 2, 4, 8]), value=st.integers(0, (1 << 64) - 1))
 def test_numbers_at_any_offset(offset: int, size: int, value: int) -> None:
-    spec = EventSpec(key(), (), spec_of(captured(site(arguments=[argument()]))).sites)
+    spec = EventSpec("instance", key(), (), spec_of(captured(site(arguments=[argument()]))).sites)
     value %= 1 << 8 * size
     content = bytearray(struct.pack("<HBBi", EVENT_ID, 0, 0, 5) + struct.pack("<II", 0, 0) + b"\xcc" * 40)
     content[16 + offset : 16 + offset + size] = value.to_bytes(size, "little")
@@ -206,9 +206,3 @@ def test_records_of_unknown_events_are_counted() -> None:
     assert ([len(block) for block in blocks], count) == ([2], 2)
     assert decode_records(records_of([]), {EVENT_ID: decoder}, pids_of) == ([], 0)
     assert decode_records(records, {}, pids_of) == ([], 4)
-
-
-def test_plan_and_format_agree() -> None:
-    spec = spec_of(captured(site(arguments=[argument(Memory("rbp"), 2)])))
-    assert spec.sites[0].sources == (Field(SlotKind.WORD, 0),)
-    assert Kernel(spec).fields["w1"] == FieldPlace(26, 2)
