@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import pytest
 
@@ -103,7 +103,7 @@ class Ticker:
         self._process.kill()
         self._process.communicate()
 
-    def __enter__(self) -> Ticker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -172,9 +172,7 @@ def running_daemon(folder: Path, *options: str, prefix: Sequence[str] = ()) -> I
 
 def stapsdt(target: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the client's command against a daemon."""
-    return subprocess.run(
-        stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60
-    )
+    return subprocess.run(stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60)
 
 
 def stapsdt_command(target: str, *arguments: str) -> Sequence[str]:
@@ -228,7 +226,7 @@ class Recorder:
         assert self.account is not None
         return self.account
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from stapsdtd.capture.batch import Numbers, Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits

@@ -13,10 +13,10 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from stapsdtd.errors import (
     InvalidArgumentError,
     KernelFeatureError,
+    LimitReachedError,
     NotSupportedError,
     ObjectGoneError,
     StapsdtdError,
-    LimitReachedError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )

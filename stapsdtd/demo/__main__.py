@@ -35,7 +35,7 @@ def main() -> int:
                 f"stapsdt --server {server} trace " + " ".join(f"'{selector}'" for selector in _SELECTORS),
             )
             trace = subprocess.Popen([_COMMANDS / "stapsdt", "--server", server, "trace", *_SELECTORS])
-            _wait(lambda: client.subscriptions(), trace, "the subscription")
+            _wait(client.subscriptions, trace, "the subscription")
             _say("that program: pure Python, which makes its probes while it runs", "python -m stapsdtd.demo.shop")
             fired = _run_shop()
             account = _account(client, fired)

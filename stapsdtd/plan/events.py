@@ -99,7 +99,7 @@ def group_sites(
 
 
 def _size(counts: Counts) -> tuple[int, int]:
-    """Events are apart in how many strings they have, for which no immediate can stand, and in the order of the rest."""
+    """Events differ in how many strings they have, for which no immediate can stand, and in the order of the rest."""
     strings = counts[SlotKind.STRING]
     return strings, bisect_left(_SIZES, sum(counts.values()) - strings)
 

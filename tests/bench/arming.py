@@ -1,4 +1,4 @@
-"""What arming and disarming costs: 1,000 sites of one object through the API, beside one tracefs event for each site."""
+"""What arming and disarming costs: 1,000 sites of one object through the API, beside one tracefs event for each."""
 
 from __future__ import annotations
 
@@ -83,11 +83,12 @@ def _one_event_each(path: Path) -> tuple[float, float]:
     for number, site in enumerate(sites):
         tracefs.append_definition(f"p:{group}/e{number} {path}:{site.site_offset:#x}")
 
-    def switch(value: str) -> Callable[[], None]:
-        return lambda: [tracefs.write(f"events/{group}/e{number}/enable", value) for number in range(len(sites))] and None
+    def switch(value: str) -> None:
+        for number in range(len(sites)):
+            tracefs.write(f"events/{group}/e{number}/enable", value)
 
     try:
-        return _timed(switch("1")), _timed(switch("0"))
+        return _timed(lambda: switch("1")), _timed(lambda: switch("0"))
     finally:
         for number in range(len(sites)):
             tracefs.append_definition(f"-:{group}/e{number}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A median in `unit`; ratio is to the reference of the same run that the benchmark names, None where there is none."""
+    """A median in `unit`; ratio is to the reference of the same run, None where there is none."""
 
     name: str
     median: float

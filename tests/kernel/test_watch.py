@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,19 @@ def pyprogram(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticker]:
         yield running
 
 
+def is_armed(recorder: Recorder, count: int) -> bool:
+    return len(recorder.armed()) == count
+
+
 def probe_names(daemon: Daemon, pid: int) -> set[str]:
     with Client(daemon.target) as client:
         return {f"{probe.provider}:{probe.name}" for probe in client.list_probes(pids=[pid])}
 
 
 def test_processes_from_before_and_after_the_start_are_listed(
-    daemon: Daemon, ticker: Ticker, ticker_program: Path
+    ticker: Ticker, daemon: Daemon, ticker_program: Path
 ) -> None:
+    assert probe_names(daemon, ticker.pid)
     with Ticker(ticker_program) as later:
         wait_for(lambda: probe_names(daemon, later.pid), "the new process")
         assert probe_names(daemon, later.pid) == {"ticker:tick", "ticker:values", "ticker:text"}
@@ -82,7 +88,7 @@ def test_reloaded_and_unloaded_memfds_are_let_go(daemon: Daemon, pyprogram: Tick
     with Recorder(daemon.target, "pyprogram:request(arg1)") as recorder:
         pyprogram.do("load")
         for generation in range(1, 6):
-            wait_for(lambda generation=generation: len(recorder.armed()) == generation, "the new library to be armed")
+            wait_for(partial(is_armed, recorder, generation), "the new library to be armed")
             pyprogram.do("fire 2")
             pyprogram.do("reload" if generation < 5 else "unload")
         wait_for(lambda: not [name for name, _ in tracefs.uprobe_events() if group in name], "the events to be removed")

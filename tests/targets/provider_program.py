@@ -1,6 +1,7 @@
 """A pure-Python program with probes that does what it is told on standard input, and answers each command with a line.
 
-load, unload, reload | close: close every descriptor but the standard ones | fire N | enabled | fork N: fire N in a child
+load, unload, reload | enabled | fire N | fork N: fire N in a child
+close: close every descriptor but the standard ones
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ from stapsdtd.capture.batch import (
     COMM_BYTES,
     I32,
     I64,
-    U16,
-    U32,
     U64,
     Block,
     Comms,
@@ -40,25 +38,28 @@ class Decoder:
 
     def decode(self, records: Records, pids_of: PidsOf) -> list[Block]:
         """One block for each site that fired."""
-        sites = _numbers(records, self.format.fields["site"]).astype(np.intp)
-        tids = _numbers(records, self.format.fields["common_pid"]).astype(np.uint32).view(np.int32)
-        comms = _comms(records, self.format.fields["comm"])
-        pids = pids_of(tids)
+        sites = _numbers(records, self.format.fields["site"])
         return [
-            self._site_block(position, records, np.flatnonzero(sites == position), pids, tids, comms)
+            self._site_block(position, records.take(np.flatnonzero(sites == position)), pids_of)
             for position in np.unique(sites).tolist()
         ]
 
-    def _site_block(self, position: int, records: Records, rows: Indices, pids: I32, tids: I32, comms: Comms) -> Block:
-        own = records.take(rows)
+    def _site_block(self, position: int, records: Records, pids_of: PidsOf) -> Block:
+        fields = self.format.fields
         plan = self.spec.sites[position]
-        values = tuple(
-            self._values(own, source, capture, plan.capture.site.arguments[capture.index])
-            for source, capture in zip(plan.sources, plan.capture.captures, strict=True)
+        tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
+        return Block(
+            records.time_ns,
+            pids_of(tids),
+            tids,
+            np.full(len(records), records.cpu, np.uint16),
+            _comms(records, fields["comm"]),
+            np.full(len(records), self.site_ids[position], np.uint32),
+            tuple(
+                self._values(records, source, capture, plan.capture.site.arguments[capture.index])
+                for source, capture in zip(plan.sources, plan.capture.captures, strict=True)
+            ),
         )
-        cpus: U16 = np.full(len(rows), records.cpu, np.uint16)
-        site_ids: U32 = np.full(len(rows), self.site_ids[position], np.uint32)
-        return Block(own.time_ns, pids[rows], tids[rows], cpus, comms[rows], site_ids, values)
 
     def _values(
         self, records: Records, source: Field | Constant | Unavailable, capture: Capture, argument: Argument

@@ -27,7 +27,10 @@ class InstalledEvent:
 
 
 class Executor:
-    """Knows what is installed. An event's name is never used twice, on the whole host: uprobe_profile shows no group."""
+    """Knows what is installed.
+
+    An event's name is never used twice on the whole host, since uprobe_profile shows no group.
+    """
 
     def __init__(self, tracefs: Tracefs, group: str) -> None:
         self._tracefs = tracefs
