@@ -172,6 +172,20 @@ def test_watch_tells_what_comes_and_goes(daemon: Daemon, ticker_program: Path) -
         assert removed.probe.name == "tick"
 
 
+def test_without_map_files_the_root_and_descriptors_lead_to_objects(
+    tmp_path: Path, ticker_program: Path, pyprogram: Ticker
+) -> None:
+    prefix = ["setpriv", "--bounding-set=-sys_admin,-checkpoint_restore", "--inh-caps=-sys_admin,-checkpoint_restore"]
+    script = f"mount -t tmpfs none /mnt && cp {ticker_program} /mnt/hidden && exec /mnt/hidden"
+    with running_daemon(tmp_path, prefix=prefix) as daemon, Ticker("unshare", "-m", "sh", "-c", script) as ticker:
+        pyprogram.do("load")
+        wait_for(lambda: probe_names(daemon, pyprogram.pid), "the memfd")
+        with Recorder(daemon.target, "ticker:tick(arg0)", "pyprogram:request(arg1)") as recorder:
+            ticker.do("fire 2")
+            pyprogram.do("fire 1")
+    assert sorted(recorder.values()) == [(0,), (0,), (1,)]
+
+
 def test_without_perf_and_connector_it_says_so_once_and_rescans(tmp_path: Path, ticker_program: Path) -> None:
     keep = "-all,+dac_override,+dac_read_search,+sys_ptrace,+checkpoint_restore"
     # the connector speaks to the first network namespace only

@@ -5,9 +5,14 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
+from stapsdtd.plan.events import EventSpec
+from stapsdtd.plan.fetch import SlotKind
+
 PAGE_BYTES = 4096
 HEADER = 16
 ROOM = PAGE_BYTES - HEADER
+EVENT_ID = 2326
 
 
 @dataclass(frozen=True)
@@ -101,3 +106,41 @@ def decoded(data: bytes) -> list[tuple[int, int, bytes]]:
             records.append((time, at + 4, data[at + 4 : at + 4 + 4 * kind]))
             at += 4 + 4 * kind
     return records
+
+
+class Kernel:
+    """An event as the kernel lays it out: fields one behind the other without alignment, then strings and comm."""
+
+    def __init__(self, spec: EventSpec, event_id: int = EVENT_ID) -> None:
+        self.spec = spec
+        self.fields = {"common_type": FieldPlace(0, 2), "common_pid": FieldPlace(4, 4)}
+        at = 16
+        for field in spec.fetch_arguments(0).split():
+            name = field.partition("=")[0]
+            kind = next((kind for kind in SlotKind if kind.letter == name[0] and name[1:].isdecimal()), None)
+            size = {SlotKind.QUAD: 8, SlotKind.WORD: 2, SlotKind.BYTE: 1}.get(kind, 4) if kind else 4
+            self.fields[name] = FieldPlace(at, size)
+            at += size
+        self.head = at
+        self.format = EventFormat(event_id, self.fields)
+
+    def record(self, position: int, tid: int = 1011, comm: bytes = b"app", **values: int | bytes | None) -> bytes:
+        """What is not named is noise."""
+        head = bytearray(b"\xcc" * self.head)
+        tail = b""
+        for name, value in {
+            "common_type": self.format.id,
+            "common_pid": tid,
+            "site": position,
+            "comm": comm,
+            **values,
+        }.items():
+            place = self.fields[name]
+            if isinstance(value, bytes) or value is None:
+                data = b"" if value is None else value + b"\0"
+                number = (len(data) << 16) | (self.head + len(tail))
+                tail += data
+            else:
+                number = value % (1 << 8 * place.size)
+            head[place.offset : place.offset + place.size] = number.to_bytes(place.size, "little")
+        return bytes(head) + tail

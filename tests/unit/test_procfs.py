@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -71,7 +70,7 @@ def test_what_has_no_path_has_no_way_through_the_root() -> None:
 
 
 @pytest.fixture
-def gone() -> Iterator[int]:
+def gone() -> int:
     with subprocess.Popen(["true"]) as process:
         return process.pid
 

@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 _WAKE_PERCENT = 25
 _PASSING_BUFFER_KIB = 256
+_MAX_PASSING = 128
+_TOO_MANY_PASSING = (
+    f"the ftrace engine holds {_MAX_PASSING} memfds, deleted files and containers' files for a subscription, not more"
+)
 _NO_STRINGS = (
     "strings of more than a page make the kernel warn (trace_uprobe.c, prepare_uprobe_buffer), "
     "and kernel.panic_on_warn makes a warning bring this host down"
@@ -109,6 +113,8 @@ class FtraceEngine:
         subscription = self._subscriptions[ticket]
         key = target.object.key
         self._exclude(subscription, target.exclude_pids)
+        if target.is_passing and len(subscription.instances) > _MAX_PASSING:
+            return [Refusal(capture.site, _TOO_MANY_PASSING) for capture in target.captures]
         if target.is_passing and key not in subscription.instances:
             buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
             subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)

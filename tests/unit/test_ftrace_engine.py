@@ -1,0 +1,340 @@
+"""Engine and reader together, over a tracefs in a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stapsdtd.capture.batch import I32, Block
+from stapsdtd.capture.engine import LossStage, Target
+from stapsdtd.capture.ftrace import engine as engine_module
+from stapsdtd.capture.ftrace.engine import FtraceEngine
+from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.perf import online_cpus
+from stapsdtd.model import Object, Register
+from tests.support import wait_for
+from tests.unit.fake_tracefs import FakeTracefs
+from tests.unit.ring_pages import Data, Kernel, page
+from tests.unit.samples import argument, captured, event_rows, sample_object, site
+
+OWNER = Owner(1, 2, 3)
+FOUND = sample_object(
+    site("a", 0x10, [argument(Register("rdi"))]), site("b", 0x20, [argument(Register("rsi"))]), site("c", 0x30)
+)
+TICKET = 1
+
+
+class RecordingSink:
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self.losses: list[tuple[LossStage, int]] = []
+
+    def deliver(self, blocks: Sequence[Block]) -> None:
+        self.blocks += blocks
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        self.losses.append((stage, count))
+
+    def values(self) -> list[tuple[object, ...]]:
+        """(site, values…) of each event, in the order in which they came."""
+        return [row[5:] for block in self.blocks for row in event_rows(block)]
+
+
+def pids_of(tids: I32) -> I32:
+    return tids
+
+
+@pytest.fixture
+def tracefs(tmp_path: Path) -> FakeTracefs:
+    return FakeTracefs(tmp_path)
+
+
+@pytest.fixture
+def engine(tracefs: FakeTracefs) -> Iterator[FtraceEngine]:
+    made = FtraceEngine(tracefs, OWNER, pids_of)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    yield made
+    tracefs.refuse = lambda _path, _line: False
+    assert len(os.listdir("/proc/self/fd")) >= descriptors
+    made.shutdown()
+    assert tracefs.instances() == []
+    assert tracefs.definitions == {}
+
+
+@pytest.fixture
+def sink(engine: FtraceEngine) -> RecordingSink:
+    made = RecordingSink()
+    engine.open(TICKET, made, 64)
+    return made
+
+
+def target(found: Object = FOUND, *, is_passing: bool = False, exclude_pids: frozenset[int] = frozenset()) -> Target:
+    captures = tuple(map(captured, found.parsed.sites))
+    return Target(found, "/proc/self/fd/9", captures, tuple(range(1, len(captures) + 1)), exclude_pids, is_passing)
+
+
+def kernels(engine: FtraceEngine) -> list[Kernel]:
+    """One for each event, in the order of their definition."""
+    return [Kernel(spec, event.format.id) for spec, event in engine._executor.installed.items()]
+
+
+def put(tracefs: FakeTracefs, instance: str, *records: bytes, cpu: int = 0, at: int | None = None) -> None:
+    tracefs.put_page(instance, cpu, page(at or time.monotonic_ns(), *(Data(1, record) for record in records)))
+
+
+def test_events_reach_the_sink(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    assert engine.arm(TICKET, target()) == []
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    put(tracefs, instance, kernel.record(0, q0=5), kernel.record(1, q0=6), kernel.record(0, q0=7), kernel.record(2))
+    wait_for(lambda: len(sink.values()) == 4, "the events")
+    assert sorted(sink.values(), key=str) == [(1, 5), (1, 7), (2, 6), (3,)]
+    engine.close(TICKET)
+    assert (tracefs.instances(), tracefs.definitions, sink.losses) == ([], {}, [])
+
+
+def test_ring_is_set_up_before_anything_writes_to_it(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    (instance,) = tracefs.instances()
+    assert tracefs.attempts == [
+        f"instances mkdir {instance}",
+        f"instances/{instance}/trace_clock mono",
+        f"instances/{instance}/options/overwrite 0",
+        f"instances/{instance}/buffer_size_kb 64",
+        f"instances/{instance}/buffer_percent 25",
+    ]
+    assert sink.blocks == []
+
+
+def test_close_delivers_what_is_left_and_tells_the_last_losses(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    engine.arm(TICKET, target())
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    cpu = online_cpus()[-1]
+    for _ in range(10):
+        put(tracefs, instance, *[kernel.record(0, q0=1)] * 50, cpu=cpu)
+    tracefs.drop(instance, cpu, 7)
+    (name,) = tracefs.definitions
+    tracefs.hits[name] = 500 + 7 + 2
+    engine.close(TICKET)
+    assert len(sink.values()) == 500
+    # two more hits than the ring says anything of: records larger than a page
+    assert sum(count for stage, count in sink.losses if stage is LossStage.KERNEL_BUFFER) == 9
+    assert all(block.cpu.tolist() == [cpu] * len(block) for block in sink.blocks)
+
+
+def test_hits_of_the_excluded_are_no_loss(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    engine.arm(TICKET, target(exclude_pids=frozenset({os.getpid()})))
+    (instance,) = tracefs.instances()
+    assert any(
+        attempt.startswith(f"instances/{instance}/set_event_notrace_pid ") and str(os.getpid()) in attempt
+        for attempt in tracefs.attempts
+    )
+    (name,) = tracefs.definitions
+    tracefs.hits[name] = 1000
+    engine.close(TICKET)
+    assert sink.losses == []
+
+
+def test_losses_are_told_while_it_runs(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    engine.arm(TICKET, target())
+    (instance,) = tracefs.instances()
+    tracefs.drop(instance, 0, 5)
+    wait_for(lambda: sink.losses == [(LossStage.KERNEL_BUFFER, 5)], "the loss")
+    tracefs.drop(instance, 0, 8)
+    wait_for(lambda: sink.losses[1:] == [(LossStage.KERNEL_BUFFER, 3)], "the next loss")
+
+
+def test_records_of_several_cpus_come_in_the_order_of_time(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    cpus = online_cpus()
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    engine.arm(TICKET, target())
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    # in the future of the sweeps that read them, so that both pages wait for their moment
+    start = time.monotonic_ns() + 100_000_000
+    for number, cpu in enumerate(cpus[:2]):
+        tracefs.put_page(
+            instance,
+            cpu,
+            page(start + number, *(Data(2, kernel.record(0, q0=2 * row + number)) for row in range(20))),
+        )
+    wait_for(lambda: len(sink.values()) == 40, "the events")
+    assert time.monotonic_ns() > start
+    assert sink.values() == [(1, number) for number in range(40)]
+
+
+def test_what_cannot_be_decoded_is_lost_and_counted(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    engine.arm(TICKET, target())
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    put(tracefs, instance, Kernel(kernel.spec, 99).record(0), kernel.record(0, q0=1))
+    wait_for(lambda: sink.values() == [(1, 1)], "the good event")
+    assert sink.losses == [(LossStage.DECODE, 1)]
+    # a site that the plan does not have is a bug, which costs these records and not the thread
+    put(tracefs, instance, kernel.record(1000), kernel.record(0, q0=2))
+    wait_for(lambda: sink.losses[1:] == [(LossStage.DECODE, 2)], "the loss")
+    put(tracefs, instance, kernel.record(0, q0=3))
+    wait_for(lambda: sink.values()[1:] == [(1, 3)], "the next event")
+
+
+def test_sites_that_the_kernel_refuses_are_found_among_many(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    found = sample_object(*(site(f"n{number}", 16 * number) for number in range(50)))
+    refused = {f":{16 * number:#x} " for number in (3, 17, 18, 49)}
+    tracefs.refuse = lambda _path, line: line.startswith("p:") and any(place in line for place in refused)
+    refusals = engine.arm(TICKET, target(found))
+    assert sorted(refusal.site.name for refusal in refusals) == ["n17", "n18", "n3", "n49"]
+    assert all("the test refuses" in refusal.reason for refusal in refusals)
+    armed = [line for lines in tracefs.definitions.values() for line in lines]
+    assert len(armed) == 46
+    assert len(tracefs.enabled) == len(tracefs.definitions)
+    assert sink.losses == []
+
+
+def test_event_that_cannot_be_enabled_leaves_nothing(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    tracefs.refuse = lambda path, _line: path.endswith("/enable")
+    assert len(engine.arm(TICKET, target())) == 3
+    assert (tracefs.definitions, tracefs.enabled) == ({}, set())
+    tracefs.refuse = lambda _path, _line: False
+    assert engine.arm(TICKET, target()) == []
+    assert sink.blocks == []
+
+
+def test_passing_object_has_a_ring_of_its_own_which_goes_with_it(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    passing = sample_object(site("p", 1, [argument(Register("rdi"))]), inode=2)
+    engine.arm(TICKET, target())
+    (shared,) = tracefs.instances()
+    engine.arm(TICKET, target(passing, is_passing=True))
+    (own,) = set(tracefs.instances()) - {shared}
+    first, second = kernels(engine)
+    put(tracefs, shared, first.record(0, q0=1))
+    put(tracefs, own, second.record(0, q0=2))
+    engine.disarm(TICKET, passing)
+    assert sorted(sink.values()) == [(1, 1), (1, 2)]
+    assert tracefs.instances() == [shared]
+    assert len(tracefs.definitions) == 1
+    # what it was read with is forgotten, however many come and go
+    channel = engine._reader._channels[TICKET]
+    assert list(channel.decoders) == [shared]
+    assert {ring.instance for ring in channel.rings} == {shared}
+
+
+def test_disarmed_object_may_come_back(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    engine.arm(TICKET, target())
+    engine.disarm(TICKET, FOUND)
+    assert tracefs.enabled == set()
+    assert len(tracefs.definitions) == 1
+    engine.arm(TICKET, target())
+    assert len(tracefs.enabled) == len(tracefs.definitions) == 1
+    engine.disarm(TICKET, sample_object(inode=77))
+    assert tracefs.enabled
+    assert sink.losses == []
+
+
+def test_two_subscriptions_do_not_touch_each_other(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    other = RecordingSink()
+    engine.open(2, other, 64)
+    engine.arm(TICKET, target())
+    engine.arm(2, target())
+    engine.close(2)
+    (instance,) = tracefs.instances()
+    (kernel,) = kernels(engine)
+    put(tracefs, instance, kernel.record(0, q0=9))
+    wait_for(lambda: sink.values() == [(1, 9)], "the event")
+    assert other.blocks == []
+    assert len(tracefs.enabled) == 1
+
+
+@pytest.mark.parametrize("step", ["mkdir", "mono", "/options/overwrite", "/buffer_size_kb", "/buffer_percent"])
+def test_subscription_that_cannot_begin_leaves_nothing(tracefs: FakeTracefs, engine: FtraceEngine, step: str) -> None:
+    tracefs.refuse = lambda path, line: step in f"{path} {line}"
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(TracefsRejectedError):
+        engine.open(TICKET, RecordingSink(), 64)
+    assert tracefs.instances() == []
+    assert engine._reader._channels == {}
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_ring_that_cannot_be_opened_closes_the_others(
+    tracefs: FakeTracefs, engine: FtraceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "online_cpus", lambda: [*online_cpus(), 9999])
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        engine.open(TICKET, RecordingSink(), 64)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert tracefs.instances() == []
+
+
+def test_close_does_all_that_can_be_done(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    passing = sample_object(site("p", 1), inode=2)
+    engine.arm(TICKET, target())
+    engine.arm(TICKET, target(passing, is_passing=True))
+    first, second = tracefs.instances()
+    tracefs.refuse = lambda _path, line: line == f"rmdir {second}"
+    with pytest.raises(TracefsRejectedError):
+        engine.close(TICKET)
+    assert tracefs.instances() == [second]
+    assert tracefs.enabled == set()
+    assert engine._reader._channels == {}
+    assert sink.losses == []
+    tracefs.refuse = lambda _path, _line: False
+    tracefs.remove_instance(second)
+    engine._executor.instance_gone(second)
+    engine._bring_in_step()
+    assert first not in tracefs.instances()
+
+
+def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) -> None:
+    engine = FtraceEngine(tracefs, OWNER, pids_of)
+    for ticket in range(3):
+        engine.open(ticket, RecordingSink(), 64)
+        engine.arm(ticket, target())
+    bad = tracefs.instances()[1]
+    tracefs.refuse = lambda _path, line: line == f"rmdir {bad}"
+    with pytest.raises(TracefsRejectedError):
+        engine.shutdown()
+    assert tracefs.instances() == [bad]
+    assert tracefs.enabled == set()
+    assert not engine._reader._thread.is_alive()
+
+
+def test_threads_are_looked_up_once_for_each_page_of_them(tracefs: FakeTracefs) -> None:
+    asked: list[int] = []
+
+    def processes(tids: I32) -> I32:
+        asked.append(len(tids))
+        return np.full_like(tids, 42)
+
+    engine = FtraceEngine(tracefs, OWNER, processes)
+    sink = RecordingSink()
+    engine.open(TICKET, sink, 64)
+    engine.arm(TICKET, target())
+    (kernel,) = kernels(engine)
+    put(tracefs, tracefs.instances()[0], *[kernel.record(0, tid=7, q0=1)] * 40)
+    wait_for(lambda: asked == [40], "the look-up")
+    engine.shutdown()
+    assert [block.pid.tolist() for block in sink.blocks] == [[42] * 40]
