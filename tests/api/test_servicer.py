@@ -311,6 +311,14 @@ class TestSubscribe:
         assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, str(error))
         assert server.held() == []
 
+    def test_error_nobody_thought_of_leaves_no_subscription(self, server: Served, pids: list[int]) -> None:
+        server.map(pids[0], server.file_object(site("a")))
+        server.engine.failures["arm"] = ZeroDivisionError("a bug")
+        code, _ = refused_with(server.subscribe)
+        assert code is grpc.StatusCode.UNKNOWN
+        assert server.held() == []
+        assert server.engine.sinks == {}
+
     def test_number_of_subscriptions_is_bounded(self, server: Served) -> None:
         first = server.subscribe()
         server.subscribe()
@@ -413,6 +421,20 @@ def test_a_folder_that_does_not_exist(server: Served, tmp_path: Path) -> None:
         return Server(server.servicer, str(tmp_path / "missing" / "sock"))
 
     with pytest.raises(CannotListenError, match="does its folder exist"):
+        server.in_api(another())
+
+
+def test_path_that_no_socket_can_have(server: Served, tmp_path: Path) -> None:
+    path = str(tmp_path / ("x" * 120))
+
+    async def another() -> None:
+        started = Server(server.servicer, path)
+        try:
+            await started.start()
+        finally:
+            await started.stop()
+
+    with pytest.raises(CannotListenError, match=path):
         server.in_api(another())
 
 

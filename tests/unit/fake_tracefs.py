@@ -56,7 +56,7 @@ class FakeTracefs(Tracefs):
         if relative != "uprobe_events":
             return
         if text.startswith("p:"):
-            name = text[2:].split(" ")[0].partition("/")[2]
+            name = text[2:].split(" ", maxsplit=1)[0].partition("/")[2]
             self.definitions.setdefault(name, []).append(text)
             self._ids.setdefault(name, 2000 + len(self._ids))
             return
@@ -67,6 +67,8 @@ class FakeTracefs(Tracefs):
         del self.definitions[name]
 
     def read(self, relative: str) -> str:
+        if relative == "uprobe_events":
+            return "\n".join(line for lines in self.definitions.values() for line in lines)
         if relative == "events/header_page":
             return HEADER_PAGE
         if relative == "uprobe_profile":

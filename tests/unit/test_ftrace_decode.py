@@ -15,7 +15,6 @@ from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace, PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
 from stapsdtd.model import Argument, Capture, Constant, Memory, Register, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, group_sites
-from stapsdtd.plan.fetch import SlotKind
 from tests.unit.ring_pages import EVENT_ID, HEADER, PAGE_BYTES, Data, Kernel, page
 from tests.unit.samples import argument, captured, event_rows, key, site, value_list
 
@@ -43,7 +42,7 @@ def spec_of(*captures: SiteCapture) -> EventSpec:
     return spec
 
 
-def one_value(found: Argument, capture: Capture, **fields: int | bytes | None) -> Any:
+def one_value(found: Argument, capture: Capture, **fields: Any) -> Any:
     spec = spec_of(captured(site(arguments=[found]), capture))
     (block,) = decode_one(spec, Kernel(spec).record(0, **fields))
     return value_list(block.values[0])[0]

@@ -99,9 +99,7 @@ def test_events_reach_the_sink(tracefs: FakeTracefs, engine: FtraceEngine, sink:
     assert (tracefs.instances(), tracefs.definitions, sink.losses) == ([], {}, [])
 
 
-def test_ring_is_set_up_before_anything_writes_to_it(
-    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
-) -> None:
+def test_ring_is_set_up_before_anything_writes_to_it(tracefs: FakeTracefs, sink: RecordingSink) -> None:
     (instance,) = tracefs.instances()
     assert tracefs.attempts == [
         f"instances mkdir {instance}",

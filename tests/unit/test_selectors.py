@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,12 +142,8 @@ def test_length_is_bounded() -> None:
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from(":()[]*?!-_arg0123str,&|~^\n"), max_size=60))
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
     """Warnings count: what fnmatch makes of a glob must be a regular expression without doubt."""
-    try:
-        selector = parse(text)
-    except InvalidArgumentError as error:
-        assert error.field == "selectors"
-    else:
-        selector.match(PATH, QUERY_START)
+    with suppress(InvalidArgumentError):
+        parse(text).match(PATH, QUERY_START)
 
 
 def test_hostile_glob_takes_no_time() -> None:
