@@ -139,8 +139,9 @@ def test_hits_of_the_excluded_are_no_loss(tracefs: FakeTracefs, engine: FtraceEn
     )
     (name,) = tracefs.definitions
     tracefs.hits[name] = 1000
+    tracefs.drop(instance, 0, 4)
     engine.close(TICKET)
-    assert sink.losses == []
+    assert sink.losses == [(LossStage.KERNEL_BUFFER, 4)]
 
 
 def test_losses_are_told_while_it_runs(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import struct
 from typing import Any, cast
@@ -60,7 +61,6 @@ def test_online_cpus() -> None:
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("0\n", [0]), ("0-3\n", [0, 1, 2, 3]), ("0-1,4,6-7\n", [0, 1, 4, 6, 7])])
-def test_list_of_cpus(text: str, cpus: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    (tmp_path / "online").write_text(text)
-    monkeypatch.setattr(perf, "open", lambda _path, **more: open(tmp_path / "online", **more), raising=False)
+def test_list_of_cpus(text: str, cpus: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf, "open", lambda _path, **_options: io.StringIO(text), raising=False)
     assert online_cpus() == cpus
