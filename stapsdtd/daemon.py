@@ -91,7 +91,9 @@ class Daemon:
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         subscriptions = await self._control.run(lambda: Subscriptions(registry, engine, watcher, self._config.limits))
-        backend = Backend(self._control, registry, subscriptions, self._config.limits, features, engine.name)
+        backend = Backend(
+            self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name
+        )
         server = Server(StapsdtServicer(backend), self._config.listen.removeprefix("unix:"))
         self._stopping.push_async_callback(server.stop)
         # first of all, so that streams get their End before the server stops

@@ -41,10 +41,14 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the servicer serves. registry and subscriptions belong to control's thread."""
+    """What the servicer serves. registry and subscriptions belong to control's thread.
+
+    refresh brings the registry in step with what the kernel reported until then.
+    """
 
     control: Control
     registry: Registry
+    refresh: Callable[[], None]
     subscriptions: Subscriptions
     limits: Limits
     features: tuple[Feature, ...]
@@ -62,7 +66,8 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         context: Context,  # noqa: ARG002
     ) -> pb.GetServerInfoResponse:
         backend = self._backend
-        probes, pids = await backend.control.run(lambda: (backend.registry.probes(), backend.registry.pids()))
+        probes = await backend.control.run(self._probes)
+        pids = await backend.control.run(backend.registry.pids)
         return pb.GetServerInfoResponse(
             version=__version__,
             engine=backend.engine,
@@ -81,15 +86,19 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         async with told(context):
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
-            registry = self._backend.registry
-            probes, objects = await self._backend.control.run(lambda: (registry.probes(), registry.objects()))
+            probes = await self._backend.control.run(self._probes)
             found = select(selectors, probes, pids)
             response = pb.ListProbesResponse(probes=map(convert.probe, found))
             if request.details:
                 known = (identify(pid) for pid in sorted({pid for probe in found for pid in probe.pids}))
                 response.processes.extend(convert.process(identity) for identity in known if identity)
+                objects = await self._backend.control.run(self._backend.registry.objects)
                 response.problems.extend(convert.problems(objects))
         return response
+
+    def _probes(self) -> list[Probe]:
+        self._backend.refresh()
+        return self._backend.registry.probes()
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, context: Context

@@ -192,9 +192,14 @@ def _stages(lost: Mapping[str, int]) -> str:
 
 
 def _write(lines: Sequence[str]) -> None:
-    if lines:
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
+    """Write all of it: under PYTHONUNBUFFERED a signal may cut a write short, and sys.stdout would lose the rest."""
+    if not lines:
+        return
+    sys.stdout.flush()
+    rest = memoryview(("\n".join(lines) + "\n").encode())
+    while rest:
+        rest = rest[sys.stdout.buffer.write(rest) :]
+    sys.stdout.buffer.flush()
 
 
 def _note(record: Mapping[str, object]) -> None:

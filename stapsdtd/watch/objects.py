@@ -23,6 +23,7 @@ class ObjectStore:
 
     def __init__(self) -> None:
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
+        self._identities: dict[tuple[int, int], ObjectKey] = {}
 
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
         """Answer the object that a process maps; None where it cannot be reached or has nothing to say of probes."""
@@ -38,13 +39,31 @@ class ObjectStore:
                 continue
             if parsed is None:
                 continue
-            self._parsed[key] = parsed
-            self._parsed.move_to_end(key)
-            if len(self._parsed) > _REMEMBERED:
-                self._parsed.popitem(last=False)
-            return Object(key, mapping.path, parsed) if parsed.sites or parsed.problems else None
+            self._remember(key, parsed)
+            if not parsed.sites and not parsed.problems:
+                return None
+            return Object(self._identity(key, parsed), mapping.path, parsed)
         _log.debug("pid %d: %s cannot be reached", pid, mapping.path)
         return None
+
+    def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
+        self._parsed[key] = parsed
+        self._parsed.move_to_end(key)
+        if len(self._parsed) > _REMEMBERED:
+            oldest, _ = self._parsed.popitem(last=False)
+            if self._identities.get((oldest.dev, oldest.inode)) == oldest:
+                del self._identities[oldest.dev, oldest.inode]
+
+    def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
+        """A file that was touched, and says the same of its probes, is still the same object: the kernel arms the
+        inode, so that two of them would give each event twice.
+        """
+        earlier = self._identities.get((key.dev, key.inode))
+        if earlier is not None and self._parsed.get(earlier) == parsed:
+            self._parsed.move_to_end(earlier)
+            return earlier
+        self._identities[key.dev, key.inode] = key
+        return key
 
     @staticmethod
     def _parse(way: str, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
@@ -66,10 +85,23 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
                 descriptor = _open_now(way, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-            if _key(os.fstat(descriptor), mapping, way) == found.key:
+            if _leads_to(descriptor, _key(os.fstat(descriptor), mapping, way), found):
                 return descriptor
             os.close(descriptor)
     raise ObjectGoneError(found.path)
+
+
+def _leads_to(descriptor: int, key: ObjectKey | None, found: Object) -> bool:
+    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+        return False
+    if key == found.key:
+        return True
+    # touched or written to since; it counts whether a probe would still be where it was
+    with open(descriptor, "rb", closefd=False) as file:
+        try:
+            return parse_object(file) == found.parsed
+        except (ObjectUnreadableError, OSError):
+            return False
 
 
 def _open_now(path: str, flags: int) -> int:

@@ -94,6 +94,13 @@ class Watcher:
         if self._doubtful and "doubt" not in self._timers:
             self._again("doubt", _DOUBT_SECONDS)
 
+    def refresh(self) -> None:
+        """Take in what the kernel reported until now: a client that knows of a mapping must find its probes."""
+        for ring in self._rings:
+            self._read_ring(ring)
+        if self._connector is not None:
+            self._read_connector()
+
     def rescan(self) -> None:
         """Read every process."""
         living = procfs.pids()

@@ -88,6 +88,9 @@ class _FakeWatcher:
     def look_at(self, pids: Iterable[int]) -> None:
         pass
 
+    def refresh(self) -> None:
+        pass
+
 
 class Served:
     """stub is the generated one; registry and subscriptions belong to the control thread: `in_control`."""
@@ -105,7 +108,9 @@ class Served:
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
         self.subscriptions = self.in_control(lambda: Subscriptions(self.registry, self.engine, watcher, limits))
-        backend = Backend(self._control, self.registry, self.subscriptions, limits, FEATURES, self.engine.name)
+        backend = Backend(
+            self._control, self.registry, watcher.refresh, self.subscriptions, limits, FEATURES, self.engine.name
+        )
         self.servicer = StapsdtServicer(backend)
         self.server = self.in_api(self._start())
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from stapsdtd.cli.trace_output import _write
+
+
+class ShortWriter(io.RawIOBase):
+    """Standard output under PYTHONUNBUFFERED, whose writes signals cut short."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        written = bytes(memoryview(data)[:7])  # type: ignore[arg-type]
+        self.content += written
+        return len(written)
+
+
+def test_writes_that_are_cut_short_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = ShortWriter()
+    stdout = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stdout", stdout)
+    _write(['{"seq": 1, "comm": "näive"}', '{"seq": 2}'])
+    monkeypatch.undo()
+    assert raw.content.decode() == '{"seq": 1, "comm": "näive"}\n{"seq": 2}\n'

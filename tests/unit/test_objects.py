@@ -1,0 +1,145 @@
+"""From mappings to objects, with files of this process's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.errors import ObjectGoneError
+from stapsdtd.model import FileOffset, Mapping, Object
+from stapsdtd.watch import objects
+from stapsdtd.watch.objects import ObjectStore, is_host_file, open_object
+from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
+
+PID = os.getpid()
+
+
+def image(*names: bytes) -> bytes:
+    notes = b"".join(Elf().note(TEXT_VADDR + number, name=name) for number, name in enumerate(names))
+    return Elf(notes=notes).build()
+
+
+def mapping_of(path: Path, start: int = 0x1000) -> Mapping:
+    status = path.stat()
+    return Mapping(start, start + 0x1000, FileOffset(0), status.st_dev, status.st_ino, str(path))
+
+
+def resolved(store: ObjectStore, path: Path) -> Object:
+    found = store.resolve(PID, mapping_of(path))
+    assert found is not None
+    return found
+
+
+def opened(found: Object, path: Path) -> bytes:
+    descriptor = open_object(found, [(PID, mapping_of(path))])
+    try:
+        # as the kernel does, which opens the file by this path anew
+        return Path(f"/proc/self/fd/{descriptor}").read_bytes()
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "app"
+    found.write_bytes(image(b"probe"))
+    return found
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return ObjectStore()
+
+
+def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
+    found = resolved(store, path)
+    assert found.path == str(path)
+    assert [(site.name, site.site_offset) for site in found.parsed.sites] == [("probe", TEXT_OFFSET)]
+    assert (found.key.inode, found.key.size) == (path.stat().st_ino, path.stat().st_size)
+    assert is_host_file(found)
+    assert opened(found, path) == path.read_bytes()
+
+
+def test_file_is_parsed_once(store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolved(store, path)
+    monkeypatch.setattr(objects, "parse_object", None)
+    assert resolved(store, path) == found
+
+
+@pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", Elf().build()])
+def test_files_without_probes_are_no_objects(store: ObjectStore, path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert store.resolve(PID, mapping_of(path)) is None
+
+
+def test_what_cannot_be_reached_is_no_object(store: ObjectStore, path: Path) -> None:
+    mapping = mapping_of(path)
+    path.unlink()
+    assert store.resolve(PID, mapping) is None
+
+
+def test_another_file_under_the_same_name_is_not_taken_for_it(store: ObjectStore, path: Path) -> None:
+    mapping, found = mapping_of(path), resolved(store, path)
+    keeping_the_inode = os.open(path, os.O_RDONLY)
+    path.unlink()
+    path.write_bytes(image(b"probe"))
+    # the deleted one is reached through the descriptor
+    again = store.resolve(PID, mapping)
+    assert again is not None
+    assert again.key == found.key
+    assert not is_host_file(found)
+    os.close(keeping_the_inode)
+    with pytest.raises(ObjectGoneError):
+        open_object(found, [(PID, mapping)])
+
+
+def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: Path) -> None:
+    os.unlink(path)
+    os.mkfifo(path)
+    assert store.resolve(PID, mapping_of(path)) is None
+
+
+def test_touched_file_stays_the_same_object(store: ObjectStore, path: Path) -> None:
+    """The kernel arms inodes: two objects of one inode would give each event twice."""
+    before = resolved(store, path)
+    os.utime(path, ns=(1, 1))
+    assert resolved(store, path) == before
+    # and it can still be armed
+    assert opened(before, path) == path.read_bytes()
+
+
+def test_file_that_was_written_to_is_another_object(store: ObjectStore, path: Path) -> None:
+    before = resolved(store, path)
+    path.write_bytes(image(b"other"))
+    os.utime(path, ns=(1, 1))
+    after = resolved(store, path)
+    assert after.key != before.key
+    assert [site.name for site in after.parsed.sites] == ["other"]
+    # arming the earlier one's sites might corrupt what is at these places now
+    with pytest.raises(ObjectGoneError):
+        open_object(before, [(PID, mapping_of(path))])
+    path.write_bytes(b"no ELF any more")
+    with pytest.raises(ObjectGoneError):
+        open_object(after, [(PID, mapping_of(path))])
+
+
+def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: Path, tmp_path: Path) -> None:
+    found = resolved(store, path)
+    other = tmp_path / "other"
+    other.write_bytes(image(b"probe"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ObjectGoneError):
+        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, mapping_of(path))])
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_REMEMBERED", 3)
+    for number in range(10):
+        path = tmp_path / f"app{number}"
+        path.write_bytes(image(b"probe"))
+        resolved(store, path)
+    assert len(store._parsed) == 3
+    assert len(store._identities) == 3
