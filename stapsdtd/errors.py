@@ -51,6 +51,13 @@ class LimitReachedError(StapsdtdError):
     """The server holds, or a client asked for, as much as is allowed at once."""
 
 
+class ServerStoppingError(StapsdtdError):
+    """The server is about to end and begins nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
+
 class TracefsRejectedError(StapsdtdError):
     """The kernel refused a line written to a tracefs file; kernel_message is error_log's own text or empty."""
 

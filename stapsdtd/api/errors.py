@@ -16,6 +16,7 @@ from stapsdtd.errors import (
     LimitReachedError,
     NotSupportedError,
     ObjectGoneError,
+    ServerStoppingError,
     StapsdtdError,
     TracefsRejectedError,
     UnknownSubscriptionError,
@@ -26,6 +27,7 @@ _CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
     UnknownSubscriptionError: grpc.StatusCode.NOT_FOUND,
     LimitReachedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ObjectGoneError: grpc.StatusCode.NOT_FOUND,
+    ServerStoppingError: grpc.StatusCode.UNAVAILABLE,
     TracefsRejectedError: grpc.StatusCode.FAILED_PRECONDITION,
     KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
 import os
 from typing import Any
@@ -52,6 +54,7 @@ class Server:
 
     def __init__(self, servicer: StapsdtServicer, path: str) -> None:
         self._path = path
+        self._servicer = servicer
         self._lock = SocketLock(path)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 20)])
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
@@ -74,7 +77,11 @@ class Server:
     async def stop(self) -> None:
         """Let streams that ended finish, then close."""
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._servicer.stop()
         await self._server.stop(_STOP_SECONDS)
+        # gRPC does not wait for what a cancelled call does lastly
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
         self._lock.release()
 
     async def _tell_health(self, status: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from stapsdtd.api import convert
 from stapsdtd.api.errors import Context, told
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError, LimitReachedError
+from stapsdtd.errors import InvalidArgumentError, LimitReachedError, ServerStoppingError
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import identify
 from stapsdtd.model import Probe
@@ -30,6 +31,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
 
 _T = TypeVar("_T")
+_ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _CHANGES_KEPT = 100_000
 
 
@@ -59,6 +61,34 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._streams: dict[str, SubscriptionStream] = {}
+        self._watches: set[_Watch] = set()
+        self._open_calls = 0
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    def stop(self) -> None:
+        """End what would never end by itself."""
+        for watch in self._watches:
+            watch.stop()
+
+    async def finished(self) -> None:
+        """Return when no call has anything left to do in the control thread, cancelled ones included."""
+        await self._none_open.wait()
+
+    @asynccontextmanager
+    async def _lastly(self, work: Callable[[], None]) -> AsyncIterator[None]:
+        """Do work in the control thread when a call is over, however it ends."""
+        self._open_calls += 1
+        self._none_open.clear()
+        try:
+            yield
+        finally:
+            try:
+                await self._backend.control.run(work)
+            finally:
+                self._open_calls -= 1
+                if not self._open_calls:
+                    self._none_open.set()
 
     async def GetServerInfo(  # noqa: N802
         self,
@@ -107,16 +137,17 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
             watch = _Watch(self._backend.registry, VisibleProbes(selectors, pids), asyncio.get_running_loop())
-            try:
-                for probe in await self._backend.control.run(watch.begin):
-                    yield _change(pb.WatchProbesResponse.CHANGE_ADDED, probe)
-                yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
-                while True:
-                    for added, probe in await watch.next():
-                        kind = pb.WatchProbesResponse.CHANGE_ADDED if added else pb.WatchProbesResponse.CHANGE_REMOVED
-                        yield _change(kind, probe)
-            finally:
-                await self._backend.control.run(watch.end)
+            self._watches.add(watch)
+            async with self._lastly(watch.end):
+                try:
+                    for probe in await self._backend.control.run(watch.begin):
+                        yield _change(_ADDED, probe)
+                    yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
+                    while True:
+                        for added, probe in await watch.next():
+                            yield _change(_ADDED if added else _REMOVED, probe)
+                finally:
+                    self._watches.discard(watch)
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with told(context):
@@ -148,17 +179,17 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             if earlier is not None:
                 earlier.take_over()
             self._streams[ident] = stream
-            try:
-                # a client may go while this is waited for, and what was opened is to be closed then too
-                await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
-                async for message in stream.messages():
-                    yield message
-            except TakenOverError as error:
-                await context.abort(grpc.StatusCode.ABORTED, str(error))
-            finally:
-                if self._streams.get(ident) is stream:
-                    del self._streams[ident]
-                await self._backend.control.run(lambda: subscriptions.stream_closed(ident))
+            async with self._lastly(lambda: subscriptions.stream_closed(ident)):
+                try:
+                    # a client may go while this is waited for, and what was opened is to be closed then too
+                    await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
+                    async for message in stream.messages():
+                        yield message
+                except TakenOverError as error:
+                    await context.abort(grpc.StatusCode.ABORTED, str(error))
+                finally:
+                    if self._streams.get(ident) is stream:
+                        del self._streams[ident]
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with told(context):
@@ -195,6 +226,7 @@ class _Watch:
         self._changes: deque[tuple[bool, Probe]] = deque()
         self._news = asyncio.Event()
         self._overflowed = False
+        self._stopping = False
         self._stop: Callable[[], None] = lambda: None
 
     def begin(self) -> list[Probe]:
@@ -204,6 +236,11 @@ class _Watch:
     def end(self) -> None:
         self._stop()
         self._stop = lambda: None
+
+    def stop(self) -> None:
+        """Make `next` raise ServerStoppingError."""
+        self._stopping = True
+        self._news.set()
 
     def _on_change(self, change: Change) -> None:
         if self._overflowed:
@@ -218,6 +255,8 @@ class _Watch:
         """Raises LimitReachedError where more changes came than are kept."""
         await self._news.wait()
         self._news.clear()
+        if self._stopping:
+            raise ServerStoppingError
         if self._overflowed:
             raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
         return [self._changes.popleft() for _ in range(len(self._changes))]

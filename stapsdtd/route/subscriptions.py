@@ -14,6 +14,7 @@ from stapsdtd.config import Limits
 from stapsdtd.errors import (
     LimitReachedError,
     ObjectGoneError,
+    ServerStoppingError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
@@ -41,12 +42,15 @@ class Subscriptions:
         self._loop = asyncio.get_running_loop()
         self._tickets = itertools.count(1)
         self._held: dict[str, _Held] = {}
+        self._closing = False
         self._ended: dict[str, Subscription] = {}
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
 
     def subscribe(self, wish: Wish) -> tuple[Subscription, list[SiteStatus]]:
         """Arm all that matches now. Raises TracefsRejectedError where the engine cannot begin at all."""
+        if self._closing:
+            raise ServerStoppingError
         if len(self._held) >= self._limits.max_subscriptions:
             raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
         self._watcher.refresh()
@@ -84,6 +88,7 @@ class Subscriptions:
         return held.subscription
 
     def close_all(self) -> None:
+        self._closing = True
         self._housekeeping.cancel()
         self._stop_listening()
         for ident in list(self._held):

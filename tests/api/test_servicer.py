@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import re
@@ -169,6 +170,29 @@ class TestWatchProbes:
         assert len(server.registry._listeners) == before + 1
         call.cancel()
         wait_for(lambda: len(server.registry._listeners) == before, "the watch to end")
+
+    def test_server_that_stops_ends_it_at_once(self, tmp_path: Path) -> None:
+        with served(tmp_path) as server:
+            call = self.watch(server)
+            assert self.next(call, 1) == [(self.COMPLETE, "")]
+            server.close_all()
+            code, text = refused_with(server.subscribe)
+            assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+            server._loop.call_soon_threadsafe(server.servicer.stop)
+            assert refused_with(lambda: call) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+    def test_stop_waits_for_what_a_cancelled_call_does_lastly(self, server: Served) -> None:
+        before = len(server.registry._listeners)
+        call = self.watch(server)
+        assert self.next(call, 1) == [(self.COMPLETE, "")]
+        finished = asyncio.run_coroutine_threadsafe(server.servicer.finished(), server._loop)
+        with server.control_held():
+            call.cancel()
+            wait_for(lambda: not server.servicer._watches, "the cancellation")
+            assert not finished.done()
+            assert len(server.registry._listeners) == before + 1
+        finished.result(PATIENCE_SECONDS)
+        assert len(server.registry._listeners) == before
 
     def test_client_that_is_too_slow_is_told(
         self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch

@@ -359,6 +359,8 @@ class TestComingBack:
         server.lose(LossStage.DECODE, 1)
         assert kinds([next(call)]) == ["loss"]
         call.cancel()
+        # a call that was cancelled and is still there might be given the next ones
+        server.wait_until_streaming(False)
         server.fire(block([3], site_id=1))
         server.unsubscribe(ident)
         assert seqs(finished(server, ident)) == [3]
