@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from stapsdtd.api import convert
+from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.route.log import Entry
 from stapsdtd.route.subscription import Subscription
@@ -27,6 +28,7 @@ class SubscriptionStream:
         self._by_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
         self._seq = from_seq
         self._described: set[int] = set()
+        self._told = dict.fromkeys(LossStage, 0)
         self._news = asyncio.Event()
         self._taken_over = False
 
@@ -37,6 +39,8 @@ class SubscriptionStream:
     async def messages(self) -> AsyncIterator[pb.StreamResponse]:
         """Raises TakenOverError."""
         loop = asyncio.get_running_loop()
+        if self._seq is not None:
+            self._subscription.log.resume(self._seq)
         forget = self._subscription.wake_with(lambda: loop.call_soon_threadsafe(self._news.set))
         try:
             while True:
@@ -51,10 +55,10 @@ class SubscriptionStream:
                     entry = self._subscription.log.read(self._seq)
                     if entry is None:
                         break
-                    for message in self._events(entry):
+                    for message, next_seq in self._events(entry):
                         yield message
-                    if not self._taken_over:
-                        self._subscription.log.handed_out(entry)
+                        if not self._taken_over:
+                            self._subscription.log.handed_out(entry, next_seq)
                     self._seq = entry.next_seq
                 if end is not None:
                     account = convert.account(self._subscription.account())
@@ -68,22 +72,26 @@ class SubscriptionStream:
         statuses = self._subscription.new_statuses()
         if statuses:
             yield pb.StreamResponse(status=pb.Status(sites=map(convert.site_status, statuses)))
-        for stage, (count, total) in self._subscription.new_losses().items():
-            yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=count, total=total))
+        for stage, total in self._subscription.losses().items():
+            told = self._told[stage]
+            if total > told:
+                self._told[stage] = total
+                yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=total - told, total=total))
 
-    def _events(self, entry: Entry) -> Iterator[pb.StreamResponse]:
+    def _events(self, entry: Entry) -> Iterator[tuple[pb.StreamResponse, int]]:
+        """Messages, and the number up to which a client that has them has all events."""
         mentioned = {number for numbered in entry.blocks for number in set(numbered.block.site_id.tolist())}
         sites = self._subscription.known_sites(sorted(mentioned))
         new = {number: known for number, known in sites.items() if number not in self._described}
         if new:
             self._described |= new.keys()
-            yield pb.StreamResponse(descriptions=convert.descriptions(new))
+            yield pb.StreamResponse(descriptions=convert.descriptions(new)), entry.first_seq
         offset = self._subscription.realtime_offset_ns
         if self._by_rows:
             for events in _portions(convert.rows(entry, offset, sites)):
-                yield pb.StreamResponse(rows=pb.Rows(events=events))
+                yield pb.StreamResponse(rows=pb.Rows(events=events)), events[-1].seq + 1
         else:
-            yield pb.StreamResponse(columns=convert.columns(entry, offset))
+            yield pb.StreamResponse(columns=convert.columns(entry, offset)), entry.next_seq
 
 
 def _portions(events: Iterable[pb.Event]) -> Iterator[list[pb.Event]]:

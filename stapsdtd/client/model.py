@@ -371,7 +371,7 @@ class LossStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """count events were lost since the last Loss of this stage, and total since the subscription began."""
+    """count events were lost since the stream's last Loss of this stage, and total since the subscription began."""
 
     stage: LossStage
     count: int

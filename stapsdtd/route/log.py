@@ -63,6 +63,39 @@ class LogFigures:
     pending: int
 
 
+class SeqRanges:
+    """A set of sequence numbers that come in long runs."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, int]] = []
+        self.count = 0
+
+    def add(self, first: int, end: int) -> int:
+        """Add the numbers from first to before end; answer how many are new."""
+        if end <= first:
+            return 0
+        before = self.count
+        touching = [run for run in self._runs if run[0] <= end and first <= run[1]]
+        joined = (min([first, *(run[0] for run in touching)]), max([end, *(run[1] for run in touching)]))
+        self._replace(touching, [joined])
+        return self.count - before
+
+    def remove(self, first: int, end: int) -> int:
+        """Take the numbers from first to before end out; answer how many there were."""
+        before = self.count
+        touched = [run for run in self._runs if run[0] < end and first < run[1]]
+        rest = [(run[0], first) for run in touched if run[0] < first] + [
+            (end, run[1]) for run in touched if end < run[1]
+        ]
+        self._replace(touched, rest)
+        return before - self.count
+
+    def _replace(self, old: list[tuple[int, int]], new: list[tuple[int, int]]) -> None:
+        if old or new:
+            self._runs = sorted([run for run in self._runs if run not in old] + new)
+            self.count += sum(end - first for first, end in new) - sum(end - first for first, end in old)
+
+
 class EventLog:
     """Written by the engine's reader thread, read by the API's.
 
@@ -78,9 +111,8 @@ class EventLog:
         self._next_seq = 1
         self._handed_to = 1
         self._delivered = 0
-        self._lost = 0
-        self._reading = 0  # next_seq of the entry that a stream has read last
-        self._evicted_while_read = 0
+        self._read_to = 1
+        self._lost = SeqRanges()
 
     def append(self, blocks: Sequence[Block]) -> None:
         """Number events of one stretch of time across blocks, each of which is in the order of time."""
@@ -113,10 +145,19 @@ class EventLog:
         self._bytes -= oldest.nbytes
         unseen = oldest.next_seq - max(oldest.first_seq, self._handed_to)
         if unseen > 0:
-            self._lost += unseen
+            self._lost.add(oldest.next_seq - unseen, oldest.next_seq)
             self._handed_to = oldest.next_seq
-            if oldest.next_seq == self._reading:
-                self._evicted_while_read = unseen
+
+    def resume(self, seq: int) -> None:
+        """A client named the first number that it lacks.
+
+        So what was sent before it has arrived, and what was sent from it on and is no longer kept is lost after all.
+        """
+        with self._lock:
+            seq = min(seq, self._read_to)
+            self._count_delivered(self._handed_to, seq)
+            first_kept = next(iter(self._entries), self._next_seq)
+            self._delivered -= self._lost.add(seq, min(first_kept, self._handed_to))
 
     def read(self, seq: int | None) -> Entry | None:
         """Answer an entry that begins at seq, or None where there is none yet.
@@ -131,26 +172,25 @@ class EventLog:
             entry = self._entries.get(seq)
             if entry is None:
                 entry = next(entry for entry in self._entries.values() if entry.next_seq > seq)
-            self._reading = entry.next_seq
-            self._evicted_while_read = 0
+            self._read_to = max(self._read_to, entry.next_seq)
         return entry.starting_at(seq)
 
-    def handed_out(self, entry: Entry) -> None:
-        """Count an entry as delivered: a stream has it, also where it made room while it was being sent."""
+    def handed_out(self, entry: Entry, next_seq: int) -> None:
+        """Count an entry up to a number as delivered, also where it made room while it was being sent."""
         with self._lock:
-            if entry.next_seq == self._reading:
-                self._lost -= self._evicted_while_read
-                self._delivered += self._evicted_while_read
-                self._evicted_while_read = 0
-            new = entry.next_seq - max(entry.first_seq, self._handed_to)
-            if new > 0:
-                self._delivered += new
-                self._handed_to = entry.next_seq
+            self._delivered += self._lost.remove(entry.first_seq, next_seq)
+            self._count_delivered(max(entry.first_seq, self._handed_to), next_seq)
+
+    def _count_delivered(self, first_seq: int, next_seq: int) -> None:
+        if next_seq > first_seq:
+            self._delivered += next_seq - first_seq
+            self._handed_to = next_seq
 
     def figures(self) -> LogFigures:
         with self._lock:
             received = self._next_seq - 1
-            return LogFigures(received, self._delivered, self._lost, received - self._delivered - self._lost)
+            lost = self._lost.count
+            return LogFigures(received, self._delivered, lost, received - self._delivered - lost)
 
 
 def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:

@@ -113,7 +113,6 @@ class Subscription:
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
-        self._lost_told = dict.fromkeys(LossStage, 0)
         self._end: EndReason | None = None
         self._waiters: list[Callable[[], object]] = []
 
@@ -211,12 +210,9 @@ class Subscription:
             self._statuses.clear()
             return statuses
 
-    def new_losses(self) -> dict[LossStage, tuple[int, int]]:
-        """Count what was lost since the last call, and since the beginning; a stage without new losses is left out."""
-        with self._lock:
-            totals = {**self._lost, LossStage.QUEUE: self.log.figures().lost}
-            told, self._lost_told = self._lost_told, totals
-        return {stage: (total - told[stage], total) for stage, total in totals.items() if total > told[stage]}
+    def losses(self) -> dict[LossStage, int]:
+        """Count what was lost since the beginning."""
+        return {**self._lost, LossStage.QUEUE: self.log.figures().lost}
 
     def account(self) -> Account:
         figures = self.log.figures()

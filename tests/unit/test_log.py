@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stapsdtd.capture.batch import Block
-from stapsdtd.route.log import Entry, EventLog
+from stapsdtd.route.log import Entry, EventLog, SeqRanges
 from tests.unit.samples import block, event_rows, signed, strings, unsigned
 
 ROOM = 1 << 20
@@ -43,7 +43,7 @@ def one_entry_bytes() -> int:
 def read_all(log: EventLog, seq: int | None = None) -> list[Entry]:
     entries = []
     while (entry := log.read(seq)) is not None:
-        log.handed_out(entry)
+        log.handed_out(entry, entry.next_seq)
         entries.append(entry)
         seq = entry.next_seq
     return entries
@@ -80,7 +80,7 @@ class Accounting(RuleBasedStateMachine):
     @rule()
     def hand_out(self) -> None:
         assert self.reading is not None
-        self.log.handed_out(self.reading)
+        self.log.handed_out(self.reading, self.reading.next_seq)
         self.seen.update(numbers_of(self.reading))
         self.seq = self.reading.next_seq
         self.reading = None
@@ -207,7 +207,7 @@ def test_what_makes_room_while_it_is_being_sent_is_delivered() -> None:
     assert entry is not None
     for time in range(2, 6):
         log.append([block([time])])
-    log.handed_out(entry)
+    log.handed_out(entry, entry.next_seq)
     figures = log.figures()
     assert (figures.delivered, figures.lost, figures.pending) == (1, 2, 2)
 
@@ -281,10 +281,63 @@ def test_a_writer_and_a_reader_in_two_threads() -> None:
     while not done.is_set() or log.figures().pending:
         entry = log.read(None)
         if entry is not None:
-            log.handed_out(entry)
+            log.handed_out(entry, entry.next_seq)
             numbers += numbers_of(entry)
     writer.join()
     figures = log.figures()
     assert figures.received == 6000 == figures.delivered + figures.lost
     assert len(numbers) == figures.delivered
     assert all(earlier < later for earlier, later in itertools.pairwise(numbers))
+
+
+def test_entry_that_was_sent_in_part_goes_on_where_the_client_says() -> None:
+    log = log_of()
+    log.append([block([1, 2, 3, 4, 5])])
+    entry = log.read(None)
+    assert entry is not None
+    log.handed_out(entry, 3)  # two events went out in one message, and a second message was cut off
+    log.resume(4)
+    assert numbers_of(log.read(4)) == [4, 5]
+    assert log.figures().delivered == 3
+
+
+def test_what_was_sent_did_not_arrive_and_is_no_longer_kept_is_lost() -> None:
+    log = log_of(2 * one_entry_bytes())
+    for time in range(1, 4):
+        log.append([block([time])])
+        read_all(log)
+    for time in range(4, 7):
+        log.append([block([time])])
+    # 1 to 3 were sent; of 4, which nobody read, 5 and 6 are kept
+    assert log.figures().lost == 1
+    log.resume(2)
+    assert [numbers_of(entry) for entry in read_all(log, 2)] == [[5], [6]]
+    figures = log.figures()
+    assert (figures.received, figures.delivered, figures.lost) == (6, 3, 3)
+    log.resume(2)
+    assert log.figures() == figures
+
+
+def test_number_beyond_all_that_was_sent_acknowledges_no_more_than_that() -> None:
+    log = log_of()
+    log.append([block([1])])
+    log.append([block([2])])
+    assert numbers_of(log.read(None)) == [1]
+    log.resume(1000)
+    assert numbers_of(log.read(1000)) == [2]
+    assert log.figures().delivered == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 12))))
+def test_ranges_are_a_set(steps: list[tuple[bool, int, int]]) -> None:
+    ranges = SeqRanges()
+    expected: set[int] = set()
+    for adding, first, length in steps:
+        numbers = set(range(first, first + length))
+        if adding:
+            assert ranges.add(first, first + length) == len(numbers - expected)
+            expected |= numbers
+        else:
+            assert ranges.remove(first, first + length) == len(numbers & expected)
+            expected -= numbers
+        assert ranges.count == len(expected)

@@ -70,41 +70,24 @@ def test_site_ids_name_a_site_and_what_is_captured_there() -> None:
     }  # fmt: skip
 
 
-def test_losses_are_told_once() -> None:
+def test_losses_are_counted_by_stage() -> None:
     subscription = make()
-    assert subscription.new_losses() == {}
     subscription.lost(LossStage.KERNEL_BUFFER, 3)
     subscription.lost(LossStage.DECODE, 1)
-    assert told(subscription) == {LossStage.KERNEL_BUFFER: 3, LossStage.DECODE: 1}
-    assert subscription.new_losses() == {}
     subscription.lost(LossStage.KERNEL_BUFFER, 2)
-    assert told(subscription) == {LossStage.KERNEL_BUFFER: 2}
+    assert subscription.losses() == {LossStage.KERNEL_BUFFER: 5, LossStage.DECODE: 1, LossStage.QUEUE: 0}
     account = subscription.account()
     assert (account.lost_kernel_buffer, account.lost_decode, account.lost_queue) == (5, 1, 0)
     assert account.lost == account.fired == 6
-
-
-def told(subscription: Subscription) -> dict[LossStage, int]:
-    return {stage: count for stage, (count, _total) in subscription.new_losses().items()}
 
 
 def test_events_that_made_room_are_lost_in_the_queue() -> None:
     subscription = make(queue_bytes=1)
     for time in range(5):
         subscription.deliver([block([time])])
-    assert told(subscription) == {LossStage.QUEUE: 4}
-    assert subscription.new_losses() == {}
+    assert subscription.losses()[LossStage.QUEUE] == 4
     account = subscription.account()
     assert (account.lost_queue, account.pending, account.fired) == (4, 1, 5)
-
-
-def test_totals_are_told_with_each_loss() -> None:
-    subscription = make()
-    for count in (3, 2):
-        subscription.lost(LossStage.DECODE, count)
-        subscription.new_losses()
-    subscription.lost(LossStage.DECODE, 4)
-    assert subscription.new_losses() == {LossStage.DECODE: (4, 9)}
 
 
 def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:
