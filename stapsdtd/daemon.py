@@ -15,6 +15,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -78,11 +79,16 @@ class Daemon:
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
+        # each ring, client and file looked at takes a descriptor, and the usual soft limit is 1,024
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         features = tuple(probe_features())
         tracefs = Tracefs.locate()
         left = clean_up(tracefs)
         if left.events or left.instances:
             _log.info("removed %d events and %d instances that a killed daemon left", left.events, left.instances)
+        for failure in left.failures:
+            _log.warning("what a killed daemon left cannot be removed: %s", failure)
         threads = Threads()
         engine: Engine = FtraceEngine(tracefs, Owner.this_process(), threads.pids_of)
         self._on_stop(engine.shutdown)
@@ -138,6 +144,9 @@ def notify(state: str) -> None:
     if not address:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
-        # an address that begins with @ is in the abstract namespace
-        manager.connect("\0" + address[1:] if address.startswith("@") else address)
-        manager.sendall(state.encode())
+        try:
+            # an address that begins with @ is in the abstract namespace
+            manager.connect("\0" + address[1:] if address.startswith("@") else address)
+            manager.sendall(state.encode())
+        except OSError as error:
+            _log.warning("the service manager at %s cannot be told %s: %s", address, state, error)

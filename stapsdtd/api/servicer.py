@@ -25,7 +25,7 @@ from stapsdtd.model import Probe
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import select
 from stapsdtd.probes.visible import VisibleProbes
-from stapsdtd.route.subscription import EndReason
+from stapsdtd.route.subscription import EndReason, SiteStatus, Subscription
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
@@ -120,7 +120,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             found = select(selectors, probes, pids)
             response = pb.ListProbesResponse(probes=map(convert.probe, found))
             if request.details:
-                known = (identify(pid) for pid in sorted({pid for probe in found for pid in probe.pids}))
+                pids_shown = sorted({pid for probe in found for pid in probe.pids})
+                # reading a command line reads the process's memory, which a process can make slow
+                known = await asyncio.to_thread(lambda: [identify(pid) for pid in pids_shown])
                 response.processes.extend(convert.process(identity) for identity in known if identity)
                 objects = await self._backend.control.run(self._backend.registry.objects)
                 response.problems.extend(convert.problems(objects))
@@ -152,15 +154,28 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with told(context):
             wish = convert.wish_of(request, self._backend.limits)
-            subscription, statuses = await self._backend.control.run(
-                lambda: self._backend.subscriptions.subscribe(wish)
-            )
-        return pb.SubscribeResponse(
-            subscription_id=subscription.id,
-            sites=map(convert.site_status, statuses),
-            lease_seconds=wish.lease_seconds,
-            engine=self._backend.engine,
-        )
+            unanswered: list[Subscription] = []
+
+            def subscribe() -> list[SiteStatus]:
+                subscription, statuses = self._backend.subscriptions.subscribe(wish)
+                unanswered.append(subscription)
+                return statuses
+
+            # a client that gave up meanwhile never learns the id, and nobody else would unsubscribe
+            async with self._lastly(lambda: self._abandon(unanswered)):
+                statuses = await self._backend.control.run(subscribe)
+                response = pb.SubscribeResponse(
+                    subscription_id=unanswered[0].id,
+                    sites=map(convert.site_status, statuses),
+                    lease_seconds=wish.lease_seconds,
+                    engine=self._backend.engine,
+                )
+                unanswered.clear()
+        return response
+
+    def _abandon(self, subscriptions: list[Subscription]) -> None:
+        for subscription in subscriptions:
+            self._backend.subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
     async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802
         async with told(context):

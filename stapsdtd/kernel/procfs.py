@@ -8,6 +8,7 @@ A process may go at any moment, so each function answers with nothing where /pro
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -116,5 +117,8 @@ def _read(path: str) -> bytes:
             while chunk := file.read(65536):
                 chunks.append(chunk)
             return b"".join(chunks)
-    except OSError:  # ENOENT, ESRCH: gone; EACCES, EPERM: not ours to see
+    except OSError as error:
+        # a process that is gone or hidden has nothing to say; want of descriptors or memory says nothing of the process
+        if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise
         return b""

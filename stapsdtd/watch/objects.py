@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -15,7 +16,10 @@ from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED = 8192
+_REMEMBERED = 500_000
+"""Files and notes together: an object of 400,000 notes, more than any program has, takes some 50 MiB."""
+
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class ObjectStore:
@@ -24,9 +28,13 @@ class ObjectStore:
     def __init__(self) -> None:
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
         self._identities: dict[tuple[int, int], ObjectKey] = {}
+        self._weight = 0
 
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
-        """Answer the object that a process maps; None where it cannot be reached or has nothing to say of probes."""
+        """Answer the object that a process maps; None where it has nothing to say of probes.
+
+        Raises ObjectGoneError where it cannot be reached, and OSError where this process is out of descriptors.
+        """
         for way in procfs.ways_to(pid, mapping):
             try:
                 key = _key(os.stat(way), mapping, way)
@@ -35,7 +43,9 @@ class ObjectStore:
                 parsed = self._parsed.get(key)
                 if parsed is None:
                     parsed = self._parse(way, mapping, key)
-            except OSError:
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    raise
                 continue
             if parsed is None:
                 continue
@@ -43,16 +53,20 @@ class ObjectStore:
             if not parsed.sites and not parsed.problems:
                 return None
             return Object(self._identity(key, parsed), mapping.path, parsed)
-        _log.debug("pid %d: %s cannot be reached", pid, mapping.path)
-        return None
+        raise ObjectGoneError(mapping.path)
 
     def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
+        if key not in self._parsed:
+            self._weight += _weight(parsed)
         self._parsed[key] = parsed
         self._parsed.move_to_end(key)
-        if len(self._parsed) > _REMEMBERED:
-            oldest, _ = self._parsed.popitem(last=False)
-            if self._identities.get((oldest.dev, oldest.inode)) == oldest:
-                del self._identities[oldest.dev, oldest.inode]
+        while self._weight > _REMEMBERED and len(self._parsed) > 1:
+            self._forget(next(iter(self._parsed)))
+
+    def _forget(self, key: ObjectKey) -> None:
+        self._weight -= _weight(self._parsed.pop(key))
+        if self._identities.get((key.dev, key.inode)) == key:
+            del self._identities[key.dev, key.inode]
 
     def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
         """A file that was touched, and says the same of its probes, is still the same object: the kernel arms the
@@ -62,6 +76,8 @@ class ObjectStore:
         if earlier is not None and self._parsed.get(earlier) == parsed:
             self._parsed.move_to_end(earlier)
             return earlier
+        if earlier is not None and earlier != key and earlier in self._parsed:
+            self._forget(earlier)
         self._identities[key.dev, key.inode] = key
         return key
 
@@ -75,6 +91,10 @@ class ObjectStore:
             except ObjectUnreadableError as error:
                 _log.debug("%s: %s", mapping.path, error)
                 return ParsedObject("", None, (), ())
+
+
+def _weight(parsed: ParsedObject) -> int:
+    return 1 + len(parsed.sites) + len(parsed.problems)
 
 
 def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from stapsdtd.errors import KernelFeatureError
+from stapsdtd.errors import KernelFeatureError, ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed, ProcessConnector
 from stapsdtd.kernel.perf import Lost, MappingRing, online_cpus
@@ -81,8 +81,8 @@ class Watcher:
     def _on_timer(self, what: str) -> None:
         del self._timers[what]
         if what == "rescan":
-            self.rescan()
             self._again("rescan", _RESCAN_SECONDS)
+            self.rescan()
         else:
             doubtful, self._doubtful = self._doubtful, set()
             self.look_at(doubtful)
@@ -111,22 +111,40 @@ class Watcher:
     def look_at(self, pids: Iterable[int]) -> None:
         """Bring the registry in step with these processes' maps."""
         for pid in pids:
-            mappings = procfs.executable_mappings(pid)
-            stat = procfs.stat(pid)
-            if stat is None or (stat.state in _DEAD and stat.threads <= 1):
-                self._forget(pid)
-            elif mappings or stat.state not in _DEAD:
-                self._update(stat.key, mappings)
+            try:
+                self._look_at(pid)
+            except OSError as error:
+                _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
+                self._doubt([pid])
+
+    def _look_at(self, pid: int) -> None:
+        mappings = procfs.executable_mappings(pid)
+        stat = procfs.stat(pid)
+        if stat is None or (stat.state in _DEAD and stat.threads <= 1):
+            self._forget(pid)
+        elif mappings or stat.state not in _DEAD:
+            self._update(stat.key, mappings)
 
     def _update(self, process: ProcessKey, mappings: list[Mapping]) -> None:
         known, before = self._seen.get(process.pid, (process, {}))
         if known != process:
             before = {}
         now: dict[Mapping, Object | None] = {}
+        files: dict[tuple[int, int], Object | None] = {}
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
         for mapping in mappings:
-            found = before[mapping] if mapping in before else self._store.resolve(process.pid, mapping)
-            now[mapping] = found
+            file = mapping.dev, mapping.inode
+            try:
+                if mapping in before:
+                    found = before[mapping]
+                elif file in files:
+                    found = files[file]
+                else:
+                    found = self._store.resolve(process.pid, mapping)
+            except ObjectGoneError as error:
+                _log.debug("pid %d: %s", process.pid, error)
+                continue
+            now[mapping] = files[file] = found
             if found is not None:
                 mapped.setdefault(found.key, (found, mapping))
         self._seen[process.pid] = process, now

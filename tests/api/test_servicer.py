@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -466,3 +467,20 @@ def test_path_can_be_served_again_after_a_stop(tmp_path: Path) -> None:
     for _ in range(2):
         with served(tmp_path) as started:
             assert started.held() == []
+
+
+def test_subscription_of_a_client_that_gave_up_is_ended(server: Served, pids: list[int]) -> None:
+    server.map(pids[0], server.file_object(site("a")))
+    go_on = threading.Event()
+    blocker = threading.Thread(target=lambda: server.in_control(go_on.wait))
+    blocker.start()
+    try:
+        with pytest.raises(grpc.RpcError) as raised:
+            server.stub.Subscribe(pb.SubscribeRequest(selectors=["app:*"], lease_seconds=60), timeout=0.2)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        go_on.set()
+        blocker.join()
+    wait_for(lambda: "close" in server.engine.calls, "the subscription to be ended")
+    assert server.subscriptions.all() == []
+    assert server.engine.sinks == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_files_without_probes_are_no_objects(store: ObjectStore, path: Path, con
 def test_what_cannot_be_reached_is_no_object(store: ObjectStore, path: Path) -> None:
     mapping = mapping_of(path)
     path.unlink()
-    assert store.resolve(PID, mapping) is None
+    with pytest.raises(ObjectGoneError):
+        store.resolve(PID, mapping)
 
 
 def test_another_file_under_the_same_name_is_not_taken_for_it(store: ObjectStore, path: Path) -> None:
@@ -98,7 +100,22 @@ def test_another_file_under_the_same_name_is_not_taken_for_it(store: ObjectStore
 def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: Path) -> None:
     os.unlink(path)
     os.mkfifo(path)
-    assert store.resolve(PID, mapping_of(path)) is None
+    with pytest.raises(ObjectGoneError):
+        store.resolve(PID, mapping_of(path))
+
+
+def test_want_of_descriptors_says_nothing_of_the_object(
+    store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more(_path: str) -> os.stat_result:
+        raise OSError(errno.EMFILE, "too many")
+
+    mapping = mapping_of(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", no_more)
+        with pytest.raises(OSError, match="too many"):
+            store.resolve(PID, mapping)
+    assert store.resolve(PID, mapping) is not None
 
 
 def test_touched_file_stays_the_same_object(store: ObjectStore, path: Path) -> None:
@@ -136,7 +153,7 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
 
 
 def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_REMEMBERED", 3)
+    monkeypatch.setattr(objects, "_REMEMBERED", 6)  # a file and its one note count as two
     for number in range(10):
         path = tmp_path / f"app{number}"
         path.write_bytes(image(b"probe"))

@@ -18,7 +18,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Object, ObjectKey, SiteCapture
-from stapsdtd.plan.actions import Define, changes
+from stapsdtd.plan.actions import Define, Disable, Enable, Remove, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 
 _log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ class FtraceEngine:
         self._reader = Reader(tracefs, pids_of)
         self._numbers = itertools.count(1)
         self._subscriptions: dict[Ticket, _Subscription] = {}
+        self._doomed: list[Instance] = []
 
     def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
         subscription = _Subscription(sink, kernel_buffer_kib)
@@ -139,13 +140,13 @@ class FtraceEngine:
 
     def _arm_event(self, ticket: Ticket, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str) -> None:
         """Between defining and enabling the reader learns the event, so that it never meets an unknown record."""
-        actions = changes(self._wanted() | {spec}, self._executor.state())
-        self._executor.run((action for action in actions if isinstance(action, Define)), file_path)
+        if spec not in self._executor.installed:
+            self._executor.run([Define(spec)], file_path)
         site_ids = tuple(ids[plan.capture] for plan in spec.sites)
         decoder = Decoder(spec, self._executor.installed[spec].format, site_ids)
         self._reader.decode_with(ticket, spec.instance, decoder)
         try:
-            self._executor.run(action for action in actions if not isinstance(action, Define))
+            self._executor.run([Enable(spec)])
         except TracefsRejectedError:
             self._bring_in_step()
             raise
@@ -159,7 +160,13 @@ class FtraceEngine:
         }
 
     def _bring_in_step(self) -> None:
-        self._executor.run(changes(self._wanted(), self._executor.state()))
+        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again the next time."""
+        for action in changes(self._wanted(), self._executor.state()):
+            if isinstance(action, Disable | Remove):
+                try:
+                    self._executor.run([action])
+                except TracefsRejectedError as error:
+                    _log.warning("%s; it is tried again later", error)
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
         subscription = self._subscriptions[ticket]
@@ -184,12 +191,24 @@ class FtraceEngine:
             hits = None if subscription.excluded else self._executor.hits(instance)
             self._reader.finish(ticket, instance, hits)
         finally:
-            self._tracefs.remove_instance(instance)
-        self._executor.instance_gone(instance)
+            self._doomed.append(instance)
+            self._remove_doomed()
+
+    def _remove_doomed(self) -> None:
+        """An instance that somebody looks into is busy, and is tried again when the next one goes."""
+        for instance in list(self._doomed):
+            try:
+                self._tracefs.remove_instance(instance)
+            except TracefsRejectedError as error:
+                _log.warning("%s; it is tried again later", error)
+            else:
+                self._doomed.remove(instance)
+                self._executor.instance_gone(instance)
         self._bring_in_step()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.stop)
+            steps.callback(self._remove_doomed)
             for ticket in self._subscriptions:
                 steps.callback(self.close, ticket)

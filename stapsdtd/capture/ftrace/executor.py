@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import re
 from collections.abc import Iterable
@@ -87,7 +88,11 @@ class Executor:
                 self._switch(spec, "0")
                 self.installed[spec].standing = Standing.DISABLED
             case Remove(spec):
-                self._remove(self.installed[spec].name)
+                try:
+                    self._remove(self.installed[spec].name)
+                except TracefsRejectedError as error:
+                    if error.errno != errno.ENOENT:  # somebody emptied uprobe_events
+                        raise
                 del self.installed[spec]
 
     def _switch(self, spec: EventSpec, value: str) -> None:
