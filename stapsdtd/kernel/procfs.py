@@ -90,8 +90,12 @@ def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
         yield f"/proc/{pid}/fd/{descriptor}"
 
 
-def comm(pid: int) -> str:
-    return _read(f"/proc/{pid}/comm").removesuffix(b"\n").decode(errors="backslashreplace")
+def shown_link(path: str) -> str:
+    """Answer where a link of /proc leads, as `Mapping.path` would show it; empty where it leads nowhere."""
+    try:
+        return _shown_path(os.readlink(os.fsencode(path)))
+    except OSError:
+        return ""
 
 
 def thread_ids(pid: int) -> list[int]:

@@ -139,9 +139,15 @@ def is_host_file(found: Object) -> bool:
 
 
 def _key(status: os.stat_result, mapping: Mapping, way: str) -> ObjectKey | None:
-    """map_files leads to the mapped file itself; what another way leads to must have its device and inode."""
+    """None where a way leads to another file than the one mapped.
+
+    map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
+    another inode in maps than stat does (overlayfs before Linux 6.8), so there the path may vouch for it.
+    """
     if not stat.S_ISREG(status.st_mode):
         return None
-    if "/map_files/" not in way and (status.st_dev, status.st_ino) != (mapping.dev, mapping.inode):
-        return None
-    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    if "/map_files/" in way:
+        is_it = status.st_ino == mapping.inode or procfs.shown_link(way) == mapping.path
+    else:
+        is_it = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) if is_it else None

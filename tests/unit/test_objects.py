@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import mmap
 import os
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.errors import ObjectGoneError
+from stapsdtd.kernel import procfs
 from stapsdtd.model import FileOffset, Mapping, Object
 from stapsdtd.watch import objects
 from stapsdtd.watch.objects import ObjectStore, is_host_file, open_object
@@ -61,6 +64,18 @@ def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
     assert (found.key.inode, found.key.size) == (path.stat().st_ino, path.stat().st_size)
     assert is_host_file(found)
     assert opened(found, path) == path.read_bytes()
+
+
+def test_addresses_that_another_file_took_meanwhile_lead_nowhere(store: ObjectStore, path: Path) -> None:
+    """Between a look at maps and a look at map_files a process may have executed another program."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        (now,) = [mapping for mapping in procfs.executable_mappings(os.getpid()) if mapping.path == str(path)]
+        found = store.resolve(os.getpid(), now)
+        assert found is not None
+        assert found.path == str(path)
+        before = dataclasses.replace(now, inode=now.inode + 1, path="/usr/bin/before")
+        with pytest.raises(ObjectGoneError):
+            store.resolve(os.getpid(), before)
 
 
 def test_file_is_parsed_once(store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
