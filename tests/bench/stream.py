@@ -47,7 +47,9 @@ def run(folder: Path, repeats: int) -> list[Figure]:
 @contextmanager
 def _bpftrace(path: Path, ticker: Ticker) -> Iterator[None]:
     program = f"usdt:{path}:ticker:tick {{ @ = count(); }}"
-    process = subprocess.Popen(["bpftrace", "-p", str(ticker.pid), "-e", program], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["bpftrace", "-p", str(ticker.pid), "-e", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_for(lambda: ticker.semaphore == 1, "bpftrace to attach")
         yield
