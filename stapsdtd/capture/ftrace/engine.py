@@ -18,7 +18,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Object, ObjectKey, SiteCapture
-from stapsdtd.plan.actions import Define, Disable, Enable, Remove, changes
+from stapsdtd.plan.actions import Enable, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 
 _log = logging.getLogger(__name__)
@@ -139,14 +139,15 @@ class FtraceEngine:
         return refusals
 
     def _arm_event(self, ticket: Ticket, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str) -> None:
-        """Between defining and enabling the reader learns the event, so that it never meets an unknown record."""
-        if spec not in self._executor.installed:
-            self._executor.run([Define(spec)], file_path)
-        site_ids = tuple(ids[plan.capture] for plan in spec.sites)
-        decoder = Decoder(spec, self._executor.installed[spec].format, site_ids)
-        self._reader.decode_with(ticket, spec.instance, decoder)
+        """Before an event is enabled the reader learns it, so that it never meets an unknown record."""
+        own = {known: standing for known, standing in self._executor.state().items() if known == spec}
         try:
-            self._executor.run([Enable(spec)])
+            for action in changes({spec}, own):
+                if isinstance(action, Enable):
+                    site_ids = tuple(ids[plan.capture] for plan in spec.sites)
+                    decoder = Decoder(spec, self._executor.installed[spec].format, site_ids)
+                    self._reader.decode_with(ticket, spec.instance, decoder)
+                self._executor.run([action], file_path)
         except TracefsRejectedError:
             self._bring_in_step()
             raise
@@ -162,11 +163,10 @@ class FtraceEngine:
     def _bring_in_step(self) -> None:
         """Disarm and remove what nobody wants any more. What the kernel refuses is tried again the next time."""
         for action in changes(self._wanted(), self._executor.state()):
-            if isinstance(action, Disable | Remove):
-                try:
-                    self._executor.run([action])
-                except TracefsRejectedError as error:
-                    _log.warning("%s; it is tried again later", error)
+            try:
+                self._executor.run([action])
+            except TracefsRejectedError as error:
+                _log.warning("%s; it is tried again later", error)
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
         subscription = self._subscriptions[ticket]
