@@ -9,6 +9,7 @@ from typing import Protocol
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.model import Object, Site, SiteCapture
+from stapsdtd.predicates.expression import Expression
 
 Ticket = int
 """Names a subscription to the engine; never used twice by one daemon."""
@@ -28,8 +29,20 @@ class Sink(Protocol):
     def deliver(self, blocks: Sequence[Block]) -> None:
         """Events of one stretch of time; each call's are later than those of the calls before."""
 
+    def filtered(self, count: int) -> None:
+        """Count more events that fired outside the scope, or did not satisfy the predicate."""
+
     def lost(self, stage: LossStage, count: int) -> None:
         """Count more events that fired and will not be delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSite:
+    """A site to arm. site_id names it in the events delivered; pids is None where every process counts."""
+
+    capture: SiteCapture
+    site_id: int
+    pids: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +50,15 @@ class Target:
     """Sites of one object to arm.
 
     file_path opens the object's file in this process; it need not live beyond the call.
-    site_ids is parallel to captures, and names the sites in the events delivered.
-    exclude_pids: processes that map the object and are to leave no events.
+    predicate: which hits are wanted, None for all; others count as filtered.
+    exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
     is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
     """
 
     object: Object
     file_path: str
-    captures: tuple[SiteCapture, ...]
-    site_ids: tuple[int, ...]
+    sites: tuple[TargetSite, ...]
+    predicate: Expression | None = None
     exclude_pids: frozenset[int] = frozenset()
     is_passing: bool = False
 
