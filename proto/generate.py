@@ -1,6 +1,6 @@
 """Generate stapsdtd/v1 (messages, stubs and their types) from proto/stapsdtd/v1/*.proto.
 
-Runs as `python proto/generate.py`, and as hatchling's build hook when a wheel or an editable install is made.
+Runs as `python proto/generate.py`, and through hatch_build.py when a wheel or an editable install is made.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import sys
 import sysconfig
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from grpc_tools import protoc
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,13 +32,6 @@ def generate() -> None:
     if protoc.main(arguments) != 0:
         sys.exit("protoc refused the files in proto/; its message stands above")
     (target / "__init__.py").write_text('"""Generated from proto/stapsdtd/v1 by proto/generate.py."""\n')
-
-
-class ProtoBuildHook(BuildHookInterface[Any]):
-    PLUGIN_NAME = "custom"
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
-        generate()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 from stapsdtd.errors import InvalidArgumentError
 
 DEFAULT_LISTEN = "unix:/run/stapsdtd/stapsdtd.sock"
-ENGINES = ("auto", "ftrace")
+ENGINES = ("auto", "bpf", "ftrace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Limits:
     max_lease_seconds: int = 3600
     default_queue_bytes: int = 32 << 20
     max_queue_bytes: int = 256 << 20
-    default_kernel_buffer_kib: int = 1024
+    default_kernel_buffer_kib: int = 4096
     max_kernel_buffer_kib: int = 65536
     max_selectors: int = 256
     max_subscriptions: int = 256

@@ -25,11 +25,14 @@ from typing import TypeVar
 
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
+from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
-from stapsdtd.capture.ftrace.cleanup import clean_up
 from stapsdtd.capture.ftrace.engine import FtraceEngine
-from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config
+from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.probes.registry import Registry
@@ -70,6 +73,19 @@ class ControlThread:
         self._loop.close()
 
 
+def make_engine(wanted: str, tracefs: Tracefs, threads: Threads) -> Engine:
+    """Raises KernelFeatureError where the wanted one, as config.ENGINES names it, cannot work here."""
+    owner = Owner.this_process()
+    if wanted != "ftrace":
+        try:
+            return BpfEngine(tracefs, owner, Loaded())
+        except KernelFeatureError as error:
+            if wanted == "bpf":
+                raise
+            _log.warning("%s; the ftrace engine is used instead", error)
+    return FtraceEngine(tracefs, owner, threads.pids_of)
+
+
 class Daemon:
     """One serving daemon. `start` raises StapsdtdError where the host or the configuration does not allow it."""
 
@@ -90,7 +106,7 @@ class Daemon:
         for failure in left.failures:
             _log.warning("what a killed daemon left cannot be removed: %s", failure)
         threads = Threads()
-        engine: Engine = FtraceEngine(tracefs, Owner.this_process(), threads.pids_of)
+        engine = make_engine(self._config.engine, tracefs, threads)
         self._on_stop(engine.shutdown)
         registry = Registry()
         watcher = await self._control.run(lambda: Watcher(registry, threads))

@@ -52,6 +52,7 @@ class Target:
     file_path opens the object's file in this process; it need not live beyond the call.
     predicate: which hits are wanted, None for all; others count as filtered.
     exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
+    exclude_later: others that are to leave no events should they come to map it; their hits may count as filtered.
     is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
     """
 
@@ -61,6 +62,7 @@ class Target:
     predicate: Expression | None = None
     exclude_pids: frozenset[int] = frozenset()
     is_passing: bool = False
+    exclude_later: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

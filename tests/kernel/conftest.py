@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.names import Owner
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import Daemon, Ticker, compile_target, require, running_daemon
@@ -37,9 +37,14 @@ def _nothing_left(tracefs: Tracefs) -> Iterator[None]:
     assert _left(tracefs) <= before
 
 
+@pytest.fixture(params=["bpf", "ftrace"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with running_daemon(tmp_path) as started:
+def daemon(tmp_path: Path, engine: str) -> Iterator[Daemon]:
+    with running_daemon(tmp_path, "--engine", engine) as started:
         yield started
 
 

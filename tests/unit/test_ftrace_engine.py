@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stapsdtd.capture.batch import I32, Block
-from stapsdtd.capture.engine import LossStage, Target
+from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.capture.ftrace import engine as engine_module
 from stapsdtd.capture.ftrace.engine import FtraceEngine
-from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
-from stapsdtd.model import Object, Register
+from stapsdtd.model import Capture, Object, Register, Unavailable
+from stapsdtd.predicates.expression import Expression
+from stapsdtd.predicates.parse import parse
 from tests.support import wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
@@ -34,9 +38,13 @@ class RecordingSink:
     def __init__(self) -> None:
         self.blocks: list[Block] = []
         self.losses: list[tuple[LossStage, int]] = []
+        self.filtered_count = 0
 
     def deliver(self, blocks: Sequence[Block]) -> None:
         self.blocks += blocks
+
+    def filtered(self, count: int) -> None:
+        self.filtered_count += count
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses.append((stage, count))
@@ -74,9 +82,9 @@ def sink(engine: FtraceEngine) -> RecordingSink:
     return made
 
 
-def target(found: Object = FOUND, *, is_passing: bool = False, exclude_pids: frozenset[int] = frozenset()) -> Target:
-    captures = tuple(map(captured, found.parsed.sites))
-    return Target(found, "/proc/self/fd/9", captures, tuple(range(1, len(captures) + 1)), exclude_pids, is_passing)
+def target(found: Object = FOUND, **more: Any) -> Target:
+    sites = tuple(TargetSite(captured(each), number) for number, each in enumerate(found.parsed.sites, 1))
+    return Target(found, "/proc/self/fd/9", sites, **more)
 
 
 def kernels(engine: FtraceEngine) -> list[Kernel]:
@@ -97,6 +105,103 @@ def test_events_reach_the_sink(tracefs: FakeTracefs, engine: FtraceEngine, sink:
     assert sorted(sink.values(), key=str) == [(1, 5), (1, 7), (2, 6), (3,)]
     engine.close(TICKET)
     assert (tracefs.instances(), tracefs.definitions, sink.losses) == ([], {}, [])
+
+
+def where(text: str) -> Expression:
+    return parse(text, lambda _: None)
+
+
+def test_events_that_are_not_wanted_are_counted(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    sites = (
+        TargetSite(captured(FOUND.parsed.sites[0]), 1, frozenset({7, 8})),
+        TargetSite(captured(FOUND.parsed.sites[1]), 2),
+    )
+    assert engine.arm(TICKET, replace(target(predicate=where("arg0 > 5 || tid == 7")), sites=sites)) == []
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    fired = [(0, 7, 1), (0, 8, 1), (0, 8, 6), (0, 9, 6), (1, 9, 6), (1, 9, 5), (1, 7, 0)]
+    put(tracefs, instance, *(kernel.record(number, tid=tid, q0=value) for number, tid, value in fired))
+    wait_for(lambda: len(sink.values()) == 4, "the events")
+    assert sorted(sink.values(), key=str) == [(1, 1), (1, 6), (2, 0), (2, 6)]
+    assert sorted(block.tid.tolist() for block in sink.blocks) == [[7, 8, 9, 7]]
+    engine.close(TICKET)
+    assert (sink.filtered_count, sink.losses) == (3, [])
+
+
+def test_what_only_the_predicate_reads_is_fetched_and_not_delivered(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    arguments = [argument(Register(name), 4, signed=True) for name in ("rdi", "rsi", "rdx")]
+    found = sample_object(site("a", 0x10, arguments))
+    (fires,) = found.parsed.sites
+    wanted = TargetSite(captured(fires, Capture(2), Capture(0)), 1)
+    predicate = where("arg1 < -1 && arg2 != 3")
+    assert engine.arm(TICKET, replace(target(found, predicate=predicate), sites=(wanted,))) == []
+    ((line,),) = tracefs.definitions.values()
+    assert line.endswith("q0=%dx:u64 q1=%di:u64 q2=%si:u64")
+    (kernel,) = kernels(engine)
+    minus_2, minus_1 = (1 << 32) - 2, (1 << 32) - 1
+    records = [(4, 10, minus_2), (4, 11, minus_1), (3, 12, minus_2), (5, 13, minus_2)]
+    put(tracefs, tracefs.instances()[0], *(kernel.record(0, q0=q0, q1=q1, q2=q2) for q0, q1, q2 in records))
+    wait_for(lambda: sink.values() == [(1, 4, 10), (1, 5, 13)], "the events")
+    assert sink.filtered_count == 2
+
+
+def test_argument_that_is_captured_as_a_string_is_fetched_as_a_number_too(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    (fires, *_) = FOUND.parsed.sites
+    wanted = TargetSite(captured(fires, Capture(0, is_string=True)), 1)
+    assert engine.arm(TICKET, replace(target(predicate=where("arg0")), sites=(wanted,))) == []
+    ((line,),) = tracefs.definitions.values()
+    assert "s0=+0(%di):ustring" in line
+    assert "q0=%di:u64" in line
+    assert sink.blocks == []
+
+
+def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    found = sample_object(
+        site("fits", 0x10, [argument(), argument()]),
+        site("lacks", 0x20, [argument()]),
+        site("unreadable", 0x30, [argument(), argument(Unavailable("no way"))]),
+        site("elsewhere", 0x40, [argument(), argument(Register("x1"))]),
+    )
+    refusals = engine.arm(TICKET, target(found, predicate=where("arg1 == 1")))
+    assert {refusal.site.name: refusal.reason for refusal in refusals} == {
+        "lacks": "it has 1 arguments, so there is no arg1 to filter by",
+        "unreadable": "arg1 cannot be filtered by: no way",
+        "elsewhere": "arg1 cannot be filtered by: 8@%rdi: tracefs has no name for this register on x86-64",
+    }
+    ((line,),) = tracefs.definitions.values()
+    assert ":0x10 " in line
+    assert sink.blocks == []
+
+
+@pytest.mark.parametrize("field", ["uid", "gid"])
+def test_what_the_engine_does_not_know_is_refused(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink, field: str
+) -> None:
+    refusals = engine.arm(TICKET, target(predicate=where(f"execname == 'a' && {field} == 0"), is_passing=True))
+    assert {refusal.reason for refusal in refusals} == {
+        f"the ftrace engine cannot filter by {field}; the bpf engine can"
+    }
+    assert len(refusals) == 3
+    assert (tracefs.definitions, len(tracefs.instances()), sink.blocks) == ({}, 1, [])
+
+
+def test_excluded_processes_that_leave_events_all_the_same_are_filtered(
+    tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
+) -> None:
+    engine.arm(TICKET, target(exclude_pids=frozenset({7}), exclude_later=frozenset({8})))
+    (kernel,) = kernels(engine)
+    (instance,) = tracefs.instances()
+    put(tracefs, instance, *(kernel.record(0, tid=tid, q0=tid) for tid in (7, 8, 9)))
+    wait_for(lambda: sink.values() == [(1, 9)], "the event")
+    assert sink.filtered_count == 2
 
 
 def test_ring_is_set_up_before_anything_writes_to_it(tracefs: FakeTracefs, sink: RecordingSink) -> None:

@@ -1,9 +1,9 @@
-"""Records of an event into blocks, by the event's format and the plan of its sites."""
+"""Records of an event into blocks of what is wanted of them, by the event's format and the plan of its sites."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from stapsdtd.capture.batch import (
     I64,
     U64,
     Block,
+    Bools,
     Comms,
     Indices,
     Numbers,
@@ -23,57 +24,102 @@ from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
 from stapsdtd.capture.ftrace.pages import Records
 from stapsdtd.model import Argument, Capture, Constant, Register, Unavailable
 from stapsdtd.plan.events import EventSpec, Field
+from stapsdtd.predicates.columns import Hits, Values, evaluate
+from stapsdtd.predicates.program import ACCEPT, Program
 
 PidsOf = Callable[[I32], I32]
 """From thread ids to the ids of their processes, of the same shape."""
 
 
+EVERYTHING = Program((), ACCEPT)
+"""Accepts every hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteWish:
+    """What one subscription wants of a site.
+
+    width: how many of the plan's values are delivered; those behind them are there for the program to read.
+    pids: None where every process counts.
+    """
+
+    site_id: int
+    width: int
+    pids: frozenset[int] | None = None
+    program: Program = EVERYTHING
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """One subscription's reading of one event; site_ids is parallel to spec.sites."""
+    """One subscription's reading of one event; sites is parallel to spec.sites."""
 
     spec: EventSpec
     format: EventFormat
-    site_ids: tuple[int, ...]
+    sites: tuple[SiteWish, ...]
 
-    def decode(self, records: Records, pids_of: PidsOf) -> list[Block]:
-        """One block for each site that fired."""
+    def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[Block]:
+        """One block for each site that fired; it may be shorter than what fired, as records are filtered."""
         sites = _numbers(records, self.format.fields["site"])
         return [
-            self._site_block(position, records.take(np.flatnonzero(sites == position)), pids_of)
+            self._site_block(position, records.take(np.flatnonzero(sites == position)), pids_of, excluded)
             for position in np.unique(sites).tolist()
         ]
 
-    def _site_block(self, position: int, records: Records, pids_of: PidsOf) -> Block:
+    def _site_block(self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> Block:
         fields = self.format.fields
-        plan = self.spec.sites[position]
+        wish = self.sites[position]
         tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
+        pids = pids_of(tids)
+        comms = _comms(records, fields["comm"])
+        wanted = self._wanted(position, records, Hits(pids, tids, comms, {}), excluded)
+        if not wanted.all():
+            # what is not wanted is not decoded: strings are the dear part
+            rows = np.flatnonzero(wanted)
+            records, pids, tids, comms = records.take(rows), pids[rows], tids[rows], comms[rows]
         return Block(
             records.time_ns,
-            pids_of(tids),
+            pids,
             tids,
             np.full(len(records), records.cpu, np.uint16),
-            _comms(records, fields["comm"]),
-            np.full(len(records), self.site_ids[position], np.uint32),
-            tuple(
-                self._values(records, source, capture, plan.capture.site.arguments[capture.index])
-                for source, capture in zip(plan.sources, plan.capture.captures, strict=True)
-            ),
+            comms,
+            np.full(len(records), wish.site_id, np.uint32),
+            tuple(self._values(position, number, records) for number in range(wish.width)),
         )
 
-    def _values(
-        self, records: Records, source: Field | Constant | Unavailable, capture: Capture, argument: Argument
-    ) -> ValueColumn:
+    def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> Bools:
+        wish = self.sites[position]
+        wanted: Bools = ~np.isin(hits.pid, list(excluded)) if excluded else np.ones(len(records), np.bool_)
+        if wish.pids is not None:
+            wanted &= np.isin(hits.pid, list(wish.pids))
+        if wish.program is not EVERYTHING:
+            captures = self.spec.sites[position].capture.captures
+            numbers = {
+                index: self._numbers(position, captures.index(Capture(index)), records)
+                for index in wish.program.arguments
+            }
+            arguments = {index: Values(column.data, column.unavailable) for index, column in numbers.items()}
+            wanted &= evaluate(wish.program, replace(hits, arguments=arguments))
+        return wanted
+
+    def _values(self, position: int, number: int, records: Records) -> ValueColumn:
+        plan = self.spec.sites[position]
+        capture, source = plan.capture.captures[number], plan.sources[number]
+        if not capture.is_string:
+            return self._numbers(position, number, records)
+        if isinstance(source, Field):
+            return Strings.of(_strings(records, self.format.fields[source.name], capture.max_bytes))
+        return Strings.of([None] * len(records))
+
+    def _numbers(self, position: int, number: int, records: Records) -> Numbers:
+        plan = self.spec.sites[position]
+        argument = plan.capture.site.arguments[plan.capture.captures[number].index]
+        source: Field | Constant | Unavailable = plan.sources[number]
         match source:
-            case Unavailable() if capture.is_string:
-                return Strings.of([None] * len(records))
             case Unavailable():
                 missing = np.ones(len(records), np.bool_)
                 return Numbers(_narrowed(np.zeros(len(records), np.uint64), argument), missing)
             case Constant(value):
                 return Numbers(_narrowed(np.full(len(records), value % (1 << 64), np.uint64), argument))
-            case Field(name=name) if capture.is_string:
-                return Strings.of(_strings(records, self.format.fields[name], capture.max_bytes))
             case Field(name=name):
                 return Numbers(_narrowed(_numbers(records, self.format.fields[name]), argument))
 
@@ -128,10 +174,23 @@ def _comms(records: Records, place: FieldPlace) -> Comms:
     return comms
 
 
-def decode_records(records: Records, decoders: Mapping[int, Decoder], pids_of: PidsOf) -> tuple[list[Block], int]:
-    """Blocks of all known events, and how many records were of none: their decoder is gone or not there yet."""
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """blocks hold what is wanted; filtered counts the other records, unknown those of no known event: its decoder is
+    gone or not there yet.
+    """
+
+    blocks: list[Block]
+    filtered: int
+    unknown: int
+
+
+def decode_records(
+    records: Records, decoders: Mapping[int, Decoder], pids_of: PidsOf, excluded: frozenset[int] = frozenset()
+) -> Decoded:
+    """excluded: processes whose records are never wanted."""
     if not len(records):
-        return [], 0
+        return Decoded([], 0, 0)
     types = records.words[records.starts // 4] & np.uint32(0xFFFF)
     blocks: list[Block] = []
     unknown = 0
@@ -141,5 +200,6 @@ def decode_records(records: Records, decoders: Mapping[int, Decoder], pids_of: P
         if decoder is None:
             unknown += len(rows)
             continue
-        blocks += decoder.decode(records.take(rows), pids_of)
-    return blocks, unknown
+        blocks += decoder.decode(records.take(rows), pids_of, excluded)
+    filtered = len(records) - unknown - sum(map(len, blocks))
+    return Decoded([block for block in blocks if len(block)], filtered, unknown)

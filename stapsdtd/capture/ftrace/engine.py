@@ -6,20 +6,23 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stapsdtd.capture.engine import Refusal, Sink, Target, Ticket
-from stapsdtd.capture.ftrace.decode import Decoder, PidsOf
+from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteWish
 from stapsdtd.capture.ftrace.executor import Executor
-from stapsdtd.capture.ftrace.names import Owner
 from stapsdtd.capture.ftrace.reader import Reader
+from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Object, ObjectKey, SiteCapture
+from stapsdtd.model import Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
 from stapsdtd.plan.actions import Enable, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
+from stapsdtd.plan.fetch import fetch
+from stapsdtd.predicates.expression import ArgumentValue, Expression, Field
+from stapsdtd.predicates.program import comparisons, compile_for, why_not
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +32,7 @@ _MAX_PASSING = 128
 _TOO_MANY_PASSING = (
     f"the ftrace engine holds {_MAX_PASSING} memfds, deleted files and containers' files for a subscription, not more"
 )
+_TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
 _NO_STRINGS = (
     "strings of more than a page make the kernel warn (trace_uprobe.c, prepare_uprobe_buffer), "
     "and kernel.panic_on_warn makes a warning bring this host down"
@@ -98,7 +102,7 @@ class FtraceEngine:
         """A daemon or client that is traced while it handles events would make events of its own without end.
 
         Done only where such a process maps the object, since the list costs every context switch of the host. What
-        threads it makes later leave events, which the sink filters.
+        threads it makes later leave events, which the reader filters.
         """
         new = pids - subscription.excluded
         subscription.excluded |= new
@@ -113,21 +117,23 @@ class FtraceEngine:
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
         key = target.object.key
+        wishes, refusals = _wishes(target)
+        if not wishes:
+            return refusals
+        self._reader.exclude(ticket, target.exclude_pids | target.exclude_later)
         self._exclude(subscription, target.exclude_pids)
         if target.is_passing and len(subscription.instances) > _MAX_PASSING:
-            return [Refusal(capture.site, _TOO_MANY_PASSING) for capture in target.captures]
+            return refusals + [Refusal(capture.site, _TOO_MANY_PASSING) for capture in wishes]
         if target.is_passing and key not in subscription.instances:
             buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
             subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
-        ids = dict(zip(target.captures, target.site_ids, strict=True))
-        refusals: list[Refusal] = []
         no_strings = _NO_STRINGS if procfs.panics_on_warning() else ""
         instance = subscription.instance_of(key)
-        pending = list(group_sites(instance, key, target.object.parsed.architecture, target.captures, no_strings))
+        pending = list(group_sites(instance, key, target.object.parsed.architecture, tuple(wishes), no_strings))
         while pending:
             spec = pending.pop()
             try:
-                self._arm_event(ticket, spec, ids, target.file_path)
+                self._arm_event(ticket, spec, wishes, target.file_path)
             except TracefsRejectedError as error:
                 if len(spec.sites) > 1:
                     pending += split(spec)
@@ -138,14 +144,16 @@ class FtraceEngine:
                 subscription.wanted.setdefault(key, set()).add(spec)
         return refusals
 
-    def _arm_event(self, ticket: Ticket, spec: EventSpec, ids: Mapping[SiteCapture, int], file_path: str) -> None:
+    def _arm_event(
+        self, ticket: Ticket, spec: EventSpec, wishes: Mapping[SiteCapture, SiteWish], file_path: str
+    ) -> None:
         """Before an event is enabled the reader learns it, so that it never meets an unknown record."""
         own = {known: standing for known, standing in self._executor.state().items() if known == spec}
         try:
             for action in changes({spec}, own):
                 if isinstance(action, Enable):
-                    site_ids = tuple(ids[plan.capture] for plan in spec.sites)
-                    decoder = Decoder(spec, self._executor.installed[spec].format, site_ids)
+                    sites = tuple(wishes[plan.capture] for plan in spec.sites)
+                    decoder = Decoder(spec, self._executor.installed[spec].format, sites)
                     self._reader.decode_with(ticket, spec.instance, decoder)
                 self._executor.run([action], file_path)
         except TracefsRejectedError:
@@ -212,3 +220,39 @@ class FtraceEngine:
             steps.callback(self._remove_doomed)
             for ticket in self._subscriptions:
                 steps.callback(self.close, ticket)
+
+
+def _wishes(target: Target) -> tuple[dict[SiteCapture, SiteWish], list[Refusal]]:
+    """What is fetched of each site and what is wanted of that, and which sites' hits cannot be tested."""
+    wishes: dict[SiteCapture, SiteWish] = {}
+    refusals: list[Refusal] = []
+    for wanted in target.sites:
+        capture = wanted.capture
+        program = EVERYTHING
+        if target.predicate is not None:
+            reason = _untestable(target.predicate, capture.site, target.object.parsed.architecture)
+            if reason is not None:
+                refusals.append(Refusal(capture.site, reason))
+                continue
+            program = compile_for(target.predicate, capture.site)
+        read = map(Capture, program.arguments)
+        more = tuple(each for each in read if each not in capture.captures)
+        fetched = replace(capture, captures=capture.captures + more)
+        wishes[fetched] = SiteWish(wanted.site_id, len(capture.captures), wanted.pids, program)
+    return wishes, refusals
+
+
+def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
+    """Answer why a predicate is more than this engine can test at a site; None where it can."""
+    reason = why_not(predicate, site)
+    if reason is not None:
+        return reason
+    for comparison in comparisons(predicate):
+        match comparison.subject:
+            case ArgumentValue(index):
+                fetched = fetch(Capture(index), site.arguments[index], architecture)
+                if isinstance(fetched, Unavailable):
+                    return f"arg{index} cannot be filtered by: {fetched.reason}"
+            case Field() as subject if subject not in _TESTABLE:
+                return f"the ftrace engine cannot filter by {subject.value}; the bpf engine can"
+    return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.batch import merge
 from stapsdtd.capture.engine import LossStage, Sink, Ticket
-from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, decode_records
+from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
 from stapsdtd.kernel.tracefs import Tracefs
@@ -52,9 +52,13 @@ class _Ring:
 
 @dataclass(slots=True)
 class _Channel:
-    """What one sink is fed from: the instances of one subscription, whose events have one order."""
+    """What one sink is fed from: the instances of one subscription, whose events have one order.
+
+    excluded: processes whose events are not delivered.
+    """
 
     sink: Sink
+    excluded: frozenset[int] = frozenset()
     rings: list[_Ring] = field(default_factory=list)
     decoders: dict[Instance, dict[int, Decoder]] = field(default_factory=dict)
     losses_told_ns: int = 0
@@ -82,6 +86,14 @@ class Reader:
     def open(self, ticket: Ticket, sink: Sink) -> None:
         def job() -> None:
             self._channels[ticket] = _Channel(sink)
+
+        self._call(job)
+
+    def exclude(self, ticket: Ticket, pids: frozenset[int]) -> None:
+        """Deliver no events of these processes from now on, nor of those that were named before."""
+
+        def job() -> None:
+            self._channels[ticket].excluded |= pids
 
         self._call(job)
 
@@ -209,17 +221,21 @@ class Reader:
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
             found.append((ring, records if ring.held is None else ring.held.followed_by(records)))
         blocks = []
+        filtered = 0
         for ring, records in found:
             due, later = records.split(complete_ns)
             ring.held = later if len(later) else None
             try:
-                decoded, unknown = decode_records(due, channel.decoders[ring.instance], self._pids_of)
+                decoded = decode_records(due, channel.decoders[ring.instance], self._pids_of, channel.excluded)
             except Exception:  # noqa: BLE001 - these records are lost, and what the other rings gave is not
                 _log.exception("%d records of %s could not be decoded", len(due), ring.instance)
-                decoded, unknown = [], len(due)
-            blocks += decoded
-            if unknown:
-                channel.sink.lost(LossStage.DECODE, unknown)
+                decoded = Decoded([], 0, len(due))
+            blocks += decoded.blocks
+            filtered += decoded.filtered
+            if decoded.unknown:
+                channel.sink.lost(LossStage.DECODE, decoded.unknown)
+        if filtered:
+            channel.sink.filtered(filtered)
         if blocks:
             channel.sink.deliver(merge(blocks))
         if complete_ns - channel.losses_told_ns > _LOSS_TICK_NS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
 

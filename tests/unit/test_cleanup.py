@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.capture.ftrace.cleanup import clean_up
+from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.ftrace.executor import Executor
-from stapsdtd.capture.ftrace.names import Owner
+from stapsdtd.capture.names import Owner
 from stapsdtd.kernel import procfs
 from stapsdtd.plan.actions import Define, Enable
 from stapsdtd.plan.events import EventSpec, group_sites

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
+/*
+ * One program for all sites. It runs at every hit of every group and decides, before it writes anything, for which
+ * subscriptions the hit is; it then writes one record for all of them.
+ *
+ *     (cookie, ip) ─► index ─► slot ─► plan ─┬─► tests, for each filter ─► matched
+ *                                            └─► operands ─► values ─► the ring of the record's size
+ *
+ * It is sleepable, so that a string in a page that is not resident can be read. A sleepable program is preemptible:
+ * another hit may come on the same CPU in the middle of this one. Hence atomic counters, and scratch space that is
+ * claimed.
+ */
+#include <stdbool.h>
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "stapsdt.h"
+
+/* pt_regs as an array of words, as far as a probe's operands can name it; one more reads as zero. */
+#if defined(__TARGET_ARCH_x86)
+#define REG_IP 16
+#define REG_COUNT 20
+#elif defined(__TARGET_ARCH_arm64)
+#define REG_IP 32
+#define REG_COUNT 33
+#elif defined(__TARGET_ARCH_riscv)
+#define REG_IP 0
+#define REG_COUNT 32
+#else
+#error "which of pt_regs' words is the instruction pointer on this architecture?"
+#endif
+#define REG_ZERO REG_COUNT
+
+#define PAGE_BYTES 4096 /* where pages are larger, a byte too many is touched, which does no harm */
+
+/* Tables, written by the daemon through mmap. */
+__u32 site_index[INDEX_ENTRIES] SEC(".bss.index");
+struct slot slots[MAX_SLOTS] SEC(".bss.slots");
+struct plan plans[MAX_PLANS] SEC(".bss.plans");
+struct operand operands[MAX_OPERANDS] SEC(".bss.operands");
+struct test tests[MAX_TESTS] SEC(".bss.tests");
+
+/* The daemon, whose own hits would make events without end. */
+volatile const __u32 daemon_pid = 0;
+volatile const __u32 cpus = 1;
+
+/* 1 while the reader waits to be woken; the hit that wakes it takes it back. */
+__u32 reader_waits SEC(".bss.reader");
+
+struct cpu_counters {
+	__u64 cells[MAX_COUNTERS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1); /* cpus, set when it is loaded */
+	__type(key, __u32);
+	__type(value, struct cpu_counters);
+} counters SEC(".maps");
+
+struct scratch {
+	__u32 busy;
+	__u32 used; /* of bytes */
+	union {
+		struct record record;
+		char bytes[CLASS_7];
+	};
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2); /* 2 * cpus, set when it is loaded */
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratches SEC(".maps");
+
+struct ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, PAGE_BYTES);
+};
+
+/* A ring is put in where a site needs it, and may be replaced by a larger one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, RECORD_CLASSES);
+	__type(key, __u32);
+	__array(values, struct ring);
+} rings SEC(".maps");
+
+/* Never written: they let the object's BTF describe what else is shared. */
+struct record layout_of_record SEC(".bss.layout");
+struct text layout_of_text SEC(".bss.layout");
+
+struct hit {
+	__u64 registers[REG_COUNT + 1];
+	__u64 pid_tgid;
+	__u64 matched;
+	struct cpu_counters *counters;
+	const struct plan *plan;
+	__u32 next_test;
+};
+
+static __always_inline __u64 register_of(const struct hit *hit, __u32 number)
+{
+	return hit->registers[number < REG_ZERO ? number : REG_ZERO];
+}
+
+/* Answer whether the operand could be had. */
+static __always_inline bool fetch(const struct hit *hit, const struct operand *op, __u64 *out)
+{
+	__u64 value = op->constant;
+
+	if (op->kind == OPERAND_REGISTER) {
+		value = register_of(hit, op->base);
+	} else if (op->kind != OPERAND_CONSTANT) {
+		__u64 address = value + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
+		__u32 width = op->width;
+
+		value = address;
+		if (op->kind == OPERAND_MEMORY) {
+			value = 0;
+			if (width > sizeof(value) || bpf_probe_read_user(&value, width, (void *)address))
+				return false;
+		}
+	}
+	value <<= op->left & 63;
+	*out = op->is_signed ? (__u64)((__s64)value >> (op->right & 63)) : value >> (op->right & 63);
+	return true;
+}
+
+static __always_inline void count(const struct hit *hit, __u32 cell)
+{
+	__sync_fetch_and_add(&hit->counters->cells[(hit->plan->counters + cell) & (MAX_COUNTERS - 1)], 1);
+}
+
+static __always_inline void count_of(const struct hit *hit, __u32 filter, enum counter counter)
+{
+	count(hit, filter * COUNTERS_OF_FILTER + counter);
+}
+
+static __always_inline void count_lost(const struct hit *hit)
+{
+	for (__u32 filter = 0; filter < MAX_FILTERS; filter++)
+		if (hit->matched >> filter & 1)
+			count_of(hit, filter, COUNTER_LOST);
+}
+
+static __always_inline bool holds(__u32 relation, __u64 left, __u64 right)
+{
+	switch (relation) {
+	case RELATION_EQ: return left == right;
+	case RELATION_NE: return left != right;
+	case RELATION_LT: return left < right;
+	case RELATION_LE: return left <= right;
+	case RELATION_GT: return left > right;
+	case RELATION_GE: return left >= right;
+	case RELATION_SIGNED_LT: return (__s64)left < (__s64)right;
+	case RELATION_SIGNED_LE: return (__s64)left <= (__s64)right;
+	case RELATION_SIGNED_GT: return (__s64)left > (__s64)right;
+	default: return (__s64)left >= (__s64)right;
+	}
+}
+
+static __always_inline bool has_name(const struct test *test)
+{
+	__u64 comm[COMM_BYTES / 8] = {};
+
+	bpf_get_current_comm(comm, sizeof(comm));
+	return comm[0] == test->comm[0] && comm[1] == test->comm[1];
+}
+
+/* Run one test; answer where to go on. */
+static __always_inline __u32 decide(const struct hit *hit, const struct test *test)
+{
+	__u64 value = 0;
+	bool result;
+
+	switch (test->source) {
+	case SOURCE_ARGUMENT:
+		if (!fetch(hit, &operands[(hit->plan->operands + test->index) & (MAX_OPERANDS - 1)], &value))
+			return JUMP_REJECT;
+		break;
+	case SOURCE_PID: value = hit->pid_tgid >> 32; break;
+	case SOURCE_TID: value = (__u32)hit->pid_tgid; break;
+	case SOURCE_UID: value = (__u32)bpf_get_current_uid_gid(); break;
+	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
+	case SOURCE_EXECNAME: value = !has_name(test); break;
+	default: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
+	}
+	result = holds(test->relation, value & test->mask, test->value);
+	return result ? test->on_true : test->on_false;
+}
+
+static long step(__u32 number __attribute__((unused)), struct hit *hit)
+{
+	const struct test *test = &tests[(hit->plan->tests + hit->next_test) & (MAX_TESTS - 1)];
+	__u32 next = decide(hit, test);
+	__u32 filter = test->filter & (MAX_FILTERS - 1);
+
+	if (next == JUMP_ACCEPT)
+		hit->matched |= 1ULL << filter;
+	else if (next == JUMP_REJECT)
+		count_of(hit, filter, COUNTER_FILTERED);
+	else if (next == JUMP_EXCLUDE)
+		count_of(hit, filter, COUNTER_EXCLUDED);
+	hit->next_test = next < JUMP_END ? next : test->next_filter;
+	return hit->next_test == JUMP_END;
+}
+
+static __always_inline struct scratch *claim(void)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct scratch *scratch;
+	__u32 other = cpu + cpus;
+
+	scratch = bpf_map_lookup_elem(&scratches, &cpu);
+	if (scratch && !__sync_val_compare_and_swap(&scratch->busy, 0, 1))
+		return scratch;
+	scratch = bpf_map_lookup_elem(&scratches, &other);
+	if (scratch && !__sync_val_compare_and_swap(&scratch->busy, 0, 1))
+		return scratch;
+	return NULL;
+}
+
+static __always_inline void release(struct scratch *scratch)
+{
+	/* nobody but this CPU claims it */
+	*(volatile __u32 *)&scratch->busy = 0;
+}
+
+/* Put one value into the record; answer whether it could be had. */
+static __always_inline bool take(const struct hit *hit, const struct operand *op, struct scratch *scratch, __u64 *out)
+{
+	__u32 used = scratch->used, limit = op->limit;
+	__u64 value = 0;
+	long length;
+
+	if (!fetch(hit, op, &value))
+		return false;
+	if (op->take != TAKE_NUMBER) {
+		if (limit > MAX_TEXT + 1 || used > CLASS_7 - (MAX_TEXT + 1))
+			return false;
+		if (op->take == TAKE_STRING)
+			length = bpf_probe_read_user_str(scratch->bytes + used, limit, (void *)value) - 1;
+		else
+			length = bpf_probe_read_user(scratch->bytes + used, limit, (void *)value) ?: (long)limit;
+		if (length < 0)
+			return false;
+		scratch->used = used + length;
+		value = (__u64)length << 32 | used;
+	}
+	*out = value;
+	return true;
+}
+
+/*
+ * Fetch all values. What the loop adds up is kept in the scratch space, whose content the verifier does not follow:
+ * in registers it would tell apart every combination of values that could be read.
+ */
+static __always_inline void fill(const struct hit *hit, struct scratch *scratch)
+{
+	struct record *record = &scratch->record;
+	__u32 values = hit->plan->values;
+
+	record->missing = 0;
+	scratch->used = sizeof(*record) + values * sizeof(record->values[0]);
+	for (__u32 number = 0; number < MAX_VALUES && number < values; number++) {
+		const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
+
+		if (!take(hit, op, scratch, &record->values[number])) {
+			record->missing |= 1ULL << number;
+			record->values[number] = 0;
+		}
+	}
+}
+
+/* Bring in what could not be read, if it is there at all: this may sleep. */
+static __always_inline void bring_in(const struct hit *hit, __u64 missing)
+{
+	__u32 values = hit->plan->values;
+
+	for (__u32 number = 0; number < MAX_VALUES && number < values; number++) {
+		const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
+		__u64 address = 0;
+		char byte;
+
+		if (!(missing >> number & 1))
+			continue;
+		if (op->kind == OPERAND_MEMORY) {
+			address = op->constant + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
+			bpf_copy_from_user(&byte, 1, (void *)address);
+			bpf_copy_from_user(&byte, 1, (void *)(address + op->width - 1));
+		}
+		if (op->take != TAKE_NUMBER && fetch(hit, op, &address)) {
+			bpf_copy_from_user(&byte, 1, (void *)address);
+			bpf_copy_from_user(&byte, 1, (void *)((address | (PAGE_BYTES - 1)) + 1));
+			bpf_copy_from_user(&byte, 1, (void *)(address + op->limit - 1));
+		}
+	}
+}
+
+static __always_inline long submit(struct scratch *scratch)
+{
+	__u32 used = scratch->used;
+	__u64 flags = BPF_RB_NO_WAKEUP;
+	__u32 class, bytes;
+	void *ring;
+
+	if (used <= CLASS_0) { class = 0; bytes = CLASS_0; }
+	else if (used <= CLASS_1) { class = 1; bytes = CLASS_1; }
+	else if (used <= CLASS_2) { class = 2; bytes = CLASS_2; }
+	else if (used <= CLASS_3) { class = 3; bytes = CLASS_3; }
+	else if (used <= CLASS_4) { class = 4; bytes = CLASS_4; }
+	else if (used <= CLASS_5) { class = 5; bytes = CLASS_5; }
+	else if (used <= CLASS_6) { class = 6; bytes = CLASS_6; }
+	else { class = 7; bytes = CLASS_7; }
+
+	ring = bpf_map_lookup_elem(&rings, &class);
+	if (!ring)
+		return -1;
+	if (*(volatile __u32 *)&reader_waits && __sync_val_compare_and_swap(&reader_waits, 1, 0))
+		flags = BPF_RB_FORCE_WAKEUP;
+	return bpf_ringbuf_output(ring, scratch->bytes, bytes, flags);
+}
+
+static __always_inline void describe(const struct hit *hit, struct record *record, __u32 plan)
+{
+	record->time_ns = bpf_ktime_get_ns();
+	record->tid = hit->pid_tgid;
+	record->pid = hit->pid_tgid >> 32;
+	record->matched = hit->matched;
+	record->plan = plan;
+	record->cpu = bpf_get_smp_processor_id();
+	bpf_get_current_comm(record->comm, sizeof(record->comm));
+}
+
+SEC("uprobe.s")
+int on_hit(const __u64 *registers)
+{
+	__u64 cookie = bpf_get_attach_cookie((void *)registers);
+	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
+	__u32 entry = group + (registers[REG_IP] >> shift & mask);
+	__u32 slot = site_index[entry & (INDEX_ENTRIES - 1)];
+	__u64 state = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)];
+	__u32 plan = state;
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct scratch *scratch;
+	struct hit hit;
+
+	if (!plan || state >> 32 != group)
+		return 0;
+	hit.pid_tgid = bpf_get_current_pid_tgid();
+	if (hit.pid_tgid >> 32 == daemon_pid)
+		return 0;
+	hit.counters = bpf_map_lookup_elem(&counters, &cpu);
+	if (!hit.counters)
+		return 0;
+	hit.plan = &plans[plan & (MAX_PLANS - 1)];
+	hit.matched = hit.plan->always;
+	hit.next_test = 0;
+#pragma unroll
+	for (int number = 0; number < REG_COUNT; number++)
+		hit.registers[number] = registers[number];
+	hit.registers[REG_ZERO] = 0;
+	count(&hit, COUNTER_HITS);
+
+	if (hit.plan->has_tests)
+		bpf_loop(MAX_STEPS, step, &hit, 0);
+	if (!hit.matched)
+		return 0;
+
+	scratch = claim();
+	if (!scratch) {
+		count_lost(&hit);
+		return 0;
+	}
+	describe(&hit, &scratch->record, plan);
+	fill(&hit, scratch);
+	if (scratch->record.missing) {
+		__u64 missing = scratch->record.missing;
+		__u64 time_ns = scratch->record.time_ns;
+
+		/* without the scratch space, which others need meanwhile */
+		release(scratch);
+		bring_in(&hit, missing);
+		scratch = claim();
+		if (!scratch) {
+			count_lost(&hit);
+			return 0;
+		}
+		describe(&hit, &scratch->record, plan);
+		scratch->record.time_ns = time_ns;
+		fill(&hit, scratch);
+	}
+	if (submit(scratch))
+		count_lost(&hit);
+	release(scratch);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/*
+ * What the program and the daemon share: tables that the daemon writes, and records that it reads.
+ * stapsdtd/capture/bpf/layout.py says the same in numpy; tests/unit/test_bpf_layout.py holds it against this
+ * object's BTF.
+ */
+#pragma once
+
+#include <linux/types.h>
+
+enum {
+	INDEX_ENTRIES = 1 << 19,
+	MAX_SLOTS = 1 << 15,
+	MAX_PLANS = 1 << 15,
+	MAX_OPERANDS = 1 << 17,
+	MAX_TESTS = 1 << 15,
+	MAX_COUNTERS = 1 << 17,
+
+	MAX_VALUES = 32,	/* of one record */
+	MAX_FILTERS = 64,	/* of one plan, a bit of record.matched each */
+	MAX_STEPS = 1024,	/* tests run for one hit, over all filters of its plan */
+	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
+	COMM_BYTES = 16,
+};
+
+/* Where an operand is, before it is narrowed to its value. */
+enum operand_kind {
+	OPERAND_CONSTANT = 0,
+	OPERAND_REGISTER = 1,
+	OPERAND_ADDRESS = 2,	/* base + index * scale + constant */
+	OPERAND_MEMORY = 3,	/* width bytes there */
+};
+
+enum operand_take {
+	TAKE_NUMBER = 0,
+	TAKE_STRING = 1,	/* the operand points to it */
+	TAKE_BYTES = 2,		/* the same, `limit` bytes with NULs and all */
+};
+
+struct operand {
+	__u64 constant;
+	__u32 limit;		/* of a string, its NUL included */
+	__u8 take;
+	__u8 kind;
+	__u8 base;		/* registers by their place in pt_regs; REG_ZERO reads as 0 */
+	__u8 index;
+	__u8 scale;
+	__u8 width;
+	__u8 left;		/* shifts that cut the value out and extend it */
+	__u8 right;
+	__u8 is_signed;
+	__u8 unused[3];
+};
+
+enum test_source {
+	SOURCE_ARGUMENT = 0,	/* index: an operand of the plan */
+	SOURCE_PID = 1,
+	SOURCE_TID = 2,
+	SOURCE_UID = 3,
+	SOURCE_GID = 4,
+	SOURCE_EXECNAME = 5,
+	SOURCE_CGROUP = 6,	/* index: the level of the ancestor whose id is compared */
+};
+
+enum test_relation {
+	RELATION_EQ = 0,
+	RELATION_NE = 1,
+	RELATION_LT = 2,
+	RELATION_LE = 3,
+	RELATION_GT = 4,
+	RELATION_GE = 5,
+	RELATION_SIGNED_LT = 6,
+	RELATION_SIGNED_LE = 7,
+	RELATION_SIGNED_GT = 8,
+	RELATION_SIGNED_GE = 9,
+};
+
+enum test_jump {
+	JUMP_ACCEPT = 0xffff,
+	JUMP_REJECT = 0xfffe,
+	JUMP_EXCLUDE = 0xfffd,	/* as if it had never fired */
+	JUMP_END = 0xfffc,
+};
+
+/* One step of a filter. Jumps lead to later tests, counted from the plan's first. */
+struct test {
+	__u64 mask;
+	__u64 value;
+	__u64 comm[COMM_BYTES / 8];
+	__u8 source;
+	__u8 index;
+	__u8 relation;
+	__u8 filter;		/* the bit that it decides on */
+	__u16 on_true;
+	__u16 on_false;
+	__u16 next_filter;	/* where the filter behind this one begins, or JUMP_END */
+	__u16 unused[3];
+};
+
+/*
+ * What to do at a site. A plan never changes while it is in use: the daemon writes another one and swaps the slot's
+ * number, so that every record can be read by the plan that it names.
+ */
+struct plan {
+	__u64 always;		/* filters that accept every hit */
+	__u32 operands;		/* first of `values`, and of further ones that only tests read */
+	__u32 tests;
+	__u32 counters;		/* enum counter, the last three for each filter */
+	__u8 values;
+	__u8 has_tests;
+	__u8 unused[2];
+};
+
+/* Cells from plan.counters on. */
+enum counter {
+	COUNTER_HITS = 0,
+	COUNTER_FILTERED = 1,
+	COUNTER_EXCLUDED = 2,
+	COUNTER_LOST = 3,
+	COUNTERS_OF_FILTER = 3,
+};
+
+/* A site. It belongs to one group at a time, so that a site that moves to another group is never counted twice. */
+struct slot {
+	__u32 plan;		/* 0: nobody wants it */
+	__u32 group;		/* the group's first entry in the index */
+};
+
+struct text {
+	__u32 offset;		/* in the record */
+	__u32 length;		/* without the NUL */
+};
+
+struct record {
+	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u32 tid;
+	__u32 pid;
+	__u64 matched;
+	__u32 plan;
+	__u32 cpu;
+	__u64 missing;		/* values that could not be read */
+	char comm[COMM_BYTES];
+	__u64 values[];		/* numbers, and struct text; the texts themselves follow */
+};
+
+/* Records come in so many sizes, each with a ring of its own, so that a ring can be read as an array. */
+enum {
+	RECORD_CLASSES = 8,
+	RECORD_HEADER = 8,	/* the kernel's, in front of each record in a ring */
+	CLASS_0 = 96 - RECORD_HEADER,
+	CLASS_1 = 128 - RECORD_HEADER,
+	CLASS_2 = 192 - RECORD_HEADER,
+	CLASS_3 = 320 - RECORD_HEADER,
+	CLASS_4 = 1024 - RECORD_HEADER,
+	CLASS_5 = 4096 - RECORD_HEADER,
+	CLASS_6 = 16384 - RECORD_HEADER,
+	CLASS_7 = 65536 - RECORD_HEADER,
+};

@@ -1,0 +1,234 @@
+"""Records into columns, for each subscription its own.
+
+    ring ──view──► records ──by plan──► rows of each subscription ──by layout──► blocks
+
+One record serves all subscriptions that its hit matched, and columns that several of them take are gathered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stapsdtd.capture.batch import I32, I64, U16, U32, U64, Block, Bools, Comms, Indices, Numbers, Strings, ValueColumn
+from stapsdtd.capture.bpf.layout import RECORD_HEADER
+from stapsdtd.capture.bpf.rings import Records
+from stapsdtd.capture.bpf.tables import PlanEntry, PlanId
+from stapsdtd.capture.engine import Sink, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAt:
+    """The record's value at a position, extended to 64 bits by the program."""
+
+    position: int
+    is_signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextAt:
+    """A string or raw bytes; max_bytes is this subscription's bound, where another one's may be larger."""
+
+    position: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A constant, which the record need not hold; None where it cannot be had."""
+
+    value: int | None
+    is_signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """A string that cannot be had."""
+
+
+Source = NumberAt | TextAt | Fixed | NoText
+Layout = tuple[Source, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """A subscription as the reader sees it."""
+
+    ticket: Ticket
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one subscription reads a plan's records: those with its bit, as events of its site_id."""
+
+    channel: Channel
+    bit: int
+    site_id: int
+    layout: Layout
+
+
+@dataclass(slots=True, eq=False)
+class ActivePlan:
+    """A plan whose records may be met. received: by the filters' bits."""
+
+    entry: PlanEntry
+    readings: tuple[Reading, ...]
+    tested: int
+    received: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A block but for its site_id."""
+
+    time_ns: I64
+    pid: I32
+    tid: I32
+    cpu: U16
+    comm: Comms
+    values: tuple[ValueColumn, ...]
+
+
+Rows = Indices | None
+"""None is all of them."""
+
+
+class Batch:
+    """Records of one ring, to be read before they are consumed."""
+
+    def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
+        self._records = records
+        self._raw = raw
+        self._stride = stride
+        self._bodies: dict[tuple[Layout, tuple[int, ...]], _Body] = {}
+        self._rows: list[Rows] = []
+        self._some_missing = bool(records["missing"].any())
+
+    def blocks(self, plans: Mapping[PlanId, ActivePlan]) -> tuple[list[tuple[Channel, Block]], int]:
+        """Answer each subscription's events, and how many records are of unknown plans."""
+        found: dict[tuple[int, Layout], list[tuple[Reading, Rows]]] = {}
+        unknown = 0
+        for plan_id, rows, count in self._by_plan():
+            plan = plans.get(plan_id)
+            if plan is None:
+                unknown += count
+                continue
+            for bit, own in self._by_bit(plan, rows):
+                plan.received[bit] = plan.received.get(bit, 0) + (count if own is rows else _length(own))
+                for reading in plan.readings:
+                    if reading.bit == bit:
+                        found.setdefault((id(reading.channel), reading.layout), []).append((reading, own))
+        return [self._block(layout, parts) for (_, layout), parts in found.items()], unknown
+
+    def _by_plan(self) -> list[tuple[PlanId, Rows, int]]:
+        plans: U32 = self._records["plan"]
+        if (plans == plans[0]).all():
+            return [(int(plans[0]), self._remember(None), len(plans))]
+        # 16 bits are sorted by counting
+        order = np.argsort(plans.astype(np.uint16), kind="stable")
+        in_order = plans[order]
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(in_order)) + 1, [len(plans)]]).tolist()
+        return [
+            (int(in_order[begin]), self._remember(order[begin:end]), end - begin)
+            for begin, end in zip(begins[:-1], begins[1:], strict=True)
+        ]
+
+    def _by_bit(self, plan: ActivePlan, rows: Rows) -> list[tuple[int, Rows]]:
+        bits = dict.fromkeys(reading.bit for reading in plan.readings)
+        matched: U64 | None = None
+        found: list[tuple[int, Rows]] = []
+        for bit in bits:
+            if not plan.tested >> bit & 1:
+                found.append((bit, rows))
+                continue
+            if matched is None:
+                matched = self._records["matched"] if rows is None else self._records["matched"][rows]
+            has = (matched >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
+            if has.all():
+                found.append((bit, rows))
+            elif has.any():
+                found.append((bit, self._remember(np.flatnonzero(has) if rows is None else rows[has])))
+        return found
+
+    def _remember(self, rows: Rows) -> Rows:
+        """Rows are known by their identity, so they must not be replaced by others while this batch lives."""
+        self._rows.append(rows)
+        return rows
+
+    def _block(self, layout: Layout, parts: Sequence[tuple[Reading, Rows]]) -> tuple[Channel, Block]:
+        channel = parts[0][0].channel
+        key = layout, tuple(id(rows) for _, rows in parts)
+        if len(parts) == 1:
+            reading, rows = parts[0]
+            body = self._bodies.get(key) or self._body(layout, rows)
+            site_ids = np.full(len(body.time_ns), reading.site_id, np.uint32)
+        else:
+            joined = np.concatenate([rows for _, rows in parts if rows is not None])
+            # in the order of the ring, which is that of time
+            order = np.argsort(joined, kind="stable")
+            body = self._bodies.get(key) or self._body(layout, joined[order])
+            each = [len(rows) for _, rows in parts if rows is not None]
+            site_ids = np.repeat(np.array([reading.site_id for reading, _ in parts], np.uint32), each)[order]
+        self._bodies[key] = body
+        block = Block(body.time_ns, body.pid, body.tid, body.cpu, body.comm, site_ids, body.values)
+        return channel, block
+
+    def _body(self, layout: Layout, rows: Rows) -> _Body:
+        return _Body(
+            self._gather("time_ns", rows).view(np.int64),
+            self._gather("pid", rows).view(np.int32),
+            self._gather("tid", rows).view(np.int32),
+            self._gather("cpu", rows).astype(np.uint16),
+            self._gather("comm", rows),
+            tuple(self._column(source, rows) for source in layout),
+        )
+
+    def _gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
+        """Copy a field out of the ring."""
+        column = self._records[name]
+        return np.ascontiguousarray(column) if rows is None else column[rows]
+
+    def _values(self, position: int, rows: Rows) -> U64:
+        values = self._records["values"][:, position]
+        return np.ascontiguousarray(values) if rows is None else values[rows]
+
+    def _missing(self, position: int, rows: Rows) -> Bools | None:
+        if not self._some_missing:
+            return None
+        missing = (self._gather("missing", rows) >> np.uint64(position) & np.uint64(1)).astype(np.bool_)
+        return missing if missing.any() else None
+
+    def _column(self, source: Source, rows: Rows) -> ValueColumn:
+        count = len(self._records) if rows is None else len(rows)
+        match source:
+            case NumberAt(position, is_signed):
+                numbers = self._values(position, rows)
+                return Numbers(numbers.view(np.int64) if is_signed else numbers, self._missing(position, rows))
+            case TextAt(position, max_bytes):
+                return self._texts(rows, position, max_bytes)
+            case Fixed(value, is_signed):
+                missing = np.ones(count, np.bool_) if value is None else None
+                bits = np.full(count, (value or 0) % (1 << 64), np.uint64)
+                return Numbers(bits.view(np.int64) if is_signed else bits, missing)
+            case NoText():
+                return Strings.of([None] * count)
+
+    def _texts(self, rows: Rows, position: int, max_bytes: int) -> Strings:
+        places = self._values(position, rows)
+        lengths = np.minimum(places >> np.uint64(32), np.uint64(max_bytes)).astype(np.intp)
+        firsts = (np.arange(len(places)) if rows is None else rows) * self._stride + RECORD_HEADER
+        begins = firsts + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
+        raw = self._raw
+        data = b"".join(
+            [raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+        )
+        return Strings(np.cumsum(lengths, dtype=np.uint32), data, self._missing(position, rows))
+
+
+def _length(rows: Rows) -> int:
+    return 0 if rows is None else len(rows)

@@ -1,0 +1,436 @@
+"""The engine of BPF programs: one attachment for all subscriptions of a site, one record for each hit.
+
+wants of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
+                           └─► values, filters ──► plan (what the program does at the site)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
+from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.bpf.tables import Slot, Tables
+from stapsdtd.capture.engine import Refusal, Sink, Target, TargetSite, Ticket
+from stapsdtd.capture.names import Owner
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.perf import online_cpus
+from stapsdtd.kernel.probe_events import ProbeEvent
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.model import Capture, Constant, Object, ObjectKey, Unavailable
+from stapsdtd.model import Site as ModelSite
+from stapsdtd.plan.groups import Window, colours
+from stapsdtd.plan.values import Value, united, value_of
+from stapsdtd.predicates.program import compile_for
+
+_log = logging.getLogger(__name__)
+
+Scope = frozenset[int] | None
+"""Processes that are patched; None is all of them."""
+
+_NOBODY = frozenset[int]()
+
+_RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
+"""The program begins a string only where the longest one has room."""
+
+_RECORDS_AT_LEAST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """What one subscription wants of a site."""
+
+    channel: Channel
+    target: TargetSite
+    filter: Filter
+
+
+@dataclass(slots=True, eq=False)
+class _Object:
+    """A file that is armed; the descriptor reaches it for as long as that lasts."""
+
+    key: ObjectKey
+    path: str
+    architecture: str
+    descriptor: int
+    sites: dict[ModelSite, _Site] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Site:
+    object: _Object
+    site: ModelSite
+    slot: Slot
+    wants: dict[Ticket, _Want] = field(default_factory=dict)
+    group: _Group | None = None
+    plan: ActivePlan | None = None
+
+    @property
+    def scope(self) -> Scope:
+        pids = _NOBODY
+        for want in self.wants.values():
+            if want.target.pids is None:
+                return None
+            pids |= want.target.pids
+        return pids
+
+    @property
+    def place(self) -> str:
+        """As a definition names it."""
+        semaphore = self.site.semaphore_offset
+        counter = "" if semaphore is None else f"({semaphore:#x})"
+        return f"/proc/self/fd/{self.object.descriptor}:{self.site.site_offset:#x}{counter}"
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Sites behind one tracefs event. first: its first entry in the index, which is its number."""
+
+    event: ProbeEvent
+    window: Window
+    first: int
+    scope: Scope
+    sites: list[_Site]
+
+    @property
+    def cookie(self) -> int:
+        """What the program is told of a hit: where in the index to look, by which bits of its address."""
+        return self.first | (self.window.entries - 1) << 32 | self.window.shift << 48
+
+
+@dataclass(slots=True)
+class _Subscription:
+    channel: Channel
+    buffer_bytes: int
+    sites: dict[ObjectKey, list[_Site]] = field(default_factory=dict)
+
+
+class BpfEngine:
+    """See `capture.engine.Engine`.
+
+    A site is armed once, for all processes that any subscription wants; the program tells apart what each one wants.
+    Where wants come or go, a new plan takes the place of the old one in the site's slot. Where fewer processes or
+    sites are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
+    """
+
+    name = "bpf"
+
+    def __init__(self, tracefs: Tracefs, owner: Owner, loaded: Loaded) -> None:
+        self._tracefs = tracefs
+        self._owner = owner
+        self._loaded = loaded
+        self._tables = Tables(loaded.table, loaded.cpus)
+        self._reader = Reader(self._tables, loaded.set_reader_waits)
+        self._numbers = itertools.count()
+        self._subscriptions: dict[Ticket, _Subscription] = {}
+        self._objects: dict[ObjectKey, _Object] = {}
+        self._rings: dict[int, Ring] = {}
+
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+        buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
+        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes)
+
+    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
+        subscription = self._subscriptions[ticket]
+        found = self._object(target)
+        refusals: dict[ModelSite, str] = {}
+        sites = []
+        for wanted in target.sites:
+            try:
+                site = self._site(found, wanted.capture.site)
+                site.wants[ticket] = _Want(subscription.channel, wanted, _filter(target, wanted))
+            except (TableFullError, ValueError) as error:
+                refusals[wanted.capture.site] = str(error)
+            else:
+                sites.append(site)
+        subscription.sites[found.key] = sites
+        refused = self._bring_in_step(sites)
+        for site in refused:
+            del site.wants[ticket]
+            sites.remove(site)
+        self._bring_in_step(list(refused))
+        self._forget_unwanted(found)
+        refusals |= {site.site: reason for site, reason in refused.items()}
+        return [Refusal(site, reason) for site, reason in refusals.items()]
+
+    def disarm(self, ticket: Ticket, target: Object) -> None:
+        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []))
+
+    def close(self, ticket: Ticket) -> None:
+        subscription = self._subscriptions[ticket]
+        self._release(ticket, [site for sites in subscription.sites.values() for site in sites])
+        del self._subscriptions[ticket]
+
+    def _release(self, ticket: Ticket, sites: Sequence[_Site]) -> None:
+        for site in sites:
+            del site.wants[ticket]
+        for site, reason in self._bring_in_step(sites).items():
+            _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
+        for found in {site.object for site in sites}:
+            self._forget_unwanted(found)
+
+    def shutdown(self) -> None:
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._loaded.close)
+            steps.callback(self._reader.stop)
+            for ticket in list(self._subscriptions):
+                steps.callback(self.close, ticket)
+
+    def _object(self, target: Target) -> _Object:
+        key = target.object.key
+        found = self._objects.get(key)
+        if found is None:
+            descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
+            found = _Object(key, target.object.path, target.object.parsed.architecture, descriptor)
+            self._objects[key] = found
+        return found
+
+    def _site(self, found: _Object, site: ModelSite) -> _Site:
+        """Raises TableFullError."""
+        known = found.sites.get(site)
+        if known is None:
+            known = found.sites[site] = _Site(found, site, self._tables.lend_slot())
+        return known
+
+    def _forget_unwanted(self, found: _Object) -> None:
+        for site in [site for site in found.sites.values() if not site.wants and site.group is None]:
+            self._tables.give_back_slot(site.slot)
+            del found.sites[site.site]
+        if not found.sites and self._objects.pop(found.key, None) is not None:
+            os.close(found.descriptor)
+
+    def _bring_in_step(self, sites: Sequence[_Site]) -> dict[_Site, str]:
+        """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
+
+        They keep the group and plan that they have.
+        """
+        refused: dict[_Site, str] = {}
+        superseded = self._regroup(sites, refused)
+        concerned = dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)])
+        ended = self._replan([site for site in concerned if site not in refused], refused)
+        for group in superseded:
+            self._remove(group)
+        if ended:
+            self._reader.end(ended)
+        for plan in ended:
+            self._tables.retire_plan(plan.entry)
+        return refused
+
+    def _regroup(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[_Group]:
+        """Give each site a group that patches what is wanted; answer the groups that serve no more."""
+        superseded = []
+        homeless = {site for site in sites if site.group is None and site.wants}
+        for group in dict.fromkeys(site.group for site in sites if site.group is not None):
+            wanted = [site for site in group.sites if site.wants]
+            scopes = {site.scope for site in wanted}
+            is_whole = len(wanted) == len(group.sites) and len(scopes) == 1
+            if not is_whole or not self._reaches(group, scopes.pop()):
+                superseded.append(group)
+                homeless.update(wanted)
+        by_scope = defaultdict(list)
+        for site in sorted(homeless, key=lambda site: site.site.site_offset):
+            by_scope[site.scope].append(site)
+        for scope, members in by_scope.items():
+            for colour in colours([site.site.site_offset for site in members]):
+                self._make_group([members[position] for position in colour.members], scope, refused)
+        kept = {site.group for site in refused if site.group is not None}
+        for group in kept:
+            group.sites = [site for site in group.sites if site.group is group]
+        return [group for group in superseded if group not in kept]
+
+    def _reaches(self, group: _Group, scope: Scope) -> bool:
+        """Patch further processes as well, where that is all that is to be done."""
+        if group.scope == scope:
+            return True
+        if group.scope is None or scope is None or not group.scope < scope:
+            return False
+        for pid in sorted(scope - group.scope):
+            self._patch(group, pid)
+        group.scope = scope
+        return True
+
+    def _make_group(self, sites: list[_Site], scope: Scope, refused: dict[_Site, str]) -> None:
+        """Arm sites in a group of their own; one that the kernel refuses is found by halving."""
+        try:
+            group = self._armed_group(sites, scope)
+        except (TracefsRejectedError, OSError, TableFullError) as error:
+            if len(sites) == 1:
+                _log.info("%s: %s", sites[0].object.path, error)
+                refused[sites[0]] = str(error)
+                return
+            middle = len(sites) // 2
+            self._make_group(sites[:middle], scope, refused)
+            self._make_group(sites[middle:], scope, refused)
+        else:
+            for site in sites:
+                site.group = group
+
+    def _armed_group(self, sites: list[_Site], scope: Scope) -> _Group:
+        (colour,) = colours([site.site.site_offset for site in sites])
+        window = colour.window
+        first = self._tables.lend_group(window)
+        with contextlib.ExitStack() as taken_back:
+            taken_back.callback(self._tables.give_back_group, first, window)
+            self._tables.fill_group(first, window, {site.site.site_offset: site.slot for site in sites})
+            name = f"g{next(self._numbers)}"
+            event = ProbeEvent(self._tracefs, self._owner.group, name, [site.place for site in sites])
+            taken_back.callback(event.remove)
+            group = _Group(event, window, first, scope, sites)
+            for pid in [None] if scope is None else sorted(scope):
+                self._patch(group, pid)
+            taken_back.pop_all()
+        return group
+
+    def _patch(self, group: _Group, pid: int | None) -> None:
+        # a process that is gone needs nothing
+        with contextlib.suppress(ProcessLookupError):
+            group.event.arm(pid, self._loaded.program, group.cookie)
+
+    def _remove(self, group: _Group) -> None:
+        """Its sites have other groups by now, or none."""
+        for site in group.sites:
+            if site.group is group:
+                site.group = None
+        try:
+            group.event.remove()
+        except TracefsRejectedError as error:
+            _log.warning("%s; the next start removes it", error)
+        self._tables.give_back_group(group.first, group.window)
+
+    def _replan(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[ActivePlan]:
+        """Swap in a new plan at each site; answer the plans that serve no more."""
+        plans: dict[_Site, ActivePlan | None] = {}
+        for site in sites:
+            try:
+                plans[site] = self._plan(site) if site.wants else None
+            except (TableFullError, OSError, ValueError) as error:
+                refused[site] = str(error)
+        self._reader.begin([plan for plan in plans.values() if plan is not None])
+        for site, plan in plans.items():
+            if plan is None or site.group is None:
+                self._tables.set_slot(site.slot, 0, 0)
+            else:
+                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
+        ended = [site.plan for site in plans if site.plan is not None]
+        for site, plan in plans.items():
+            site.plan = plan
+        return ended
+
+    def _plan(self, site: _Site) -> ActivePlan:
+        """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
+        encoder = _Encoder(site)
+        values = united(value for want in site.wants.values() for value in encoder.values(want))
+        if len(values) > layout.MAX_VALUES:
+            raise ValueError(f"{len(values)} values are wanted of it, and {layout.MAX_VALUES} are possible")
+        least = layout.RECORD.itemsize + 8 * len(values)
+        most = least + sum(value.limit for value in values)
+        if most > _RECORD_BYTES:
+            raise ValueError(f"{most} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
+        tested = {
+            Value(site.site.arguments[index])
+            for want in site.wants.values()
+            if want.filter.program is not None
+            for index in want.filter.program.arguments
+        }
+        further = [value for value in tested if value not in values]
+        positions = {value: position for position, value in enumerate([*values, *further])}
+        places = {
+            index: positions[Value(argument)]
+            for index, argument in enumerate(site.site.arguments)
+            if Value(argument) in positions
+        }
+        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(want.filter for want in site.wants.values()))}
+        if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
+            raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
+        self._make_rings(range(layout.record_class(least), layout.record_class(most) + 1))
+        entry = self._tables.lend_plan(
+            [encoder.encode(value) for value in values],
+            [encoder.encode(value) for value in further],
+            {bit: wanted for wanted, bit in bits.items()},
+            places,
+        )
+        readings = tuple(
+            Reading(want.channel, bits[want.filter], want.target.site_id, encoder.layout(want, positions))
+            for want in site.wants.values()
+        )
+        tested_bits = sum(1 << bit for wanted, bit in bits.items() if not wanted.accepts_all)
+        return ActivePlan(entry, readings, tested_bits)
+
+    def _make_rings(self, classes: Iterable[int]) -> None:
+        """All subscriptions share the rings, which are as large as the largest that any of them asked for."""
+        buffer_bytes = max(subscription.buffer_bytes for subscription in self._subscriptions.values())
+        for number in classes:
+            stride = layout.STRIDES[number]
+            size = 1 << (max(buffer_bytes, _RECORDS_AT_LEAST * stride, mmap.PAGESIZE) - 1).bit_length()
+            if number not in self._rings or self._rings[number].size < size:
+                self._rings[number] = ring = Ring(stride, size)
+                self._reader.add_ring(ring)
+                self._loaded.put_ring(number, ring.fileno())
+
+
+class _Encoder:
+    """What a site's record holds for each want."""
+
+    def __init__(self, site: _Site) -> None:
+        self._site = site.site
+        self._architecture = site.object.architecture
+        self._encoded: dict[Value, bytes | str] = {}
+
+    def _source(self, capture: Capture) -> Value | Constant | Unavailable:
+        found = value_of(capture, self._site.arguments[capture.index])
+        if isinstance(found, Value) and found not in self._encoded:
+            try:
+                self._encoded[found] = encode_value(found, self._architecture)
+            except NotEncodableError as error:
+                self._encoded[found] = str(error)
+        if isinstance(found, Value) and isinstance(reason := self._encoded[found], str):
+            return Unavailable(reason)
+        return found
+
+    def values(self, want: _Want) -> Iterator[Value]:
+        for capture in want.target.capture.captures:
+            found = self._source(capture)
+            if isinstance(found, Value):
+                yield found
+
+    def encode(self, value: Value) -> bytes:
+        try:
+            return encode_value(value, self._architecture)
+        except NotEncodableError as error:
+            raise ValueError(str(error)) from error
+
+    def layout(self, want: _Want, positions: Mapping[Value, int]) -> Layout:
+        by_argument = {(value.is_string, value.argument): position for value, position in positions.items()}
+        sources: list[Source] = []
+        for capture in want.target.capture.captures:
+            argument = self._site.arguments[capture.index]
+            match self._source(capture):
+                case Value(is_text=True) as value:
+                    sources.append(TextAt(by_argument[value.is_string, argument], value.limit))
+                case Value():
+                    sources.append(NumberAt(by_argument[False, argument], argument.signed))
+                case Constant(value=number):
+                    sources.append(Fixed(number, argument.signed))
+                case Unavailable() if capture.is_string:
+                    sources.append(NoText())
+                case Unavailable():
+                    sources.append(Fixed(None, argument.signed))
+        return tuple(sources)
+
+
+def _filter(target: Target, wanted: TargetSite) -> Filter:
+    """Raises ValueError where the predicate does not fit the site."""
+    program = None if target.predicate is None else compile_for(target.predicate, wanted.capture.site)
+    return Filter(wanted.pids, frozenset(target.exclude_pids), program)

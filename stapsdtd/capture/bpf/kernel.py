@@ -1,0 +1,53 @@
+"""The compiled program in the kernel, and the maps it shares with the daemon."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from importlib.resources import as_file, files
+
+import numpy as np
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.libbpf import BpfObject, put_map
+from stapsdtd.kernel.perf import possible_cpus
+
+_OBJECT = "stapsdt.bpf.o"
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
+
+
+class Loaded:
+    """Raises KernelFeatureError where this host or this build cannot have it."""
+
+    def __init__(self) -> None:
+        if procfs.pid_namespace() != _INITIAL_PID_NAMESPACE:
+            raise KernelFeatureError(
+                "bpf", "programs see the host's process ids, and this is a pid namespace of its own", "share the host's"
+            )
+        self.cpus = max(possible_cpus()) + 1
+        source = files("stapsdtd.capture.bpf") / _OBJECT
+        if not source.is_file():
+            raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "run './dev setup', which has clang build it")
+        constants = np.array([os.getpid(), self.cpus], "u4").tobytes()
+        with as_file(source) as path:
+            self._object = BpfObject(
+                str(path), {"counters": self.cpus, "scratches": 2 * self.cpus}, {".rodata": constants}
+            )
+        self.program = self._object.program("on_hit")
+        self._rings = self._object.map("rings")
+        self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
+
+    def table(self, name: str) -> mmap.mmap:
+        return self._object.table(name)
+
+    def put_ring(self, record_class: int, ring: int) -> None:
+        """Let records of a class go to a ring. Raises OSError."""
+        put_map(self._rings, record_class, ring)
+
+    def set_reader_waits(self, waits: bool) -> None:
+        self._waits[0] = waits
+
+    def close(self) -> None:
+        self._object.close()

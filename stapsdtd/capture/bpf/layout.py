@@ -1,0 +1,115 @@
+"""bpf/stapsdt.h in numpy. `tests/unit/test_bpf_layout.py` holds both against the compiled object's BTF."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+INDEX_ENTRIES = 1 << 19
+MAX_SLOTS = 1 << 15
+MAX_PLANS = 1 << 15
+MAX_OPERANDS = 1 << 17
+MAX_TESTS = 1 << 15
+MAX_COUNTERS = 1 << 17
+
+MAX_VALUES = 32
+MAX_FILTERS = 64
+MAX_STEPS = 1024
+MAX_TEXT = 4096
+
+JUMP_EXCLUDE = 0xFFFD
+JUMP_END = 0xFFFC
+
+
+class OperandKind(IntEnum):
+    CONSTANT = 0
+    REGISTER = 1
+    ADDRESS = 2
+    MEMORY = 3
+
+
+class Take(IntEnum):
+    NUMBER = 0
+    STRING = 1
+    BYTES = 2
+
+
+class Counter(IntEnum):
+    HITS = 0
+    FILTERED = 1
+    EXCLUDED = 2
+    LOST = 3
+
+
+COUNTERS_OF_FILTER = 3
+
+OPERAND = np.dtype(
+    [
+        ("constant", "u8"),
+        ("limit", "u4"),
+        ("take", "u1"),
+        ("kind", "u1"),
+        ("base", "u1"),
+        ("index", "u1"),
+        ("scale", "u1"),
+        ("width", "u1"),
+        ("left", "u1"),
+        ("right", "u1"),
+        ("is_signed", "u1"),
+        ("unused", "u1", 3),
+    ]
+)
+
+TEST = np.dtype(
+    [
+        ("mask", "u8"),
+        ("value", "u8"),
+        ("comm", "u8", 2),
+        ("source", "u1"),
+        ("index", "u1"),
+        ("relation", "u1"),
+        ("filter", "u1"),
+        ("on_true", "u2"),
+        ("on_false", "u2"),
+        ("next_filter", "u2"),
+        ("unused", "u2", 3),
+    ]
+)
+
+PLAN = np.dtype(
+    [
+        ("always", "u8"),
+        ("operands", "u4"),
+        ("tests", "u4"),
+        ("counters", "u4"),
+        ("values", "u1"),
+        ("has_tests", "u1"),
+        ("unused", "u1", 2),
+    ]
+)
+
+SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
+
+RECORD = np.dtype(
+    [
+        ("time_ns", "u8"),
+        ("tid", "u4"),
+        ("pid", "u4"),
+        ("matched", "u8"),
+        ("plan", "u4"),
+        ("cpu", "u4"),
+        ("missing", "u8"),
+        ("comm", "S16"),
+    ]
+)
+"""What is in front of a record's values."""
+
+RECORD_HEADER = 8
+STRIDES = (96, 128, 192, 320, 1024, 4096, 16384, 65536)
+"""Of each class's ring: the kernel's header and the record."""
+
+
+def record_class(record_bytes: int) -> int:
+    """Answer the smallest class that holds a record."""
+    return next(number for number, stride in enumerate(STRIDES) if record_bytes <= stride - RECORD_HEADER)

@@ -1,0 +1,64 @@
+"""Room in a table: runs of entries, lent and given back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class TableFullError(Exception):
+    """There is no run of so many free entries; its text names the table."""
+
+
+class Pool:
+    """Lends from `first` on; neighbouring free runs are joined."""
+
+    def __init__(self, name: str, entries: int, first: int = 0) -> None:
+        self._name = name
+        self._free = [(first, entries - first)]
+
+    def lend(self, count: int) -> int:
+        """Answer where the run begins. Raises TableFullError."""
+        for position, (start, length) in enumerate(self._free):
+            if length >= count:
+                if length == count:
+                    del self._free[position]
+                else:
+                    self._free[position] = (start + count, length - count)
+                return start
+        raise TableFullError(f"the bpf engine's table of {self._name} is full")
+
+    def give_back(self, start: int, count: int) -> None:
+        if not count:
+            return
+        position = bisect_left(self._free, (start, 0))
+        if position < len(self._free) and self._free[position][0] == start + count:
+            count += self._free.pop(position)[1]
+        if position and sum(self._free[position - 1]) == start:
+            before, length = self._free.pop(position - 1)
+            start, count = before, length + count
+        insort(self._free, (start, count))
+
+
+class Shared(Generic[_K]):
+    """Runs with the same content are lent once, to as many as want it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lent: dict[_K, tuple[int, int, int]] = {}
+
+    def lend(self, content: _K, count: int) -> tuple[int, bool]:
+        """Answer where the run begins, and whether it is new and is to be written. Raises TableFullError."""
+        start, count, users = self._lent.get(content) or (self._pool.lend(count), count, 0)
+        self._lent[content] = start, count, users + 1
+        return start, not users
+
+    def give_back(self, content: _K) -> None:
+        start, count, users = self._lent.pop(content)
+        if users > 1:
+            self._lent[content] = start, count, users - 1
+        else:
+            self._pool.give_back(start, count)

@@ -1,0 +1,164 @@
+"""The program's tables: written here, read by every hit.
+
+    index ─► slot ─► plan ─► operands, tests, counters
+
+They are mapped into this process, so that writing costs no system call. A plan is complete before a slot names it, and
+stays as it is until no hit can still be using it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stapsdtd.capture.batch import U64
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.encode import Filter, encode_filters
+from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.pool import Pool, Shared
+from stapsdtd.plan.groups import Window
+
+Slot = int
+PlanId = int
+
+_QUARANTINE_NS = 2_000_000_000
+"""How long what a hit may still be using is not used again, beyond the moment when all hits were accounted for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """A plan in the kernel's table. counters: its first cell; bits: of its filters, in their order."""
+
+    id: PlanId
+    counters: int
+    operands: bytes
+    tests: bytes
+    bits: tuple[int, ...]
+
+    def cell(self, counter: Counter, bit: int = 0) -> int:
+        """Answer the place of one of its counters; bit names the filter of all but HITS."""
+        return self.counters + counter + layout.COUNTERS_OF_FILTER * bit
+
+    @property
+    def cells(self) -> int:
+        return 1 + layout.COUNTERS_OF_FILTER * (max(self.bits, default=-1) + 1)
+
+
+class Tables:
+    """Changed by one thread; counters may be read by another."""
+
+    def __init__(self, table: Callable[[str], mmap.mmap], cpus: int) -> None:
+        """table: gives the memory of a map by its name."""
+        self._index: npt.NDArray[np.uint32] = np.frombuffer(table(".bss.index"), "u4", layout.INDEX_ENTRIES)
+        # a slot is read and written whole, so it is one number here: group << 32 | plan
+        self._slots: U64 = np.frombuffer(table(".bss.slots"), "u8", layout.MAX_SLOTS)
+        self._plans = np.frombuffer(table(".bss.plans"), layout.PLAN, layout.MAX_PLANS)
+        self._operands = np.frombuffer(table(".bss.operands"), layout.OPERAND, layout.MAX_OPERANDS)
+        self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
+        self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
+        # 0 stands for nothing, everywhere
+        self._free_index = Pool("groups", layout.INDEX_ENTRIES, 1)
+        self._free_slots = Pool("sites", layout.MAX_SLOTS, 1)
+        self._free_plans = Pool("plans", layout.MAX_PLANS, 1)
+        self._free_operands = Shared[bytes](Pool("operands", layout.MAX_OPERANDS))
+        self._free_tests = Pool("tests", layout.MAX_TESTS)
+        self._free_counters = Pool("counters", layout.MAX_COUNTERS)
+        self._cells_used = 0
+        self._quarantine: deque[tuple[int, PlanEntry]] = deque()
+
+    def lend_group(self, window: Window) -> int:
+        """Answer a group's first entry in the index. Raises TableFullError."""
+        start = self._free_index.lend(window.entries)
+        self._index[start : start + window.entries] = 0
+        return start
+
+    def fill_group(self, group: int, window: Window, slots: Mapping[int, Slot]) -> None:
+        """slots: by the file offsets of the group's sites."""
+        for offset, slot in slots.items():
+            self._index[group + window.entry(offset)] = slot
+
+    def give_back_group(self, group: int, window: Window) -> None:
+        self._index[group : group + window.entries] = 0
+        self._free_index.give_back(group, window.entries)
+
+    def lend_slot(self) -> Slot:
+        """Raises TableFullError."""
+        return self._free_slots.lend(1)
+
+    def give_back_slot(self, slot: Slot) -> None:
+        self._slots[slot] = 0
+        self._free_slots.give_back(slot, 1)
+
+    def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
+        """From now on hits at the site are those of this group, by this plan."""
+        self._slots[slot] = group << 32 | plan
+
+    def lend_plan(
+        self, values: Sequence[bytes], further: Sequence[bytes], filters: Mapping[int, Filter], places: dict[int, int]
+    ) -> PlanEntry:
+        """Write a plan that no slot names yet.
+
+        values: operands of the record's values; further: those that only tests read. filters: by their bits. places:
+        where an argument's operand is among all of them. Raises TableFullError.
+        """
+        self._release_quarantined()
+        tested = [(bit, wanted) for bit, wanted in filters.items() if not wanted.accepts_all]
+        operands, tests = b"".join((*values, *further)), encode_filters(tested, places)
+        rows = np.frombuffer(tests, layout.TEST)
+        with contextlib.ExitStack() as taken_back:
+            number = self._free_plans.lend(1)
+            taken_back.callback(self._free_plans.give_back, number, 1)
+            first_operand = self._lend_operands(operands)
+            if operands:
+                taken_back.callback(self._free_operands.give_back, operands)
+            first_test = self._free_tests.lend(len(rows)) if tests else 0
+            taken_back.callback(self._free_tests.give_back, first_test, len(rows))
+            entry = PlanEntry(number, 0, operands, tests, tuple(filters))
+            first_counter = self._free_counters.lend(entry.cells)
+            taken_back.pop_all()
+        entry = replace(entry, counters=first_counter)
+        self._cells_used = max(self._cells_used, first_counter + entry.cells)
+        self._counters[:, first_counter : first_counter + entry.cells] = 0
+        self._tests[first_test : first_test + len(rows)] = rows
+        plan = self._plans[number : number + 1]
+        plan["always"] = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
+        plan["operands"], plan["tests"], plan["counters"] = first_operand, first_test, first_counter
+        plan["values"], plan["has_tests"] = len(values), bool(tested)
+        return entry
+
+    def _lend_operands(self, operands: bytes) -> int:
+        rows = np.frombuffer(operands, layout.OPERAND)
+        if not len(rows):
+            return 0
+        start, is_new = self._free_operands.lend(operands, len(rows))
+        if is_new:
+            self._operands[start : start + len(rows)] = rows
+        return start
+
+    def retire_plan(self, plan: PlanEntry) -> None:
+        """No slot names it any more. Its room is used again after a while: a hit may be on its way through."""
+        self._quarantine.append((time.monotonic_ns() + _QUARANTINE_NS, plan))
+
+    def _release_quarantined(self) -> None:
+        now = time.monotonic_ns()
+        while self._quarantine and self._quarantine[0][0] < now:
+            _, plan = self._quarantine.popleft()
+            self._free_plans.give_back(plan.id, 1)
+            if plan.operands:
+                self._free_operands.give_back(plan.operands)
+            if plan.tests:
+                first_test = int(self._plans["tests"][plan.id])
+                self._free_tests.give_back(first_test, len(plan.tests) // layout.TEST.itemsize)
+            self._free_counters.give_back(plan.counters, plan.cells)
+
+    def totals(self) -> U64:
+        """Sum each counter over all CPUs; a plan's are at `PlanEntry.cell`."""
+        totals: U64 = self._counters[:, : self._cells_used].sum(axis=0)
+        return totals

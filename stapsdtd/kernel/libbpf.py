@@ -1,0 +1,206 @@
+"""The system's libbpf: load an object, reach its maps, make rings and links.
+
+    object file ──Object──► programs' and maps' descriptors ──mmap──► tables that the daemon writes
+
+libbpf 1.x (bpf/libbpf.h, bpf/bpf.h); only functions that exist since 1.0 are called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from functools import cache
+from typing import Any
+
+from stapsdtd.errors import KernelFeatureError
+
+_LIBRARY = "libbpf.so.1"
+_LOG_BYTES = 1 << 20
+_MAP_TYPE_RINGBUF = 27
+_ATTACH_TYPE_PERF_EVENT = 41
+
+_UPDATE_ANY = 0
+
+
+class _OpenOptions(ctypes.Structure):
+    """struct bpf_object_open_opts."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes' way
+        ("sz", ctypes.c_size_t),
+        ("object_name", ctypes.c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", ctypes.c_char_p),
+        ("unused", ctypes.c_uint32),
+        ("kconfig", ctypes.c_char_p),
+        ("btf_custom_path", ctypes.c_char_p),
+        ("kernel_log_buf", ctypes.c_char_p),
+        ("kernel_log_size", ctypes.c_size_t),
+        ("kernel_log_level", ctypes.c_uint32),
+    ]
+
+
+class _LinkOptions(ctypes.Structure):
+    """struct bpf_link_create_opts, with the union's perf_event."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes' way
+        ("sz", ctypes.c_size_t),
+        ("flags", ctypes.c_uint32),
+        ("iter_info", ctypes.c_void_p),
+        ("iter_info_len", ctypes.c_uint32),
+        ("target_btf_id", ctypes.c_uint32),
+        ("bpf_cookie", ctypes.c_uint64),
+    ]
+
+
+_Pointer = ctypes.c_void_p
+_PrintFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def _print_nothing(level: int, format_: bytes, arguments: int) -> int:  # noqa: ARG001 - libbpf_print_fn_t
+    """Errors reach the caller as errno, and the verifier's words through the log buffer."""
+    return 0
+
+
+_QUIET = _PrintFunction(_print_nothing)
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "libbpf_set_print": (_Pointer, _PrintFunction),
+    "bpf_object__open_file": (_Pointer, ctypes.c_char_p, _Pointer),
+    "bpf_object__load": (ctypes.c_int, _Pointer),
+    "bpf_object__close": (None, _Pointer),
+    "bpf_object__find_map_by_name": (_Pointer, _Pointer, ctypes.c_char_p),
+    "bpf_object__find_program_by_name": (_Pointer, _Pointer, ctypes.c_char_p),
+    "bpf_program__fd": (ctypes.c_int, _Pointer),
+    "bpf_map__fd": (ctypes.c_int, _Pointer),
+    "bpf_map__set_max_entries": (ctypes.c_int, _Pointer, ctypes.c_uint32),
+    "bpf_map__max_entries": (ctypes.c_uint32, _Pointer),
+    "bpf_map__value_size": (ctypes.c_uint32, _Pointer),
+    "bpf_map__initial_value": (_Pointer, _Pointer, ctypes.POINTER(ctypes.c_size_t)),
+    "bpf_map_create": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint32] * 3, _Pointer),
+    "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer, ctypes.c_uint64),
+    "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
+}
+"""What each one gives, and takes."""
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Raises KernelFeatureError where it is not installed."""
+    try:
+        library = ctypes.CDLL(_LIBRARY, use_errno=True)
+    except OSError as error:
+        raise KernelFeatureError("bpf", f"{_LIBRARY} cannot be loaded: {error}", "apt-get install libbpf1") from error
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    library.libbpf_set_print(_QUIET)
+    return library
+
+
+def _failed() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+class BpfObject:
+    """An object file whose programs and maps are in the kernel until it is closed."""
+
+    def __init__(self, path: str, max_entries: dict[str, int], constants: dict[str, bytes]) -> None:
+        """max_entries: of maps that are not as large as the file says. constants: initial content of .rodata maps.
+
+        Raises KernelFeatureError with the kernel's or libbpf's reason.
+        """
+        self._library = _library()
+        log = ctypes.create_string_buffer(_LOG_BYTES)
+        options = _OpenOptions(
+            sz=ctypes.sizeof(_OpenOptions),
+            object_name=b"stapsdt",
+            kernel_log_buf=ctypes.cast(log, ctypes.c_char_p),
+            kernel_log_size=_LOG_BYTES,
+        )
+        self._object = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
+        if not self._object:
+            raise _refused(path, _failed(), "")
+        try:
+            for name, entries in max_entries.items():
+                self._library.bpf_map__set_max_entries(self._map(name), entries)
+            for name, content in constants.items():
+                self._set_initial(name, content)
+            if self._library.bpf_object__load(self._object):
+                raise _refused(path, _failed(), log.value.decode(errors="replace"))
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, name: str) -> int:
+        found: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        if not found:
+            raise KeyError(name)
+        return found
+
+    def _set_initial(self, name: str, content: bytes) -> None:
+        size = ctypes.c_size_t()
+        place = self._library.bpf_map__initial_value(self._map(name), ctypes.byref(size))
+        if not place or size.value != len(content):
+            raise ValueError(f"{name} has {size.value} bytes, not {len(content)}")
+        ctypes.memmove(place, content, len(content))
+
+    def program(self, name: str) -> int:
+        """Answer its descriptor, which goes with the object."""
+        return int(
+            self._library.bpf_program__fd(self._library.bpf_object__find_program_by_name(self._object, name.encode()))
+        )
+
+    def map(self, name: str) -> int:
+        """Answer its descriptor, which goes with the object."""
+        return int(self._library.bpf_map__fd(self._map(name)))
+
+    def table(self, name: str) -> mmap.mmap:
+        """Map an array's values, one after the other; the mapping outlives the object."""
+        found = self._map(name)
+        value_bytes = (self._library.bpf_map__value_size(found) + 7) // 8 * 8
+        size = value_bytes * self._library.bpf_map__max_entries(found)
+        return mmap.mmap(self._library.bpf_map__fd(found), size)
+
+    def close(self) -> None:
+        if self._object:
+            self._library.bpf_object__close(self._object)
+            self._object = None
+
+
+def _refused(path: str, error: OSError, log: str) -> KernelFeatureError:
+    """The verifier's last words, where it has any."""
+    said = [line for line in log.splitlines() if line and not line.startswith(("processed ", "verification time"))]
+    words = f": {said[-1]}" if said else ""
+    remedy = "run as root or with CAP_BPF and CAP_PERFMON" if error.errno == errno.EPERM else "use Linux 6.0 or newer"
+    return KernelFeatureError("bpf", f"{os.path.basename(path)} is refused ({error.strerror}{words})", remedy)
+
+
+def create_ring(size: int) -> int:
+    """Make a ring buffer of size bytes, a power of two and of pages; answer its descriptor. Raises OSError."""
+    ring: int = _library().bpf_map_create(_MAP_TYPE_RINGBUF, b"stapsdt_ring", 0, 0, size, None)
+    if ring < 0:
+        raise _failed()
+    return ring
+
+
+def put_map(outer: int, index: int, inner: int) -> None:
+    """Put a map into an array of maps. Raises OSError."""
+    key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
+    if _library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
+        raise _failed()
+
+
+def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
+    """Run a program at each hit of a perf event, cookie telling which; answer the link's descriptor.
+
+    The program serves all perf events of the same tracefs event. Raises OSError.
+    """
+    options = _LinkOptions(sz=ctypes.sizeof(_LinkOptions), bpf_cookie=cookie)
+    link: int = _library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
+    if link < 0:
+        raise _failed()
+    return link

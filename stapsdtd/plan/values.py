@@ -1,0 +1,58 @@
+"""What one record of a site holds: the values that any of its subscriptions takes, each once.
+
+first takes  arg0, arg2:str[64]        ──►  numbers 0 1 2, then strings 2[256]
+second takes arg0, arg1, arg2:str[256]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stapsdtd.model import Argument, Capture, Constant, Memory, Unavailable
+
+MAX_STRING_BYTES = 4096
+_NUMBER_BYTES = frozenset({1, 2, 4, 8})
+_POINTER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """argument as a number, as the string it points to, or as its raw bytes; limit bounds the latter two."""
+
+    argument: Argument
+    is_string: bool = False
+    limit: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Answer whether it takes room behind the numbers."""
+        return self.limit > 0
+
+
+def value_of(capture: Capture, argument: Argument) -> Value | Constant | Unavailable:
+    """What the record has to hold for a capture; a constant needs no room, and what cannot be fetched says why."""
+    operand = argument.operand
+    if isinstance(operand, Unavailable):
+        return operand
+    if capture.is_string:
+        if argument.size != _POINTER_BYTES:
+            return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
+        return Value(argument, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
+    if isinstance(operand, Constant):
+        return operand
+    if argument.size in _NUMBER_BYTES:
+        return Value(argument)
+    if isinstance(operand, Memory) and 0 < argument.size <= MAX_STRING_BYTES:
+        return Value(argument, limit=argument.size)
+    return Unavailable(f"{argument.text}: a value of {argument.size} bytes cannot be taken from a register")
+
+
+def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
+    """Each argument once as a number, once as a string with the largest limit; numbers come first."""
+    found: dict[tuple[bool, Argument], Value] = {}
+    for value in wanted:
+        key = value.is_string, value.argument
+        if key not in found or found[key].limit < value.limit:
+            found[key] = value
+    return tuple(sorted(found.values(), key=lambda value: value.is_text))
