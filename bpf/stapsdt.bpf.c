@@ -42,7 +42,7 @@ struct operand operands[MAX_OPERANDS] SEC(".bss.operands");
 struct test tests[MAX_TESTS] SEC(".bss.tests");
 
 /* The daemon, whose own hits would make events without end. */
-volatile const __u32 daemon_pid = 0;
+volatile const __s32 daemon_pid = 0;
 volatile const __u32 cpus = 1;
 
 /* 1 while the reader waits to be woken; the hit that wakes it takes it back. */
@@ -93,10 +93,17 @@ struct {
 struct record layout_of_record SEC(".bss.layout");
 struct text layout_of_text SEC(".bss.layout");
 
+/* As much of the kernel's as is needed; libbpf finds where it is. */
+struct task_struct {
+	int pid;
+	int tgid;
+	char comm[COMM_BYTES];
+} __attribute__((preserve_access_index));
+
 struct hit {
 	__u64 registers[REG_COUNT + 1];
-	__u64 pid_tgid;
 	__u64 matched;
+	const struct task_struct *task;
 	struct cpu_counters *counters;
 	const struct plan *plan;
 	__u32 next_test;
@@ -182,8 +189,8 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 		if (!fetch(hit, &operands[(hit->plan->operands + test->index) & (MAX_OPERANDS - 1)], &value))
 			return JUMP_REJECT;
 		break;
-	case SOURCE_PID: value = hit->pid_tgid >> 32; break;
-	case SOURCE_TID: value = (__u32)hit->pid_tgid; break;
+	case SOURCE_PID: value = hit->task->tgid; break;
+	case SOURCE_TID: value = hit->task->pid; break;
 	case SOURCE_UID: value = (__u32)bpf_get_current_uid_gid(); break;
 	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
 	case SOURCE_EXECNAME: value = !has_name(test); break;
@@ -264,7 +271,6 @@ static __always_inline void fill(const struct hit *hit, struct scratch *scratch)
 	struct record *record = &scratch->record;
 	__u32 values = hit->plan->values;
 
-	record->missing = 0;
 	scratch->used = sizeof(*record) + values * sizeof(record->values[0]);
 	for (__u32 number = 0; number < MAX_VALUES && number < values; number++) {
 		const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
@@ -301,10 +307,60 @@ static __always_inline void bring_in(const struct hit *hit, __u64 missing)
 	}
 }
 
-static __always_inline long submit(struct scratch *scratch)
+static __always_inline void describe(const struct hit *hit, struct record *record, __u32 plan)
+{
+	record->time_ns = bpf_ktime_get_ns();
+	record->tid = hit->task->pid;
+	record->pid = hit->task->tgid;
+	record->matched = hit->matched;
+	record->plan = plan;
+	record->cpu = bpf_get_smp_processor_id();
+	record->missing = 0;
+	/* the helper for this costs as much as all the rest */
+#pragma unroll
+	for (int number = 0; number < COMM_BYTES; number++)
+		record->comm[number] = hit->task->comm[number];
+}
+
+static __always_inline __u64 wake_up(void)
+{
+	if (*(volatile __u32 *)&reader_waits && __sync_val_compare_and_swap(&reader_waits, 1, 0))
+		return BPF_RB_FORCE_WAKEUP;
+	return BPF_RB_NO_WAKEUP;
+}
+
+enum written {
+	WRITTEN,
+	NO_ROOM,
+	NOT_READABLE,
+};
+
+/* Numbers alone go straight into the ring, unless one of them needs to be brought in. */
+static __always_inline enum written write_numbers(const struct hit *hit, __u32 plan, __u32 class, const __u32 bytes)
+{
+	void *ring = bpf_map_lookup_elem(&rings, &class);
+	__u32 values = hit->plan->values;
+	struct record *record;
+
+	if (!ring)
+		return NO_ROOM;
+	record = bpf_ringbuf_reserve(ring, bytes, 0);
+	if (!record)
+		return NO_ROOM;
+	describe(hit, record, plan);
+	for (__u32 number = 0; number < VALUES_OF(bytes) && number < values; number++) {
+		if (!fetch(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)], &record->values[number])) {
+			bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP);
+			return NOT_READABLE;
+		}
+	}
+	bpf_ringbuf_submit(record, wake_up());
+	return WRITTEN;
+}
+
+static __always_inline long output(struct scratch *scratch)
 {
 	__u32 used = scratch->used;
-	__u64 flags = BPF_RB_NO_WAKEUP;
 	__u32 class, bytes;
 	void *ring;
 
@@ -318,27 +374,57 @@ static __always_inline long submit(struct scratch *scratch)
 	else { class = 7; bytes = CLASS_7; }
 
 	ring = bpf_map_lookup_elem(&rings, &class);
-	if (!ring)
-		return -1;
-	if (*(volatile __u32 *)&reader_waits && __sync_val_compare_and_swap(&reader_waits, 1, 0))
-		flags = BPF_RB_FORCE_WAKEUP;
-	return bpf_ringbuf_output(ring, scratch->bytes, bytes, flags);
+	return ring ? bpf_ringbuf_output(ring, scratch->bytes, bytes, wake_up()) : -1;
 }
 
-static __always_inline void describe(const struct hit *hit, struct record *record, __u32 plan)
+/* A record that may need to be brought in, or whose size is known only when it is written. */
+static __always_inline enum written write_any(const struct hit *hit, __u32 plan)
 {
-	record->time_ns = bpf_ktime_get_ns();
-	record->tid = hit->pid_tgid;
-	record->pid = hit->pid_tgid >> 32;
-	record->matched = hit->matched;
-	record->plan = plan;
-	record->cpu = bpf_get_smp_processor_id();
-	bpf_get_current_comm(record->comm, sizeof(record->comm));
+	struct scratch *scratch = claim();
+	__u64 missing, time_ns;
+	long failed;
+
+	if (!scratch)
+		return NO_ROOM;
+	describe(hit, &scratch->record, plan);
+	fill(hit, scratch);
+	missing = scratch->record.missing;
+	if (missing) {
+		time_ns = scratch->record.time_ns;
+		/* without the scratch space, which others need meanwhile */
+		release(scratch);
+		bring_in(hit, missing);
+		scratch = claim();
+		if (!scratch)
+			return NO_ROOM;
+		describe(hit, &scratch->record, plan);
+		scratch->record.time_ns = time_ns;
+		fill(hit, scratch);
+	}
+	failed = output(scratch);
+	release(scratch);
+	return failed ? NO_ROOM : WRITTEN;
+}
+
+static __always_inline enum written write(const struct hit *hit, __u32 plan)
+{
+	enum written written = NOT_READABLE;
+
+	if (!hit->plan->has_texts) {
+		if (hit->plan->values <= VALUES_OF(CLASS_0))
+			written = write_numbers(hit, plan, 0, CLASS_0);
+		else if (hit->plan->values <= VALUES_OF(CLASS_1))
+			written = write_numbers(hit, plan, 1, CLASS_1);
+		else if (hit->plan->values <= VALUES_OF(CLASS_2))
+			written = write_numbers(hit, plan, 2, CLASS_2);
+	}
+	return written == NOT_READABLE ? write_any(hit, plan) : written;
 }
 
 SEC("uprobe.s")
 int on_hit(const __u64 *registers)
 {
+	const struct task_struct *task = bpf_get_current_task_btf();
 	__u64 cookie = bpf_get_attach_cookie((void *)registers);
 	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
 	__u32 entry = group + (registers[REG_IP] >> shift & mask);
@@ -346,14 +432,13 @@ int on_hit(const __u64 *registers)
 	__u64 state = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)];
 	__u32 plan = state;
 	__u32 cpu = bpf_get_smp_processor_id();
-	struct scratch *scratch;
 	struct hit hit;
 
 	if (!plan || state >> 32 != group)
 		return 0;
-	hit.pid_tgid = bpf_get_current_pid_tgid();
-	if (hit.pid_tgid >> 32 == daemon_pid)
+	if (task->tgid == daemon_pid)
 		return 0;
+	hit.task = task;
 	hit.counters = bpf_map_lookup_elem(&counters, &cpu);
 	if (!hit.counters)
 		return 0;
@@ -371,32 +456,8 @@ int on_hit(const __u64 *registers)
 	if (!hit.matched)
 		return 0;
 
-	scratch = claim();
-	if (!scratch) {
+	if (write(&hit, plan) != WRITTEN)
 		count_lost(&hit);
-		return 0;
-	}
-	describe(&hit, &scratch->record, plan);
-	fill(&hit, scratch);
-	if (scratch->record.missing) {
-		__u64 missing = scratch->record.missing;
-		__u64 time_ns = scratch->record.time_ns;
-
-		/* without the scratch space, which others need meanwhile */
-		release(scratch);
-		bring_in(&hit, missing);
-		scratch = claim();
-		if (!scratch) {
-			count_lost(&hit);
-			return 0;
-		}
-		describe(&hit, &scratch->record, plan);
-		scratch->record.time_ns = time_ns;
-		fill(&hit, scratch);
-	}
-	if (submit(scratch))
-		count_lost(&hit);
-	release(scratch);
 	return 0;
 }
 

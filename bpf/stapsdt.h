@@ -108,7 +108,8 @@ struct plan {
 	__u32 counters;		/* enum counter, the last three for each filter */
 	__u8 values;
 	__u8 has_tests;
-	__u8 unused[2];
+	__u8 has_texts;
+	__u8 unused;
 };
 
 /* Cells from plan.counters on. */
@@ -156,3 +157,5 @@ enum {
 	CLASS_6 = 16384 - RECORD_HEADER,
 	CLASS_7 = 65536 - RECORD_HEADER,
 };
+
+#define VALUES_OF(class) (((class) - sizeof(struct record)) / sizeof(__u64))

@@ -97,6 +97,9 @@ class _Body:
 Rows = Indices | None
 """None is all of them."""
 
+_DISCARDED = np.uint32(1 << 30)
+"""BPF_RINGBUF_DISCARD_BIT of a record's length: it was begun and came to nothing."""
+
 
 class Batch:
     """Records of one ring, to be read before they are consumed."""
@@ -114,6 +117,8 @@ class Batch:
         found: dict[tuple[int, Layout], list[tuple[Reading, Rows]]] = {}
         unknown = 0
         for plan_id, rows, count in self._by_plan():
+            if not plan_id:
+                continue
             plan = plans.get(plan_id)
             if plan is None:
                 unknown += count
@@ -127,6 +132,9 @@ class Batch:
 
     def _by_plan(self) -> list[tuple[PlanId, Rows, int]]:
         plans: U32 = self._records["plan"]
+        discarded = self._records["length"] & _DISCARDED
+        if discarded.any():
+            plans = np.where(discarded, np.uint32(0), plans)
         if (plans == plans[0]).all():
             return [(int(plans[0]), self._remember(None), len(plans))]
         # 16 bits are sorted by counting

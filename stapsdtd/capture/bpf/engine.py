@@ -284,7 +284,7 @@ class BpfEngine:
         with contextlib.ExitStack() as taken_back:
             taken_back.callback(self._tables.give_back_group, first, window)
             self._tables.fill_group(first, window, {site.site.site_offset: site.slot for site in sites})
-            name = f"g{next(self._numbers)}"
+            name = f"g{next(self._numbers)}_{self._owner.group.removeprefix('stapsdtd_')}"
             event = ProbeEvent(self._tracefs, self._owner.group, name, [site.place for site in sites])
             taken_back.callback(event.remove)
             group = _Group(event, window, first, scope, sites)

@@ -85,7 +85,8 @@ PLAN = np.dtype(
         ("counters", "u4"),
         ("values", "u1"),
         ("has_tests", "u1"),
-        ("unused", "u1", 2),
+        ("has_texts", "u1"),
+        ("unused", "u1"),
     ]
 )
 

@@ -131,6 +131,8 @@ class Tables:
         plan["always"] = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
         plan["operands"], plan["tests"], plan["counters"] = first_operand, first_test, first_counter
         plan["values"], plan["has_tests"] = len(values), bool(tested)
+        own_operands = self._operands[first_operand : first_operand + len(values)]
+        plan["has_texts"] = bool((own_operands["take"] != layout.Take.NUMBER).any())
         return entry
 
     def _lend_operands(self, operands: bytes) -> int:
