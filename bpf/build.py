@@ -27,10 +27,11 @@ def build() -> None:
         return
     # where Debian and Ubuntu keep asm/types.h, which clang does not look for when it compiles for bpf
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{machine}-linux-gnu"
+    made = TARGET.with_suffix(".new")
     command = [
         "clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3",
         f"-D__TARGET_ARCH_{architecture}", f"-I/usr/include/{multiarch}",
-        "-c", str(SOURCE), "-o", str(TARGET),
+        "-c", str(SOURCE), "-o", str(made),
     ]  # fmt: skip
     try:
         done = subprocess.run(command, check=False)
@@ -38,6 +39,7 @@ def build() -> None:
         sys.exit("bpf/build.py: clang is missing; apt-get install clang libbpf-dev")
     if done.returncode:
         sys.exit("clang refused bpf/stapsdt.bpf.c; its message stands above")
+    made.replace(TARGET)
 
 
 if __name__ == "__main__":

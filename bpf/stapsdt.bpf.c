@@ -89,9 +89,19 @@ struct {
 	__array(values, struct ring);
 } rings SEC(".maps");
 
-/* Never written: they let the object's BTF describe what else is shared. */
-struct record layout_of_record SEC(".bss.layout");
-struct text layout_of_text SEC(".bss.layout");
+/* Never used: it has the object's BTF describe what else is shared. */
+struct {
+	struct text text;
+	enum limit limit;
+	enum operand_kind operand_kind;
+	enum operand_take operand_take;
+	enum test_source test_source;
+	enum test_relation test_relation;
+	enum test_jump test_jump;
+	enum counter counter;
+	enum record_class record_class;
+	struct record record;
+} layout SEC(".bss.layout");
 
 /* As much of the kernel's as is needed; libbpf finds where it is. */
 struct task_struct {

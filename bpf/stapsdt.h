@@ -8,7 +8,7 @@
 
 #include <linux/types.h>
 
-enum {
+enum limit {
 	INDEX_ENTRIES = 1 << 19,
 	MAX_SLOTS = 1 << 15,
 	MAX_PLANS = 1 << 15,
@@ -145,7 +145,7 @@ struct record {
 };
 
 /* Records come in so many sizes, each with a ring of its own, so that a ring can be read as an array. */
-enum {
+enum record_class {
 	RECORD_CLASSES = 8,
 	RECORD_HEADER = 8,	/* the kernel's, in front of each record in a ring */
 	CLASS_0 = 96 - RECORD_HEADER,

@@ -26,13 +26,14 @@ class ObjectGoneError(StapsdtdError):
 
 
 class InvalidArgumentError(StapsdtdError):
-    """A request's field that cannot be accepted; column counts from 0 where the field is a text."""
+    """A request's field that cannot be accepted; where the field is a text, column counts from 0 in it."""
 
-    def __init__(self, field: str, reason: str, column: int | None = None) -> None:
+    def __init__(self, field: str, reason: str, column: int | None = None, text: str = "") -> None:
         super().__init__(f"{field}: {reason}")
         self.field = field
         self.reason = reason
         self.column = column
+        self.text = text
 
 
 class NotSupportedError(StapsdtdError):

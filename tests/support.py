@@ -182,10 +182,27 @@ def stapsdt_command(target: str, *arguments: str) -> Sequence[str]:
 class Recorder:
     """Subscribes, and keeps every event it is given; leaving the `with` unsubscribes and waits for the last of them."""
 
-    def __init__(self, target: str, *selectors: str, pids: Sequence[int] = (), kernel_buffer_kib: int = 0) -> None:
+    def __init__(
+        self,
+        target: str,
+        *selectors: str,
+        pids: Sequence[int] = (),
+        uids: Sequence[int] = (),
+        execnames: Sequence[str] = (),
+        cgroups: Sequence[str] = (),
+        where: str = "",
+        kernel_buffer_kib: int = 0,
+    ) -> None:
         self._client = Client(target)
         self._subscription = self._client.subscribe(
-            list(selectors), pids=pids, exclude_pids=[os.getpid()], kernel_buffer_kib=kernel_buffer_kib
+            list(selectors),
+            pids=pids,
+            exclude_pids=[os.getpid()],
+            uids=uids,
+            execnames=execnames,
+            cgroups=cgroups,
+            where=where,
+            kernel_buffer_kib=kernel_buffer_kib,
         )
         self.sites = self._subscription.sites
         self.events: list[Event] = []

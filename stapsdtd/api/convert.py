@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from stapsdtd.capture.batch import Numbers, Strings, ValueColumn
+import numpy.typing as npt
+
+from stapsdtd.capture.batch import Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError, NotSupportedError
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.model import Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
+from stapsdtd.predicates.expression import Cgroup
+from stapsdtd.predicates.parse import FindCgroup, no_cgroup, parse, wrong_comm
+from stapsdtd.predicates.scope import combined
 from stapsdtd.probes import selectors
 from stapsdtd.route.log import Entry, Numbered
 from stapsdtd.route.subscription import (
@@ -59,18 +66,23 @@ def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
     return frozenset(pids)
 
 
-def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
-    """Check a request and fill in defaults. Raises InvalidArgumentError, NotSupportedError."""
+def wish_of(request: pb.SubscribeRequest, limits: Limits, find_cgroup: FindCgroup = cgroups.find) -> Wish:
+    """Check a request and fill in defaults.
+
+    Raises InvalidArgumentError, and KernelFeatureError where a cgroup is named on a host without the unified hierarchy.
+    """
     if not request.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
-    if request.where:
-        raise NotSupportedError("where: this server cannot filter by arguments yet")
+    scope = Scope(
+        parse_pids("scope.pids", request.scope.pids),
+        parse_pids("scope.exclude_pids", request.scope.exclude_pids),
+        tuple(request.scope.uids),
+        tuple(request.scope.execnames),
+        tuple(request.scope.cgroups),
+    )
     return Wish(
         parse_selectors(request.selectors, limits),
-        Scope(
-            parse_pids("scope.pids", request.scope.pids),
-            parse_pids("scope.exclude_pids", request.scope.exclude_pids),
-        ),
+        scope,
         _within("lease_seconds", request.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
         _within("queue_bytes", request.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
         _within(
@@ -79,7 +91,29 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
             limits.default_kernel_buffer_kib,
             limits.max_kernel_buffer_kib,
         ),
+        request.where,
+        combined(
+            parse(request.where, find_cgroup) if request.where.strip() else None,
+            scope.uids,
+            [_execname(name) for name in scope.execnames],
+            [_cgroup(path, find_cgroup) for path in scope.cgroups],
+        ),
     )
+
+
+def _execname(name: str) -> bytes:
+    encoded = name.encode()
+    reason = wrong_comm(encoded) if name else "a name is empty"
+    if reason is not None:
+        raise InvalidArgumentError("scope.execnames", reason)
+    return encoded
+
+
+def _cgroup(path: str, find_cgroup: FindCgroup) -> Cgroup:
+    found = find_cgroup(path)
+    if found is None:
+        raise InvalidArgumentError("scope.cgroups", no_cgroup(path))
+    return Cgroup(path, found.id, found.level)
 
 
 def _within(field: str, asked: int, default: int, most: int) -> int:
@@ -197,7 +231,14 @@ def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: fl
     return pb.Subscription(
         subscription_id=found.id,
         selectors=[selector.text for selector in found.wish.selectors],
-        scope=pb.Scope(pids=sorted(scope.pids), exclude_pids=sorted(scope.exclude_pids)),
+        scope=pb.Scope(
+            pids=sorted(scope.pids),
+            exclude_pids=sorted(scope.exclude_pids),
+            uids=scope.uids,
+            execnames=scope.execnames,
+            cgroups=scope.cgroups,
+        ),
+        where=found.wish.where,
         created_ns=found.created_ns,
         streaming=streaming,
         lease_left_ms=int(lease_left_seconds * 1000),
@@ -228,13 +269,13 @@ def _block(numbered: Numbered, realtime_offset_ns: int) -> pb.ColumnBlock:
     block = numbered.block
     return pb.ColumnBlock(
         count=len(block),
-        seq=numbered.seq.astype("<u8").tobytes(),
-        time_ns=(block.time_ns + realtime_offset_ns).astype("<i8").tobytes(),
-        pid=block.pid.astype("<i4").tobytes(),
-        tid=block.tid.astype("<i4").tobytes(),
-        cpu=block.cpu.astype("<u2").tobytes(),
+        seq=_bytes(numbered.seq, "<u8"),
+        time_ns=_bytes(block.time_ns + realtime_offset_ns, "<i8"),
+        pid=_bytes(block.pid, "<i4"),
+        tid=_bytes(block.tid, "<i4"),
+        cpu=_bytes(block.cpu, "<u2"),
         comm=block.comm.tobytes(),
-        site_id=block.site_id.astype("<u4").tobytes(),
+        site_id=_bytes(block.site_id, "<u4"),
         values=map(_column, block.values),
     )
 
@@ -243,63 +284,14 @@ def _column(column: ValueColumn) -> pb.Column:
     unavailable = b"" if column.unavailable is None else column.unavailable.astype("u1").tobytes()
     if isinstance(column, Strings):
         return pb.Column(
-            type=pb.Column.TYPE_STRING,
+            type=pb.Column.TYPE_BYTES if column.is_raw else pb.Column.TYPE_STRING,
             data=column.data,
-            ends=column.ends.astype("<u4").tobytes(),
+            ends=_bytes(column.ends, "<u4"),
             unavailable=unavailable,
         )
     kind, type_code = (pb.Column.TYPE_SIGNED, "<i8") if column.is_signed else (pb.Column.TYPE_UNSIGNED, "<u8")
-    return pb.Column(type=kind, data=column.data.astype(type_code).tobytes(), unavailable=unavailable)
+    return pb.Column(type=kind, data=_bytes(column.data, type_code), unavailable=unavailable)
 
 
-def rows(entry: Entry, realtime_offset_ns: int, sites: dict[int, KnownSite]) -> list[pb.Event]:
-    """An entry's events, across its blocks, in the order of their numbers."""
-    events: list[pb.Event] = []
-    for numbered in entry.blocks:
-        block = numbered.block
-        comms = {comm: comm.decode(errors="backslashreplace") for comm in set(block.comm.tolist())}
-        values = [_values(column) for column in block.values]
-        heads = zip(
-            numbered.seq.tolist(),
-            (block.time_ns + realtime_offset_ns).tolist(),
-            block.pid.tolist(),
-            block.tid.tolist(),
-            block.cpu.tolist(),
-            block.comm.tolist(),
-            block.site_id.tolist(),
-            strict=True,
-        )
-        for row, (seq, time_ns, pid, tid, cpu, comm, site_id) in enumerate(heads):
-            event = pb.Event(
-                seq=seq, time_ns=time_ns, pid=pid, tid=tid, cpu=cpu, comm=comms[comm], site_id=site_id,
-                values=[column[row] for column in values],
-            )  # fmt: skip
-            for index, column in enumerate(block.values):
-                if column.unavailable is not None and column.unavailable[row]:
-                    event.values[index].unavailable = _reason(sites.get(site_id), index)
-            events.append(event)
-    if len(entry.blocks) > 1:
-        events.sort(key=lambda event: event.seq)
-    return events
-
-
-def _values(column: ValueColumn) -> list[pb.Value]:
-    match column:
-        case Strings():
-            return [pb.Value(string=string or b"") for string in column.tolist()]
-        case Numbers() if column.is_signed:
-            return [pb.Value(signed=number) for number in column.data.tolist()]
-        case Numbers():
-            return [pb.Value(unsigned=number) for number in column.data.tolist()]
-
-
-def _reason(known: KnownSite | None, index: int) -> str:
-    """Why a value is missing: its operand, else the process's memory at that moment."""
-    if known is not None:
-        capture = known.capture.captures[index]
-        operand = known.capture.site.arguments[capture.index].operand
-        if isinstance(operand, Unavailable):
-            return operand.reason
-        if capture.is_string and known.capture.site.arguments[capture.index].size != 8:
-            return "the argument is no pointer"
-    return "the memory it points to could not be read"
+def _bytes(column: npt.NDArray[Any], type_code: str) -> bytes:
+    return column.astype(type_code, copy=False).tobytes()

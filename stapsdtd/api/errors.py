@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from stapsdtd.errors import (
@@ -32,6 +33,7 @@ _CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
     KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 _DETAILS_KEY = "grpc-status-details-bin"
+_BEFORE, _BEHIND = 60, 20
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,6 +56,22 @@ async def told(context: Context) -> AsyncIterator[None]:
 def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:
     column = "" if error.column is None else f" (column {error.column})"
     violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason + column)
+    details = [_packed(error_details_pb2.BadRequest(field_violations=[violation]))]
+    if error.column is not None and error.text:
+        details.append(_packed(_place(error.text, error.column)))
+    return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=str(error), details=details)
+
+
+def _place(text: str, column: int) -> error_details_pb2.ErrorInfo:
+    """What stands around the column, for who wants to point at it; all of a long text is more than metadata holds."""
+    begin = max(column - _BEFORE, 0)
+    excerpt = text[begin : column + _BEHIND]
+    return error_details_pb2.ErrorInfo(
+        reason="WRONG_TEXT", domain="stapsdtd", metadata={"excerpt": excerpt, "caret": str(column - begin)}
+    )
+
+
+def _packed(message: Message) -> any_pb2.Any:
     detail = any_pb2.Any()
-    detail.Pack(error_details_pb2.BadRequest(field_violations=[violation]))
-    return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=str(error), details=[detail])
+    detail.Pack(message)
+    return detail

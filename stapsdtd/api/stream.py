@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
-from stapsdtd.api import convert
+from stapsdtd.api import convert, rows
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.route.log import Entry
 from stapsdtd.route.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
-
-_ROWS_PER_MESSAGE = 1000
-_BYTES_PER_MESSAGE = 1 << 20  # gRPC's default limit is 4 MiB
 
 
 class TakenOverError(StapsdtdError):
@@ -80,7 +77,7 @@ class SubscriptionStream:
 
     def _events(self, entry: Entry) -> Iterator[tuple[pb.StreamResponse, int]]:
         """Messages, and the number up to which a client that has them has all events."""
-        mentioned = {number for numbered in entry.blocks for number in set(numbered.block.site_id.tolist())}
+        mentioned = {number for numbered in entry.blocks for number in numbered.block.site_ids()}
         sites = self._subscription.known_sites(sorted(mentioned))
         new = {number: known for number, known in sites.items() if number not in self._described}
         if new:
@@ -88,20 +85,6 @@ class SubscriptionStream:
             yield pb.StreamResponse(descriptions=convert.descriptions(new)), entry.first_seq
         offset = self._subscription.realtime_offset_ns
         if self._by_rows:
-            for events in _portions(convert.rows(entry, offset, sites)):
-                yield pb.StreamResponse(rows=pb.Rows(events=events)), events[-1].seq + 1
+            yield from rows.messages(entry, offset, sites)
         else:
             yield pb.StreamResponse(columns=convert.columns(entry, offset)), entry.next_seq
-
-
-def _portions(events: Iterable[pb.Event]) -> Iterator[list[pb.Event]]:
-    portion: list[pb.Event] = []
-    size = 0
-    for event in events:
-        portion.append(event)
-        size += event.ByteSize()
-        if len(portion) == _ROWS_PER_MESSAGE or size > _BYTES_PER_MESSAGE:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +42,28 @@ class Numbers:
     def row_bytes(self) -> Indices:
         return np.full(len(self.data), self.data.itemsize, np.intp)
 
+    def slice(self, begin: int, end: int) -> Numbers:
+        return Numbers(self.data[begin:end], None if self.unavailable is None else self.unavailable[begin:end])
+
     def take(self, rows: Indices) -> Numbers:
         return Numbers(self.data[rows], None if self.unavailable is None else self.unavailable[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """One string an event, without its NUL: event i's is data[ends[i-1]:ends[i]]."""
+    """One string an event, without its NUL: event i's is data[ends[i-1]:ends[i]].
+
+    is_raw: it is a value's bytes as they were in memory, and no text.
+    """
 
     ends: U32
     data: bytes
     unavailable: Bools | None = None
-    layout = "string"
+    is_raw: bool = False
+
+    @property
+    def layout(self) -> str:
+        return "bytes" if self.is_raw else "string"
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None]) -> Strings:
@@ -83,9 +93,18 @@ class Strings:
                 strings[row] = None
         return strings
 
+    def slice(self, begin: int, end: int) -> Strings:
+        first, last = (int(self.ends[row - 1]) if row else 0 for row in (begin, end))
+        return Strings(
+            self.ends[begin:end] - np.uint32(first),
+            self.data[first:last],
+            None if self.unavailable is None else self.unavailable[begin:end],
+            self.is_raw,
+        )
+
     def take(self, rows: Indices) -> Strings:
         strings = self.tolist()
-        return Strings.of([strings[row] for row in rows.tolist()])
+        return replace(Strings.of([strings[row] for row in rows.tolist()]), is_raw=self.is_raw)
 
 
 ValueColumn = Numbers | Strings
@@ -109,6 +128,13 @@ class Block:
     def __len__(self) -> int:
         return len(self.time_ns)
 
+    def site_ids(self) -> list[int]:
+        """Name each site that fired once; most often it is one for all events."""
+        if len(self) and (self.site_id == self.site_id[0]).all():
+            return [int(self.site_id[0])]
+        found: list[int] = np.unique(self.site_id).tolist()
+        return found
+
     @property
     def nbytes(self) -> int:
         """Memory that the columns take, about."""
@@ -124,6 +150,13 @@ class Block:
     @property
     def layout(self) -> tuple[str, ...]:
         return tuple(column.layout for column in self.values)
+
+    def slice(self, begin: int, end: int) -> Block:
+        """Answer some events in a row; numbers share the memory of this block."""
+        return Block(
+            self.time_ns[begin:end], self.pid[begin:end], self.tid[begin:end], self.cpu[begin:end],
+            self.comm[begin:end], self.site_id[begin:end], tuple(column.slice(begin, end) for column in self.values),
+        )  # fmt: skip
 
     def take(self, rows: Indices) -> Block:
         return Block(
@@ -169,6 +202,7 @@ def _joined_column(columns: Sequence[ValueColumn]) -> ValueColumn:
         np.concatenate([column.ends + start for column, start in zip(strings, starts, strict=True)]),
         b"".join(column.data for column in strings),
         _joined_missing([(column.unavailable, len(column.ends)) for column in strings]),
+        strings[0].is_raw,
     )
 
 

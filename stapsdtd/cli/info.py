@@ -66,11 +66,12 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
         print("no subscriptions")
         return
     _print_table(
-        ("SUBSCRIPTION", "SELECTORS", "SINCE", "STREAM", "SITES", "FIRED", "DELIVERED", "FILTERED", "LOST"),
+        ("SUBSCRIPTION", "SELECTORS", "ONLY", "SINCE", "STREAM", "SITES", "FIRED", "DELIVERED", "FILTERED", "LOST"),
         (
             (
                 each.id,
                 " ".join(each.selectors),
+                _only(each),
                 time.strftime("%H:%M:%S", time.localtime(each.created_ns // 1_000_000_000)),
                 "open" if each.streaming else f"none, {each.lease_left_ms / 1000:.0f} s left",
                 *(
@@ -87,6 +88,18 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             for each in subscriptions
         ),
     )
+
+
+def _only(subscription: SubscriptionInfo) -> str:
+    """The scope and the expression, `pid 4711, uid 0, where arg0 > 5`; empty where everything is wanted."""
+    scope = subscription.scope
+    kinds: dict[str, Iterable[object]] = {
+        "pid": scope.pids, "uid": scope.uids, "execname": scope.execnames, "cgroup": scope.cgroups,
+    }  # fmt: skip
+    told = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
+    if subscription.where:
+        told.append(f"where {subscription.where}")
+    return ", ".join(told)
 
 
 def _missing(detail: str, remedy: str) -> str:

@@ -40,4 +40,26 @@ pids = click.option(
     metavar="PID",
     help="Only this process; may be repeated.",
 )
+uids = click.option(
+    "--uid",
+    "uids",
+    type=click.IntRange(0, (1 << 32) - 1),
+    multiple=True,
+    metavar="UID",
+    help="Only threads of this user; may be repeated.",
+)
+execnames = click.option(
+    "--execname",
+    "execnames",
+    multiple=True,
+    metavar="NAME",
+    help="Only threads of this command name (comm); may be repeated.",
+)
+cgroups = click.option(
+    "--cgroup",
+    "cgroups",
+    multiple=True,
+    metavar="PATH",
+    help="Only what runs in this cgroup or below it, such as /system.slice/cron.service; may be repeated.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")

@@ -37,11 +37,13 @@ def quote(text: str) -> str:
 
 
 def show_value(value: Value, reason: str = "") -> str:
-    """`"SELECT 1"`, `42`, `0x7f31c0de4000`, or where there is no value `<reason>`."""
+    """`"SELECT 1"`, `42`, `0x7f31c0de4000`, `a0 ff 07`, or where there is no value `<reason>`."""
     if isinstance(value, str):
         return quote(value)
     if value is None:
         return f"<{escape(reason)}>"
+    if isinstance(value, bytes):
+        return value.hex(" ")
     return hex(value) if value in _ADDRESSES else str(value)
 
 
@@ -83,6 +85,12 @@ class Clock:
 def complain(message: str) -> None:
     """One line on standard error."""
     print(f"stapsdt: {escape(message)}", file=sys.stderr, flush=True)
+
+
+def point_at(text: str, caret: int) -> None:
+    """Two lines on standard error: the text, and under its character of that number a mark."""
+    before, behind = (escape(part) for part in (text[:caret], text[caret:]))
+    print(f"  {before}{behind}\n  {' ' * len(before)}^", file=sys.stderr, flush=True)
 
 
 def is_colourful(stream: TextIO) -> bool:

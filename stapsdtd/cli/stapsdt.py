@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from stapsdtd import __version__
-from stapsdtd.cli.render import complain, discard_output
+from stapsdtd.cli.render import complain, discard_output, point_at
 from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
@@ -111,7 +111,12 @@ def run(arguments: list[str] | None = None) -> int:
         from stapsdtd.client import InvalidRequestError  # noqa: PLC0415 (gRPC costs 70 ms; who raises this has it)
 
         complain(str(error))
-        return 2 if isinstance(error, InvalidRequestError) else 1
+        if not isinstance(error, InvalidRequestError):
+            return 1
+        for violation in error.violations:
+            if violation.excerpt and sys.stderr.isatty():
+                point_at(violation.excerpt, violation.caret)
+        return 2
     except BrokenPipeError:
         # The reader has seen enough: `stapsdt list | head`.
         discard_output()

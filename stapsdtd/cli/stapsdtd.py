@@ -40,7 +40,7 @@ def command(listen: str | None, config_path: str | None, engine: str | None, cle
 
 
 def _clean_up() -> None:
-    from stapsdtd.capture.ftrace.cleanup import clean_up  # noqa: PLC0415
+    from stapsdtd.capture.cleanup import clean_up  # noqa: PLC0415
     from stapsdtd.kernel.tracefs import Tracefs  # noqa: PLC0415
 
     cleaned = clean_up(Tracefs.locate())

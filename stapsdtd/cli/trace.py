@@ -30,7 +30,6 @@ from stapsdtd.client import (
     NotFoundError,
     SiteState,
     Status,
-    UnsupportedError,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ _EXAMPLES = """\b
 Examples:
   stapsdt trace 'postgresql:query__start(arg0:str)'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
+  stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
   stapsdt trace 'libc:*' --duration 10 --json > events.jsonl
 """
 
@@ -52,7 +52,15 @@ Examples:
 @click.command("trace", epilog=_EXAMPLES)
 @options.selectors(required=True)
 @options.pids
-@click.option("--where", metavar="EXPR", default="", help="Only events whose arguments satisfy EXPR.")
+@options.uids
+@options.execnames
+@options.cgroups
+@click.option(
+    "--where",
+    metavar="EXPR",
+    default="",
+    help="Only events that satisfy EXPR, such as 'arg0 > 100 && execname != \"psql\"'.",
+)
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @click.option(
     "--duration",
@@ -81,6 +89,9 @@ def command(
     *,
     selectors: tuple[str, ...],
     pids: tuple[int, ...],
+    uids: tuple[int, ...],
+    execnames: tuple[str, ...],
+    cgroups: tuple[str, ...],
     where: str,
     count: int | None,
     duration: float | None,
@@ -93,6 +104,10 @@ def command(
     Arguments are integers as the probe declares them unless the selector names those it wants in parentheses:
     (arg0:str) is the string that argument 0 points to, (arg0:str[256]) no more than 256 bytes of it.
 
+    EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), takes bits
+    (arg1 & 0x40), and combines with && || ! and parentheses. Where several of --pid, --uid, --execname, --cgroup and
+    --where are given, all of them have to be met.
+
     It ends with a summary on standard error: how many events were delivered, were filtered out, or got lost.
     """
 
@@ -102,6 +117,9 @@ def command(
             pids=pids,
             # Its own probes (CPython has some) would fire at every line that it prints.
             exclude_pids=[os.getpid()],
+            uids=uids,
+            execnames=execnames,
+            cgroups=cgroups,
             where=where,
             lease_seconds=_LEASE_SECONDS,
             queue_bytes=queue_bytes or 0,
@@ -116,14 +134,7 @@ def command(
                 output.begin(subscription.sites)
                 return await _follow(subscription, output, stop, count=count, duration=duration)
 
-    try:
-        return asyncio.run(trace())
-    except UnsupportedError as error:
-        if not where:
-            raise
-        raise click.ClickException(
-            "--where: the server cannot filter yet; leave it out, and filter what --json prints"
-        ) from error
+    return asyncio.run(trace())
 
 
 async def _follow(

@@ -95,9 +95,7 @@ class JsonOutput:
 def json_line(event: Event) -> str:
     """One event; put together by hand, which takes a third of the time of json.dumps."""
     string = encode_basestring_ascii
-    values = ", ".join(
-        ["null" if value is None else string(value) if isinstance(value, str) else str(value) for value in event.values]
-    )
+    values = ", ".join([str(value) if isinstance(value, int) else _json_value(value) for value in event.values])
     line = (
         f'{{"seq": {event.seq}, "time_ns": {event.time_ns}, "pid": {event.pid}, "tid": {event.tid},'
         f' "cpu": {event.cpu}, "comm": {string(event.comm)}, {_json_probe(event.probe)}, "args": [{values}]'
@@ -105,6 +103,13 @@ def json_line(event: Event) -> str:
     if event.unavailable:
         line += f', "unavailable": {json.dumps(event.unavailable)}'
     return line + "}"
+
+
+def _json_value(value: str | bytes | None) -> str:
+    """Bytes are shown in hexadecimal."""
+    if value is None:
+        return "null"
+    return encode_basestring_ascii(value.hex() if isinstance(value, bytes) else value)
 
 
 @lru_cache(maxsize=4096)

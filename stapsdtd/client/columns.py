@@ -38,7 +38,7 @@ def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) ->
 
 def _column(column: pb.Column, count: int) -> Column:
     unavailable = _array(column.unavailable, "u1", count) != 0 if column.unavailable else None
-    if column.type == pb.Column.TYPE_STRING:
+    if column.type in {pb.Column.TYPE_STRING, pb.Column.TYPE_BYTES}:
         return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable)
     if column.type not in _NUMBERS:
         raise ProtocolError(f"the server sent a column of type {column.type}, which this client does not know")

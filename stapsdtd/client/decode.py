@@ -9,7 +9,7 @@ from stapsdtd.client.errors import ProtocolError
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _T = TypeVar("_T")
 
@@ -91,11 +91,18 @@ def subscription_info(each: pb.Subscription) -> model.SubscriptionInfo:
     return model.SubscriptionInfo(
         id=each.subscription_id,
         selectors=tuple(each.selectors),
-        scope=model.Scope(tuple(each.scope.pids), tuple(each.scope.exclude_pids)),
+        scope=model.Scope(
+            tuple(each.scope.pids),
+            tuple(each.scope.exclude_pids),
+            tuple(each.scope.uids),
+            tuple(each.scope.execnames),
+            tuple(each.scope.cgroups),
+        ),
         created_ns=each.created_ns,
         streaming=each.streaming,
         lease_left_ms=each.lease_left_ms,
         account=account(each.account),
+        where=each.where,
     )
 
 
@@ -184,21 +191,9 @@ def _event(row: pb.Event, sites: Mapping[int, model.DescribedSite]) -> model.Eve
     described = sites.get(row.site_id)
     if described is None:
         raise ProtocolError(f"the server sent an event of site {row.site_id}, which it never described")
-    values: list[model.Value] = []
-    unavailable = {}
-    for position, value in enumerate(row.values):
-        match value.WhichOneof("kind"):
-            case "signed":
-                values.append(value.signed)
-            case "unsigned":
-                values.append(value.unsigned)
-            case "string":
-                values.append(value.string.decode("utf-8", "backslashreplace"))
-            case "unavailable":
-                values.append(None)
-                unavailable[position] = value.unavailable
-            case None:
-                raise ProtocolError("the server sent a value of a kind that this client does not know")
+    # a oneof's other fields read as 0, and most values are numbers that are not; a slice, since iterating over
+    # protobuf's own container ends in an IndexError that costs as much as a value
+    values = tuple([value.signed or value.unsigned or _other_than_number(value) for value in row.values[:]])
     return model.Event(
         row.seq,
         row.time_ns,
@@ -208,9 +203,28 @@ def _event(row: pb.Event, sites: Mapping[int, model.DescribedSite]) -> model.Eve
         row.comm,
         described.probe,
         described.site,
-        tuple(values),
-        unavailable or model.ALL_AVAILABLE,
+        values,
+        _reasons(row, values) if None in values else model.ALL_AVAILABLE,
     )
+
+
+def _other_than_number(value: pb.Value) -> model.Value:
+    match value.WhichOneof("kind"):
+        case "signed" | "unsigned":
+            return 0
+        case "string":
+            return value.string.decode("utf-8", "backslashreplace")
+        case "raw":
+            return value.raw
+        case "unavailable":
+            return None
+        case None:
+            raise ProtocolError("the server sent a value of a kind that this client does not know")
+
+
+def _reasons(row: pb.Event, values: Sequence[model.Value]) -> Mapping[int, str]:
+    """Why values are missing, by position."""
+    return {position: row.values[position].unavailable for position, value in enumerate(values) if value is None}
 
 
 def _known(table: Mapping[int, _T], number: int, what: str) -> _T:

@@ -40,6 +40,9 @@ def subscribe_request(
     *,
     pids: Iterable[int],
     exclude_pids: Iterable[int],
+    uids: Iterable[int],
+    execnames: Iterable[str],
+    cgroups: Iterable[str],
     where: str,
     lease_seconds: int,
     queue_bytes: int,
@@ -47,7 +50,7 @@ def subscribe_request(
 ) -> pb.SubscribeRequest:
     return pb.SubscribeRequest(
         selectors=_several(selectors),
-        scope=pb.Scope(pids=pids, exclude_pids=exclude_pids),
+        scope=pb.Scope(pids=pids, exclude_pids=exclude_pids, uids=uids, execnames=execnames, cgroups=cgroups),
         where=where,
         lease_seconds=lease_seconds,
         queue_bytes=queue_bytes,

@@ -67,10 +67,15 @@ class StreamTakenOverError(RequestFailedError):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field of a request that was not accepted: `selectors[0]`, and why."""
+    """One field of a request that was not accepted, and why.
+
+    excerpt: the part of its text in which it went wrong, at the character of number caret; empty where nothing tells.
+    """
 
     field: str
     description: str
+    excerpt: str = ""
+    caret: int = 0
 
 
 class InvalidRequestError(RequestFailedError):
@@ -124,9 +129,13 @@ def _violations(call: grpc.Call) -> tuple[Violation, ...]:
     status = rpc_status.from_call(call)
     if status is None:
         return ()
-    bad_request = error_details_pb2.BadRequest()
+    bad_request, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
+    excerpt, caret = "", 0
+    for detail in status.details:
+        if detail.Unpack(info) and info.metadata["caret"].isdecimal():
+            excerpt, caret = info.metadata["excerpt"], int(info.metadata["caret"])
     return tuple(
-        Violation(each.field, each.description)
+        Violation(each.field, each.description, excerpt, caret)
         for detail in status.details
         if detail.Unpack(bad_request)
         for each in bad_request.field_violations

@@ -188,10 +188,13 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which processes' events are delivered: those of pids, all if it is empty, but never of exclude_pids."""
+    """Whose events are delivered: of each kind that is not empty one has to be met, but never exclude_pids."""
 
     pids: tuple[int, ...] = ()
     exclude_pids: tuple[int, ...] = ()
+    uids: tuple[int, ...] = ()
+    execnames: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +217,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """Anybody's subscription; lease_left_ms counts while streaming is false."""
+    """Anybody's subscription; lease_left_ms counts while streaming is false. where is empty where all are wanted."""
 
     id: str
     selectors: tuple[str, ...]
@@ -223,6 +226,7 @@ class SubscriptionInfo:
     streaming: bool
     lease_left_ms: int
     account: Account
+    where: str = ""
 
 
 # What a stream carries
@@ -278,8 +282,10 @@ class Descriptions:
     sites: tuple[DescribedSite, ...]
 
 
-Value = int | str | None
-"""A string's bytes are decoded as UTF-8, others escaped (`\\xff`); None where there is no value."""
+Value = int | str | bytes | None
+"""A string's bytes are decoded as UTF-8, others escaped (`\\xff`). A value of another size than a number's, such as a
+struct, is bytes as they were in memory; None is where there is no value.
+"""
 
 ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
 
@@ -321,7 +327,7 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StringColumn:
-    """One byte string an event: `column[i]` is data between two ends."""
+    """One byte string, or a value's bytes, an event: `column[i]` is data between two ends."""
 
     data: bytes
     ends: NDArray[np.uint32]

@@ -85,6 +85,9 @@ class Client:
         *,
         pids: Iterable[int] = (),
         exclude_pids: Iterable[int] = (),
+        uids: Iterable[int] = (),
+        execnames: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -92,6 +95,9 @@ class Client:
     ) -> Subscription:
         """Arms all that matches and, later, whatever appears. 0 means the server's default.
 
+        pids, uids, execnames, cgroups: whose events are wanted, everybody's where all are empty; of each kind that is
+        given one has to be met. A cgroup's path is that of /proc/PID/cgroup, and what is below it counts too.
+        where: an expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
         queue_bytes: how much the server keeps for this client.
         kernel_buffer_kib: the kernel's buffer, per CPU.
@@ -100,6 +106,9 @@ class Client:
             selectors,
             pids=pids,
             exclude_pids=exclude_pids,
+            uids=uids,
+            execnames=execnames,
+            cgroups=cgroups,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,

@@ -27,7 +27,7 @@ _UPDATE_ANY = 0
 class _OpenOptions(ctypes.Structure):
     """struct bpf_object_open_opts."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes' way
+    _fields_ = [
         ("sz", ctypes.c_size_t),
         ("object_name", ctypes.c_char_p),
         ("relaxed_maps", ctypes.c_bool),
@@ -44,7 +44,7 @@ class _OpenOptions(ctypes.Structure):
 class _LinkOptions(ctypes.Structure):
     """struct bpf_link_create_opts, with the union's perf_event."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes' way
+    _fields_ = [
         ("sz", ctypes.c_size_t),
         ("flags", ctypes.c_uint32),
         ("iter_info", ctypes.c_void_p),
@@ -129,11 +129,14 @@ class BpfObject:
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
             for name, content in constants.items():
                 self._set_initial(name, content)
-            if self._library.bpf_object__load(self._object):
-                raise _refused(path, _failed(), log.value.decode(errors="replace"))
+            self._load(path, log)
         except BaseException:
             self.close()
             raise
+
+    def _load(self, path: str, log: ctypes.Array[ctypes.c_char]) -> None:
+        if self._library.bpf_object__load(self._object):
+            raise _refused(path, _failed(), log.value.decode(errors="replace"))
 
     def _map(self, name: str) -> int:
         found: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())

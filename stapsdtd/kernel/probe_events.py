@@ -1,7 +1,7 @@
 """tracefs events seen through perf: which processes an event arms, and the program that runs at its hits.
 
-A uprobe event arms nothing until perf opens it, for every process or for one; a program linked to one of its perf events
-runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c).
+A uprobe event arms nothing until perf opens it, for every process or for one; a program linked to one of its perf
+events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from stapsdtd.model import Argument, Constant, Operand, Register, Unavailable
+from stapsdtd.model import Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.operands import x86_64
 
 OperandParser = Callable[[str], tuple[Operand, int]]
@@ -22,12 +22,15 @@ _PARSERS: Mapping[str, OperandParser] = {"x86-64": x86_64.parse_operand}
 
 _WORD_BYTES = 8
 
-_FETCHABLE_BYTES = (1, 2, 4, 8)
+_NUMBER_BYTES = (1, 2, 4, 8)
 
 _PREFIX = re.compile(r"(?:^|(?<=\s))(?P<minus>-?)(?P<size>[0-9]+)(?P<float>f?)@")
 
 _LARGEST_SIZE = 1 << 20
 """Beyond this N is no size but nonsense, and must still fit every integer it travels in."""
+
+_MOST_BYTES = 4096
+"""Of a value that is delivered as its bytes, a struct's for instance."""
 
 _BARE_OPERAND = re.compile(r"(?:\[[^\[\]]*\]|\([^()]*\)|\S)+")
 """A run without blanks, except inside brackets; brackets do not nest, which keeps the search linear."""
@@ -61,8 +64,8 @@ def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: st
         size, operand = 0, Unavailable("its size is out of range")
     elif is_float:
         operand = Unavailable("floating-point arguments are not supported yet")
-    elif size not in _FETCHABLE_BYTES:
-        operand = Unavailable(f"{size}-byte values are not supported yet")
+    elif size not in _NUMBER_BYTES:
+        operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size)
     else:
         operand, width = _parse_operand(operand_text, architecture)
         operand = _fit(operand, operand_text, width, size, signed=signed)
@@ -80,6 +83,17 @@ def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
     if parser is None:
         return Unavailable(f"operands of {architecture} are not understood yet"), _WORD_BYTES
     return parser(text)
+
+
+def _fit_bytes(operand: Operand, size: int) -> Operand:
+    """A value of another size than a number's is delivered as its bytes, which only memory can hold."""
+    match operand:
+        case Constant() | Register():
+            return Unavailable(f"{size} bytes are no number, and in memory they are not")
+        case Memory() if not 0 < size <= _MOST_BYTES:
+            return Unavailable(f"a value of {size} bytes is not delivered; {_MOST_BYTES} is the most")
+        case _:
+            return operand
 
 
 def _fit(operand: Operand, text: str, width: int, size: int, *, signed: bool) -> Operand:

@@ -59,6 +59,8 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
         return operand
     if capture.is_string and argument.size != _POINTER_BYTES:
         return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
+    if not capture.is_string and argument.size not in _BY_SIZE:
+        return Unavailable(f"{argument.text}: the ftrace engine cannot take a value of {argument.size} bytes")
     if isinstance(operand, Constant):
         return Fetch(SlotKind.STRING, f"@{operand.value:#x}:ustring")
     registers = _REGISTERS.get(architecture, {})

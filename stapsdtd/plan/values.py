@@ -7,20 +7,22 @@ second takes arg0, arg1, arg2:str[256]
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from stapsdtd.model import Argument, Capture, Constant, Memory, Unavailable
+from stapsdtd.model import Argument, Capture, Constant, Unavailable
 
 MAX_STRING_BYTES = 4096
 _NUMBER_BYTES = frozenset({1, 2, 4, 8})
 _POINTER_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """argument as a number, as the string it points to, or as its raw bytes; limit bounds the latter two."""
+class Value(NamedTuple):
+    """An argument, by its place in the note: as a number, as the string it points to, or as its raw bytes.
 
-    argument: Argument
+    limit bounds the last two, in bytes.
+    """
+
+    number: int
     is_string: bool = False
     limit: int = 0
 
@@ -38,21 +40,18 @@ def value_of(capture: Capture, argument: Argument) -> Value | Constant | Unavail
     if capture.is_string:
         if argument.size != _POINTER_BYTES:
             return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
-        return Value(argument, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
+        return Value(capture.index, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
     if isinstance(operand, Constant):
         return operand
     if argument.size in _NUMBER_BYTES:
-        return Value(argument)
-    if isinstance(operand, Memory) and 0 < argument.size <= MAX_STRING_BYTES:
-        return Value(argument, limit=argument.size)
-    return Unavailable(f"{argument.text}: a value of {argument.size} bytes cannot be taken from a register")
+        return Value(capture.index)
+    return Value(capture.index, limit=argument.size)
 
 
 def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
     """Each argument once as a number, once as a string with the largest limit; numbers come first."""
-    found: dict[tuple[bool, Argument], Value] = {}
-    for value in wanted:
-        key = value.is_string, value.argument
-        if key not in found or found[key].limit < value.limit:
-            found[key] = value
-    return tuple(sorted(found.values(), key=lambda value: value.is_text))
+    limits: dict[tuple[int, bool], int] = {}
+    for number, is_string, limit in wanted:
+        limits[number, is_string] = max(limit, limits.get((number, is_string), 0))
+    values = [Value(number, is_string, limit) for (number, is_string), limit in limits.items()]
+    return tuple(sorted(values, key=lambda value: value.limit > 0))

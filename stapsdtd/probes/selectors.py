@@ -94,6 +94,7 @@ def parse(text: str) -> Selector:
             _FIELD,
             f"{text!r} has {len(parts)} parts; write provider:name or provider:module:function:name",
             len(names),
+            text,
         )
     provider, module, function, name = parts
     suffixed = _PID_SUFFIX.fullmatch(provider)
@@ -111,9 +112,9 @@ def parse(text: str) -> Selector:
 def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
     inside, parenthesis, behind = rest.partition(")")
     if not parenthesis:
-        raise InvalidArgumentError(_FIELD, f"{text!r} lacks its closing parenthesis", len(text))
+        raise InvalidArgumentError(_FIELD, f"{text!r} lacks its closing parenthesis", len(text), text)
     if behind.strip():
-        raise InvalidArgumentError(_FIELD, f"{text!r} goes on behind its capture list", start + len(inside) + 1)
+        raise InvalidArgumentError(_FIELD, f"{text!r} goes on behind its capture list", start + len(inside) + 1, text)
     captures = []
     column = start
     for part in inside.split(",") if inside.strip() else []:
@@ -123,11 +124,12 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
                 _FIELD,
                 f"{part.strip()!r} is no capture; write arg0, arg0:int, arg0:str or arg0:str[256]",
                 column,
+                text,
             )
         index, kind, bound = found.groups()
         if bound and (kind != "str" or not 1 <= int(bound) <= MAX_STRING_BYTES):
             raise InvalidArgumentError(
-                _FIELD, f"{part.strip()!r}: only a str has a bound, 1 to {MAX_STRING_BYTES} bytes", column
+                _FIELD, f"{part.strip()!r}: only a str has a bound, 1 to {MAX_STRING_BYTES} bytes", column, text
             )
         captures.append(Capture(int(index), kind == "str", int(bound) if bound else None))
         column += len(part) + 1

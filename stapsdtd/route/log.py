@@ -15,8 +15,8 @@ import numpy as np
 
 from stapsdtd.capture.batch import U64, Block
 
-_ROWS_PER_ENTRY = 4096
-_BYTES_PER_ENTRY = 1 << 20  # gRPC's default limit for a message is 4 MiB
+_ROWS_PER_ENTRY = 16384
+_BYTES_PER_ENTRY = 2 << 20  # gRPC's default limit for a message is 4 MiB
 _ENTRY_OVERHEAD = 2048  # the arrays' own headers, which outweigh an entry of one event
 
 
@@ -122,10 +122,10 @@ class EventLog:
 
     def _append(self, blocks: Sequence[Block]) -> None:
         count = sum(map(len, blocks))
-        ranks = np.empty(count, np.uint64)
-        ranks[np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")] = np.arange(
-            count, dtype=np.uint64
-        )
+        ranks = np.arange(count, dtype=np.uint64)
+        if len(blocks) > 1:
+            order = np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")
+            ranks[order] = ranks.copy()
         nbytes = _ENTRY_OVERHEAD + 8 * count + sum(block.nbytes for block in blocks)
         with self._lock:
             numbers = ranks + np.uint64(self._next_seq)
@@ -210,7 +210,7 @@ def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:
         for number, block in enumerate(blocks):
             end = len(block) if cut is None else int(np.searchsorted(block.time_ns, cut, "left"))
             if end > begins[number]:
-                part.append(block.take(np.arange(begins[number], end)))
+                part.append(block.slice(begins[number], end))
                 begins[number] = end
         if part:
             parts.append(part)

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
-from stapsdtd.capture.batch import Block, Bools
+from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Ticket
 from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
+from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.log import EventLog
 
@@ -23,21 +22,32 @@ _RETIRED_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """pids empty means every process; events of exclude_pids are never delivered."""
+    """pids empty means every process; events of exclude_pids are never delivered.
+
+    uids, execnames and cgroups stand here as they were asked for; they are tested as part of Wish.predicate.
+    """
 
     pids: frozenset[int] = frozenset()
     exclude_pids: frozenset[int] = frozenset()
+    uids: tuple[int, ...] = ()
+    execnames: tuple[str, ...] = ()
+    cgroups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client asked for, checked and with the server's defaults filled in."""
+    """What a client asked for, checked and with the server's defaults filled in.
+
+    where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
+    """
 
     selectors: tuple[Selector, ...]
     scope: Scope
     lease_seconds: int
     queue_bytes: int
     kernel_buffer_kib: int
+    where: str = ""
+    predicate: Expression | None = None
 
 
 class SiteState(Enum):
@@ -86,11 +96,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class KnownSite:
-    """A site that events of this subscription name; pids is None where the selectors name no process."""
+    """A site that events of this subscription name."""
 
     object: Object
     capture: SiteCapture
-    pids: frozenset[int] | None
 
 
 class Subscription:
@@ -109,7 +118,6 @@ class Subscription:
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
         self._next_site_id = 1
         self._armed: set[int] = set()
-        self._scoped: dict[int, frozenset[int]] = {}
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
@@ -128,25 +136,11 @@ class Subscription:
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
-        kept = [kept for block in blocks if len(kept := self._in_scope(block))]
-        if kept:
-            self.log.append(kept)
+        if blocks:
+            self.log.append(blocks)
 
-    def _in_scope(self, block: Block) -> Block:
-        scope = self.wish.scope
-        inside: Bools = ~np.isin(block.pid, list(self.excluded))
-        if scope.pids:
-            inside &= np.isin(block.pid, list(scope.pids))
-        if self._scoped:
-            for site_id in np.unique(block.site_id).tolist():
-                pids = self._scoped.get(site_id)
-                if pids is not None:
-                    inside &= (block.site_id != site_id) | np.isin(block.pid, list(pids))
-        outside = len(block) - int(np.count_nonzero(inside))
-        if not outside:
-            return block
-        self._filtered += outside
-        return block.take(np.flatnonzero(inside))
+    def filtered(self, count: int) -> None:
+        self._filtered += count
 
     def lost(self, stage: LossStage, count: int) -> None:
         self._lost[stage] += count
@@ -163,9 +157,7 @@ class Subscription:
             number = self._next_site_id
             self._next_site_id += 1
             self._ids[found.key, choice.capture] = number
-            self._sites[number] = KnownSite(found, choice.capture, choice.pids)
-            if choice.pids is not None:
-                self._scoped[number] = choice.pids
+            self._sites[number] = KnownSite(found, choice.capture)
             return number
 
     def changed(self, statuses: Sequence[SiteStatus]) -> None:
@@ -187,7 +179,6 @@ class Subscription:
             for number in [number for number in self._sites if number not in self._armed][:excess]:
                 known = self._sites.pop(number)
                 self._ids.pop((known.object.key, known.capture), None)
-                self._scoped.pop(number, None)
 
     def end(self, reason: EndReason) -> None:
         self._end = self._end or reason

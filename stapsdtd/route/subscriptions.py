@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Iterable, Sequence
 
-from stapsdtd.capture.engine import Engine, Target
+from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.config import Limits
 from stapsdtd.errors import (
     LimitReachedError,
@@ -21,7 +21,7 @@ from stapsdtd.errors import (
 from stapsdtd.model import Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
-from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription, Wish
+from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.watch.objects import is_host_file, open_object
 from stapsdtd.watch.watcher import Watcher
 
@@ -178,13 +178,18 @@ class Subscriptions:
     def _arm(self, held: _Held, found: Object, file_path: str, choices: Sequence[Choice]) -> dict[Site, str]:
         """Answer why which sites were refused: all of them where this object is more than the engine can take."""
         subscription = held.subscription
+        scope, mapping = subscription.wish.scope, self._registry.mappings(found.key).keys()
         target = Target(
             found,
             file_path,
-            tuple(choice.capture for choice in choices),
-            tuple(subscription.site_id(found, choice) for choice in choices),
-            subscription.excluded & self._registry.mappings(found.key).keys(),
-            not is_host_file(found),
+            tuple(
+                TargetSite(choice.capture, subscription.site_id(found, choice), _pids(scope, choice))
+                for choice in choices
+            ),
+            subscription.wish.predicate,
+            exclude_pids=subscription.excluded & mapping,
+            exclude_later=subscription.excluded - mapping,
+            is_passing=not is_host_file(found),
         )
         try:
             return {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
@@ -245,6 +250,13 @@ class _Held:
         self.armed: dict[ObjectKey, _Armed] = {}
         self.streams = 0
         self.lease: asyncio.TimerHandle | None = None
+
+
+def _pids(scope: Scope, choice: Choice) -> frozenset[int] | None:
+    """Whose hits of a site count; None for everybody's."""
+    if not scope.pids:
+        return choice.pids
+    return scope.pids if choice.pids is None else scope.pids & choice.pids
 
 
 def _status(

@@ -207,7 +207,12 @@ class FakeServer(StapsdtServiceServicer):
     def ListSubscriptions(self, request: Any, context: Any) -> pb.ListSubscriptionsResponse:  # noqa: N802
         self._begin(request, context)
         held = pb.Subscription(
-            subscription_id="sub-1", selectors=["postgresql:*"], account=self.account, streaming=True
+            subscription_id="sub-1",
+            selectors=["postgresql:*"],
+            scope=pb.Scope(pids=[4711, 4712], execnames=["psql"]),
+            where="arg1 > 5",
+            account=self.account,
+            streaming=True,
         )
         return pb.ListSubscriptionsResponse(subscriptions=[held] if self.subscribed else [])
 

@@ -64,7 +64,7 @@ class FakeEngine:
         assert (ticket, target.object.key) not in self.armed
         self._begin("arm")
         self.armed[ticket, target.object.key] = target
-        sites = (capture.site for capture in target.captures)
+        sites = (wanted.capture.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
     def disarm(self, ticket: Ticket, target: Object) -> None:

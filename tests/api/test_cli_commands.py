@@ -149,11 +149,14 @@ def test_info(server: FakeServer, run: Run) -> None:
     server.info.features.add(name="map_files", detail="refused", remedy="give it CAP_CHECKPOINT_RESTORE")
     status, out, err = run("info")
     assert (status, err) == (0, "")
-    for shown in ("1.2.3", "ftrace", "6.18 x86_64", "give it CAP_CHECKPOINT_RESTORE", "sub-1", "postgresql:*"):
+    only = "pid 4711|4712, execname psql, where arg1 > 5"
+    for shown in ("1.2.3", "ftrace", "6.18 x86_64", "give it CAP_CHECKPOINT_RESTORE", "sub-1", "postgresql:*", only):
         assert shown in out
     _, out, _ = run("info", "--json")
     told = json.loads(out)
-    assert (told["version"], told["engine"], told["subscriptions"][0]["id"]) == ("1.2.3", "ftrace", "sub-1")
+    (held,) = told["subscriptions"]
+    assert (told["version"], told["engine"], held["id"]) == ("1.2.3", "ftrace", "sub-1")
+    assert (held["where"], held["scope"]["execnames"]) == ("arg1 > 5", ["psql"])
 
 
 @pytest.fixture

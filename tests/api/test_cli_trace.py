@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
@@ -242,12 +243,45 @@ def test_a_terminal_gets_colours(server: FakeServer, trace: Trace) -> None:
     assert b"\x1b[36mpostgresql:query__start\x1b[0m" in shown
 
 
-def test_where_is_not_there_yet(server: FakeServer, trace: Trace) -> None:
-    server.refuse = (grpc.StatusCode.UNIMPLEMENTED, "where")
-    status, out, err = finish(trace("--where", "arg1 > 3", "--json"))
-    assert (status, out) == (1, [])
-    assert err == ["stapsdt: --where: the server cannot filter yet; leave it out, and filter what --json prints"]
-    assert server.asked("SubscribeRequest")[0].where == "arg1 > 3"
+def test_filters_are_asked_for(server: FakeServer, trace: Trace) -> None:
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    process = trace(
+        "--where", "arg1 > 3", "--uid", "0", "--uid", "1000", "--execname", "psql", "--cgroup", "/a", "--json"
+    )
+    assert finish(process)[0] == 0
+    (request,) = server.asked("SubscribeRequest")
+    assert request.where == "arg1 > 3"
+    assert request.scope == pb.Scope(exclude_pids=[process.pid], uids=[0, 1000], execnames=["psql"], cgroups=["/a"])
+
+
+def wrong_where() -> status_pb2.Status:
+    refusal = bad_request("where", "'=' cannot stand here; write == (column 6)")
+    info = error_details_pb2.ErrorInfo(metadata={"excerpt": "\x1barg0 = 5", "caret": "6"})
+    refusal.details.add().Pack(info)
+    return refusal
+
+
+def test_wrong_expression_is_one_line(server: FakeServer, trace: Trace) -> None:
+    server.refuse = wrong_where()
+    line = "stapsdt: where: '=' cannot stand here; write == (column 6)"
+    assert finish(trace("--where", "\x1barg0 = 5")) == (2, [], [line])
+
+
+def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trace: Trace) -> None:
+    server.refuse = wrong_where()
+    ours, theirs = pty.openpty()
+    shown = b""
+    try:
+        process = trace("--where", "\x1barg0 = 5", stderr=theirs)
+        assert process.wait(20) == 2
+        while shown.count(b"\n") < 3:
+            shown += os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    _, text, mark = shown.decode().splitlines()
+    assert text == r"  \x1barg0 = 5"
+    assert mark.index("^") == text.index("=")
 
 
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Trace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import grpc
 import pytest
@@ -99,9 +100,11 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
 
 
 def test_events(server: FakeServer, client: Client) -> None:
-    with client.subscribe(["postgresql:*"], pids=[1], exclude_pids=[2], lease_seconds=9, queue_bytes=8) as subscription:
+    wish: dict[str, Any] = {"pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"]}
+    with client.subscribe(["postgresql:*"], **wish, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
         (request,) = server.asked("SubscribeRequest")
-        assert request.scope == pb.Scope(pids=[1], exclude_pids=[2])
+        assert request.scope == pb.Scope(**wish)
+        assert request.where == "arg0"
         assert (request.lease_seconds, request.queue_bytes, request.kernel_buffer_kib) == (9, 8, 0)
         assert [site.state for site in subscription.sites] == [SiteState.ARMED]
         server.fire(3)

@@ -23,7 +23,9 @@ from stapsdtd.api import servicer
 from stapsdtd.api.server import SERVICE, CannotListenError, Server
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
+from stapsdtd.kernel import cgroups
 from stapsdtd.model import Constant, Memory, Problem, Unavailable
+from stapsdtd.predicates.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -219,6 +221,12 @@ class TestWatchProbes:
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is no process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
+        (pb.SubscribeRequest(selectors=["a:b"], where="arg0 > "), "where", r"it ends where a name.*\(column 7\)"),
+        (pb.SubscribeRequest(selectors=["a:b"], where="x" * 5000), "where", "at most 4096 characters, this one 5000"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["x" * 16])), "scope.execnames", "15 bytes"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["a\0b"])), "scope.execnames", "NUL"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=[""])), "scope.execnames", "empty"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(uids=range(65))), "scope", "65 comparisons; 64 are"),
         (pb.SubscribeRequest(selectors=["a:b"], lease_seconds=61), "lease_seconds", "61 is more than the 60"),
         (pb.SubscribeRequest(selectors=["a:b"], queue_bytes=1 << 21), "queue_bytes", "more than"),
         (pb.SubscribeRequest(selectors=["a:b"], kernel_buffer_kib=65), "kernel_buffer_kib", "more than"),
@@ -254,11 +262,69 @@ def refused_with(call: Any) -> tuple[grpc.StatusCode, Any]:
     return raised.value.code(), raised.value.details()
 
 
-def test_filter_is_not_implemented_yet(server: Served) -> None:
-    code, text = refused_with(lambda: server.subscribe("a:b", where="arg0 > 5"))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert "where" in text
-    assert server.engine.calls == []
+@pytest.mark.parametrize(
+    ("request_", "excerpt", "caret"),
+    [
+        (pb.SubscribeRequest(selectors=["a:b"], where="arg0 = 5"), "arg0 = 5", "="),
+        (pb.SubscribeRequest(selectors=["a:b"], where="arg0 =="), "arg0 ==", ""),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(arg0,c)"]), "a:b(arg0,c)", "c"),
+        (pb.SubscribeRequest(selectors=["a:b"], where="pid==1||" * 60 + "x" + "&&pid" * 600), "||x&&", "x"),
+    ],
+)
+def test_wrong_text_is_told_with_the_place(server: Served, request_: Any, excerpt: str, caret: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.stub.Subscribe(request_, timeout=PATIENCE_SECONDS)
+    error: Any = raised.value
+    info = error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(error)
+    assert status is not None
+    assert status.details[1].Unpack(info)
+    shown, place = info.metadata["excerpt"], int(info.metadata["caret"])
+    assert excerpt in shown
+    assert len(shown) <= 80
+    assert shown[place : place + 1] == caret
+
+
+class TestWhere:
+    def predicate(self, server: Served, pids: list[int], **request: Any) -> Any:
+        server.map(pids[0], server.file_object(site("a", arguments=[argument()])))
+        server.subscribe(**request)
+        (target,) = server.engine.armed.values()
+        return target.predicate
+
+    def test_expression_reaches_the_engine(self, server: Served, pids: list[int]) -> None:
+        assert self.predicate(server, pids, where="arg0 & 4") == Comparison(ArgumentValue(0), Operator.NE, 0, 4)
+        (held,) = server.held()
+        assert held.where == "arg0 & 4"
+
+    def test_nothing_asked_for_is_no_predicate(self, server: Served, pids: list[int]) -> None:
+        assert self.predicate(server, pids, where=" ", scope=pb.Scope(pids=[pids[0]])) is None
+
+    def test_scope_and_expression_become_one(self, server: Served, pids: list[int], cgroup: str) -> None:
+        scope = pb.Scope(uids=[0, 1000, 0], execnames=["ticker"], cgroups=[cgroup])
+        found = self.predicate(server, pids, where="arg0 || pid == 7", scope=scope)
+        place = cgroups.find(cgroup)
+        assert place is not None
+        assert found == And(
+            (
+                Or((Comparison(Field.UID, Operator.EQ, 0), Comparison(Field.UID, Operator.EQ, 1000))),
+                Comparison(Field.CGROUP, Operator.EQ, Cgroup(cgroup, place.id, place.level)),
+                Comparison(Field.EXECNAME, Operator.EQ, b"ticker"),
+                Or((Comparison(ArgumentValue(0), Operator.NE, 0), Comparison(Field.PID, Operator.EQ, 7))),
+            )
+        )
+        (held,) = server.held()
+        assert held.scope == scope
+        assert held.where == "arg0 || pid == 7"
+
+    @pytest.fixture
+    def cgroup(self) -> str:
+        """The root, which is there wherever the unified hierarchy is."""
+        try:
+            cgroups.find("/")
+        except KernelFeatureError as error:
+            pytest.skip(str(error))
+        return "/"
 
 
 def test_unknown_subscription(server: Served) -> None:
@@ -288,8 +354,11 @@ class TestSubscribe:
         assert [status.site_id for status in answer.sites] == [1, 2]
         assert {(status.provider, status.path) for status in answer.sites} == {("app", found.path)}
         (target,) = server.engine.armed.values()
-        assert [capture.site.name for capture in target.captures] == ["a", "b"]
-        assert (target.site_ids, target.is_passing, target.exclude_pids) == ((1, 2), False, frozenset())
+        assert [(wanted.capture.site.name, wanted.site_id, wanted.pids) for wanted in target.sites] == [
+            ("a", 1, None), ("b", 2, None),
+        ]  # fmt: skip
+        assert (target.predicate, target.is_passing, target.exclude_pids) == (None, False, frozenset())
+        assert target.exclude_later == {os.getpid()}
 
     def test_refusals_carry_the_kernels_words(self, server: Served, pids: list[int]) -> None:
         server.engine.refuse = {"b": str(REJECTED)}
@@ -384,6 +453,25 @@ class TestSubscribe:
         server.subscribe(scope=pb.Scope(exclude_pids=[pids[1], 4711]))
         (target,) = server.engine.armed.values()
         assert target.exclude_pids == {pids[1], os.getpid()}
+        assert target.exclude_later == {4711}
+
+    def test_site_counts_for_whom_both_scope_and_selector_name(self, server: Served, pids: list[int]) -> None:
+        found = server.file_object(site("a"), site("b", 2))
+        for pid in pids:
+            server.map(pid, found)
+        first, second = pids
+        requests: list[tuple[str, list[int], list[frozenset[int] | None]]] = [
+            ("app:*", [], [None, None]),
+            ("app:*", pids, [frozenset(pids)] * 2),
+            (f"app{first}:::", [], [frozenset({first})] * 2),
+            (f"app{first}:::", pids, [frozenset({first})] * 2),
+            (f"app{first}:::a app{second}:::", [first], [frozenset({first}), frozenset()]),
+        ]
+        for selectors, scope, wanted in requests:
+            answer = server.subscribe(*selectors.split(), scope=pb.Scope(pids=scope))
+            (target,) = server.engine.armed.values()
+            assert [each.pids for each in target.sites] == wanted
+            server.unsubscribe(answer.subscription_id)
 
 
 def test_list_subscriptions(server: Served, pids: list[int]) -> None:

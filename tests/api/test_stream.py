@@ -268,13 +268,15 @@ class TestOrder:
         assert numbers == list(range(account.lost_queue + 1, 21))
         assert (account.delivered, account.pending, account.fired) == (len(numbers), 0, 20)
 
-    def test_events_out_of_scope_are_counted_and_not_numbered(self, server: Served, pids: list[int]) -> None:
-        ident = server.subscribe(scope=pb.Scope(pids=[pids[0]])).subscription_id
-        server.fire(block([1, 2, 3], pid=[7, pids[0], 7], site_id=1))
+    def test_events_that_the_engine_filters_are_counted_and_not_numbered(self, server: Served) -> None:
+        ident = server.subscribe().subscription_id
+        server.sink.filtered(1)
+        server.fire(block([2], pid=[12], site_id=1))
+        server.sink.filtered(1)
         account = server.unsubscribe(ident)
         assert (account.filtered, account.pending, account.delivered, account.fired) == (2, 1, 0, 3)
         _, events, end = finished(server, ident)
-        assert [row[:1] + row[2:3] for row in rows([events])] == [(1, pids[0])]
+        assert [row[:1] + row[2:3] for row in rows([events])] == [(1, 12)]
         assert (end.end.account.filtered, end.end.account.delivered) == (2, 1)
 
 
@@ -418,7 +420,7 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], server.file_object(site("a"), site("b", 2), site("c", 3)))
         assert self.statuses(call) == [("a", ARMED), ("b", ARMED)]
         (target,) = server.engine.armed.values()
-        assert [capture.site.name for capture in target.captures] == ["a", "b"]
+        assert [wanted.capture.site.name for wanted in target.sites] == ["a", "b"]
         server.map(pids[1], server.file_object(site("d"), name="other"), "other")
         assert len(server.engine.armed) == 1
         call.cancel()
@@ -480,10 +482,10 @@ class TestObjectsThatComeAndGo:
         found = server.file_object(site("a"), path="/memfd:jit")
         server.map(pids[0], found)
         server.subscribe()
-        first = [target.site_ids for target in server.engine.armed.values()]
+        first = [[wanted.site_id for wanted in target.sites] for target in server.engine.armed.values()]
         server.unmap(pids[0], found)
         server.map(pids[0], found)
-        assert [target.site_ids for target in server.engine.armed.values()] == first
+        assert [[wanted.site_id for wanted in target.sites] for target in server.engine.armed.values()] == first
 
     def test_object_that_cannot_be_reached_is_left_out(self, server: Served, pids: list[int]) -> None:
         found = server.file_object(site("a"))

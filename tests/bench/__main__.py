@@ -1,31 +1,72 @@
-"""`./dev bench [--json] [--repeats N]`"""
+"""`./dev bench [--quick] [--only NAME] [--json [FILE]] [--engine NAME] [--repeats N]`"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
+import platform
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import arming, stream
-from tests.bench.report import table
+from stapsdtd.client import Client
+from tests.bench import arming, delay, hit, jvm, rate, subscribers, watching
+from tests.bench.report import Figure, table
+from tests.bench.setup import Setup
+from tests.bench.tracers import missing
+from tests.support import running_daemon
+
+_BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
+    "hit": hit.run,
+    "rate": rate.run,
+    "delay": delay.run,
+    "subscribers": subscribers.run,
+    "jvm": jvm.run,
+    "arming": arming.run,
+    "watching": watching.run,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev bench")
-    parser.add_argument("--json", action="store_true", help="one line for each figure, times in seconds")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="under two minutes in all, and less to rely on")
+    parser.add_argument("--only", action="append", choices=_BENCHMARKS, metavar="NAME", help=", ".join(_BENCHMARKS))
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="a line for each figure, times in seconds")
+    parser.add_argument("--engine", choices=("auto", "bpf", "ftrace"), default="auto")
+    parser.add_argument("--repeats", type=int, help="runs of which a figure is the median (5, quick 2)")
     options = parser.parse_args()
-    figures = []
-    for benchmark in (arming, stream):
+    repeats = options.repeats or (2 if options.quick else 5)
+    for command in missing():
+        print(f"bench: {command} is not installed, so nothing is measured beside it", file=sys.stderr)
+    engine = _engine(options.engine)
+    figures: list[Figure] = []
+    for name in options.only or _BENCHMARKS:
+        print(f"bench: {name} …", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
-            figures += benchmark.run(Path(folder), options.repeats)
+            figures += _BENCHMARKS[name](Setup(Path(folder), repeats, engine, options.quick))
+    lines = "".join(
+        json.dumps({"engine": engine, **dataclasses.asdict(figure)}, ensure_ascii=False) + "\n" for figure in figures
+    )
+    if options.json == "-":
+        print(lines, end="")
+        return
     if options.json:
-        for figure in figures:
-            print(json.dumps(dataclasses.asdict(figure)))
-    else:
-        print(table(figures))
+        Path(options.json).write_text(lines)
+    print(f"engine {engine}, Linux {platform.release()}, {os.cpu_count()} CPUs, medians of up to {repeats} runs\n")
+    print(table(figures))
+
+
+def _engine(asked: str) -> str:
+    """Which engine the daemon takes, so that all of a run is measured with one, and the figures say with which."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_daemon(Path(folder), "--engine", asked) as daemon,
+        Client(daemon.target) as client,
+    ):
+        return client.info().engine
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from stapsdtd.client import Client
 from stapsdtd.elf import parse_object
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.bench.report import Figure
-from tests.support import Daemon, wait_for
+from tests.bench.setup import Setup
+from tests.support import wait_for
 
 SITES = 1000
 SINGLE_EVENTS = 50  # one event for each site costs some 50 ms each to disable, so only so many are tried
@@ -34,15 +35,14 @@ def program(folder: Path) -> Path:
     return folder / "sites"
 
 
-def run(folder: Path, repeats: int) -> list[Figure]:
-    path = program(folder)
+def run(setup: Setup) -> list[Figure]:
+    path = program(setup.folder)
     process = subprocess.Popen([path])
-    daemon = Daemon(folder)
     try:
-        with Client(daemon.target) as client:
+        with setup.daemon() as daemon, Client(daemon.target) as client:
             wait_for(lambda: len(client.list_probes(["bench:*"]).probes) == SITES, "the program to be seen")
             subscribe, unsubscribe, enable, disable = [], [], [], []
-            for _ in range(repeats):
+            for _ in range(setup.repeats):
                 armed, disarmed = _through_the_api(client)
                 subscribe.append(armed)
                 unsubscribe.append(disarmed)
@@ -50,14 +50,13 @@ def run(folder: Path, repeats: int) -> list[Figure]:
                 enable.append(enabled / SINGLE_EVENTS)
                 disable.append(disabled / SINGLE_EVENTS)
     finally:
-        daemon.stop()
         process.kill()
         process.wait()
     return [
         Figure("Subscribe returns, 1,000 sites", median(subscribe), "s", _ratio(subscribe, enable)),
         Figure("Unsubscribe returns, 1,000 sites", median(unsubscribe), "s", _ratio(unsubscribe, disable)),
-        Figure("one tracefs event for each site: enable, a site", median(enable), "s", None),
-        Figure("one tracefs event for each site: disable, a site", median(disable), "s", None),
+        Figure("one tracefs event for each site: enable, a site", median(enable), "s"),
+        Figure("one tracefs event for each site: disable, a site", median(disable), "s"),
     ]
 
 

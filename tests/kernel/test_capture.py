@@ -98,7 +98,7 @@ def test_fired_is_delivered_and_lost_exactly(
         for program in programs:
             program.finish()
         profile = tracefs.read("uprobe_profile")
-        hits = sum(map(int, re.findall(rf"e\d+_\d+_{daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
+        hits = sum(map(int, re.findall(rf"[eg]\d+_\d+_{daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
         account = recorder.finish()
     for program in programs:
         program.kill()

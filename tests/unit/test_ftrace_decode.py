@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.capture.batch import I32, Block
-from stapsdtd.capture.ftrace.decode import Decoder, decode_records
+from stapsdtd.capture.ftrace.decode import Decoded, Decoder, SiteWish, decode_records
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace, PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
 from stapsdtd.model import Argument, Capture, Constant, Memory, Register, SiteCapture, Unavailable
@@ -31,10 +31,12 @@ def records_of(contents: Sequence[bytes], cpu: int = 2) -> Records:
 
 
 def decode_one(spec: EventSpec, *records: bytes, site_ids: tuple[int, ...] | None = None) -> list[Block]:
-    decoder = Decoder(spec, Kernel(spec).format, site_ids or tuple(range(1, len(spec.sites) + 1)))
-    blocks, unknown = decode_records(records_of(records), {EVENT_ID: decoder}, pids_of)
-    assert unknown == 0
-    return blocks
+    ids = site_ids or range(1, len(spec.sites) + 1)
+    wishes = (SiteWish(ident, len(plan.capture.captures)) for ident, plan in zip(ids, spec.sites, strict=True))
+    decoder = Decoder(spec, Kernel(spec).format, tuple(wishes))
+    decoded = decode_records(records_of(records), {EVENT_ID: decoder}, pids_of)
+    assert (decoded.filtered, decoded.unknown) == (0, 0)
+    return decoded.blocks
 
 
 def spec_of(*captures: SiteCapture) -> EventSpec:
@@ -118,8 +120,8 @@ def test_numbers_at_any_offset(offset: int, size: int, value: int) -> None:
         "common_pid": FieldPlace(4, 4), "site": FieldPlace(8, 4), "comm": FieldPlace(12, 4),
         "q0": FieldPlace(16 + offset, size),
     }  # fmt: skip
-    decoder = Decoder(spec, EventFormat(EVENT_ID, fields), (1,))
-    (block,), _ = decode_records(records_of([bytes(content)]), {EVENT_ID: decoder}, pids_of)
+    decoder = Decoder(spec, EventFormat(EVENT_ID, fields), (SiteWish(1, 1),))
+    (block,) = decode_records(records_of([bytes(content)]), {EVENT_ID: decoder}, pids_of).blocks
     assert value_list(block.values[0]) == [value]
 
 
@@ -152,17 +154,17 @@ def test_comm_at_the_very_end_of_the_last_page() -> None:
     padded = room - len(record) % 4
     data = page(100, Data(1, b"\xff" * padded, large=True), Data(1, record))
     records = parse_pages(0, [data], PageFormat(HEADER, PAGE_BYTES)).take(slice(1, None))
-    decoder = Decoder(spec, Kernel(spec).format, (1,))
-    (block,), _ = decode_records(records, {EVENT_ID: decoder}, pids_of)
+    decoder = Decoder(spec, Kernel(spec).format, (SiteWish(1, 0),))
+    (block,) = decode_records(records, {EVENT_ID: decoder}, pids_of).blocks
     assert block.comm.tolist() == [b"ab"]
 
 
 def test_records_of_unknown_events_are_counted() -> None:
     spec = spec_of(captured(site()))
     known, unknown = Kernel(spec), Kernel(spec, EVENT_ID + 1)
-    decoder = Decoder(spec, known.format, (1,))
+    decoder = Decoder(spec, known.format, (SiteWish(1, 0),))
     records = records_of([known.record(0), unknown.record(0), unknown.record(0), known.record(0)])
-    blocks, count = decode_records(records, {EVENT_ID: decoder}, pids_of)
-    assert ([len(block) for block in blocks], count) == ([2], 2)
-    assert decode_records(records_of([]), {EVENT_ID: decoder}, pids_of) == ([], 0)
-    assert decode_records(records, {}, pids_of) == ([], 4)
+    decoded = decode_records(records, {EVENT_ID: decoder}, pids_of)
+    assert ([len(block) for block in decoded.blocks], decoded.filtered, decoded.unknown) == ([2], 0, 2)
+    assert decode_records(records_of([]), {EVENT_ID: decoder}, pids_of) == Decoded([], 0, 0)
+    assert decode_records(records, {}, pids_of) == Decoded([], 0, 4)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from stapsdtd.capture.engine import LossStage
@@ -16,45 +14,27 @@ FOUND = sample_object(site("a", 1), site("b", 2, [argument()]))
 A, B = FOUND.parsed.sites
 
 
-def make(pids: Iterable[int] = (), exclude_pids: Iterable[int] = (), queue_bytes: int = 1 << 20) -> Subscription:
-    wish = Wish((parse("app:*"),), Scope(frozenset(pids), frozenset(exclude_pids)), 30, queue_bytes, 64)
+def make(queue_bytes: int = 1 << 20, exclude_pids: frozenset[int] = frozenset()) -> Subscription:
+    wish = Wish((parse("app:*"),), Scope(exclude_pids=exclude_pids), 30, queue_bytes, 64)
     return Subscription("id", 1, wish, OWN_PID)
-
-
-def delivered_pids(subscription: Subscription) -> list[int]:
-    entry = subscription.log.read(None)
-    return [] if entry is None else [pid for each in entry.blocks for pid in each.block.pid.tolist()]
 
 
 def status(subscription: Subscription, choice: Choice, state: SiteState = SiteState.ARMED) -> SiteStatus:
     return SiteStatus(state, subscription.site_id(FOUND, choice), FOUND, choice.capture.site)
 
 
-@pytest.mark.parametrize(
-    ("pids", "exclude_pids", "kept"),
-    [
-        ((), (), [10, 11, 12]),
-        ((11,), (), [11]),
-        ((11, 12, 13), (12,), [11]),
-        ((), (10,), [11, 12]),
-        ((OWN_PID,), (), []),
-    ],
-)
-def test_scope(pids: tuple[int, ...], exclude_pids: tuple[int, ...], kept: list[int]) -> None:
-    subscription = make(pids, exclude_pids)
-    subscription.deliver([block([1, 2, 3, 4], pid=[10, 11, 12, OWN_PID])])
-    assert delivered_pids(subscription) == kept
-    account = subscription.account()
-    assert (account.pending, account.filtered, account.fired) == (len(kept), 4 - len(kept), 4)
-
-
-def test_selector_that_names_a_process_limits_its_site_alone() -> None:
+def test_what_the_engine_filters_is_counted() -> None:
     subscription = make()
-    limited = subscription.site_id(FOUND, Choice(captured(A), frozenset({11})))
-    free = subscription.site_id(FOUND, Choice(captured(B), None))
-    subscription.deliver([block([1, 2, 3, 4], pid=[10, 11, 10, 11], site_id=[limited, limited, free, free])])
-    assert delivered_pids(subscription) == [11, 10, 11]
-    assert subscription.account().filtered == 1
+    subscription.filtered(3)
+    subscription.deliver([block([1, 2])])
+    subscription.filtered(2)
+    account = subscription.account()
+    assert (account.pending, account.filtered, account.fired) == (2, 5, 7)
+
+
+def test_the_daemon_itself_is_always_excluded() -> None:
+    assert make().excluded == {OWN_PID}
+    assert make(exclude_pids=frozenset({7})).excluded == {7, OWN_PID}
 
 
 def test_site_ids_name_a_site_and_what_is_captured_there() -> None:
@@ -109,7 +89,7 @@ def test_nobody_is_woken_by_what_is_filtered() -> None:
     subscription = make()
     woken: list[int] = []
     subscription.wake_with(lambda: woken.append(1))
-    subscription.deliver([block([1], pid=[OWN_PID])])
+    subscription.filtered(1)
     subscription.deliver([])
     assert woken == []
 

@@ -9,12 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stapsdtd.capture.batch import I32, I64, U16, U32, U64, Block, Bools, Comms, Indices, Numbers, Strings, ValueColumn
+from stapsdtd.capture.batch import (
+    I32,
+    I64,
+    U16,
+    U32,
+    U64,
+    Block,
+    Bools,
+    Comms,
+    Indices,
+    Numbers,
+    Strings,
+    ValueColumn,
+    merge,
+)
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanId
@@ -35,6 +50,7 @@ class TextAt:
 
     position: int
     max_bytes: int
+    is_raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +72,26 @@ Layout = tuple[Source, ...]
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A subscription as the reader sees it."""
+    """A subscription as the reader sees it.
+
+    excluded: processes that may have come to map an object after the program was told whom to leave out.
+    """
 
     ticket: Ticket
     sink: Sink
+    excluded: frozenset[int] = frozenset()
+
+    def deliver(self, blocks: Sequence[Block]) -> None:
+        self.sink.deliver(merge([kept for block in blocks if len(kept := self._without_excluded(block))]))
+
+    def _without_excluded(self, block: Block) -> Block:
+        if not self.excluded:
+            return block
+        outside = np.isin(block.pid, list(self.excluded))
+        if not outside.any():
+            return block
+        self.sink.filtered(int(np.count_nonzero(outside)))
+        return block.take(np.flatnonzero(~outside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +174,7 @@ class Batch:
         in_order = plans[order]
         begins = np.concatenate([[0], np.flatnonzero(np.diff(in_order)) + 1, [len(plans)]]).tolist()
         return [
-            (int(in_order[begin]), self._remember(order[begin:end]), end - begin)
-            for begin, end in zip(begins[:-1], begins[1:], strict=True)
+            (int(in_order[begin]), self._remember(order[begin:end]), end - begin) for begin, end in pairwise(begins)
         ]
 
     def _by_bit(self, plan: ActivePlan, rows: Rows) -> list[tuple[int, Rows]]:
@@ -217,8 +248,8 @@ class Batch:
             case NumberAt(position, is_signed):
                 numbers = self._values(position, rows)
                 return Numbers(numbers.view(np.int64) if is_signed else numbers, self._missing(position, rows))
-            case TextAt(position, max_bytes):
-                return self._texts(rows, position, max_bytes)
+            case TextAt():
+                return self._texts(rows, source)
             case Fixed(value, is_signed):
                 missing = np.ones(count, np.bool_) if value is None else None
                 bits = np.full(count, (value or 0) % (1 << 64), np.uint64)
@@ -226,16 +257,17 @@ class Batch:
             case NoText():
                 return Strings.of([None] * count)
 
-    def _texts(self, rows: Rows, position: int, max_bytes: int) -> Strings:
-        places = self._values(position, rows)
-        lengths = np.minimum(places >> np.uint64(32), np.uint64(max_bytes)).astype(np.intp)
+    def _texts(self, rows: Rows, source: TextAt) -> Strings:
+        places = self._values(source.position, rows)
+        lengths = np.minimum(places >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
         firsts = (np.arange(len(places)) if rows is None else rows) * self._stride + RECORD_HEADER
         begins = firsts + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
         raw = self._raw
         data = b"".join(
             [raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
         )
-        return Strings(np.cumsum(lengths, dtype=np.uint32), data, self._missing(position, rows))
+        missing = self._missing(source.position, rows)
+        return Strings(np.cumsum(lengths, dtype=np.uint32), data, missing, source.is_raw)
 
 
 def _length(rows: Rows) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
-from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
+from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
@@ -145,6 +145,7 @@ class BpfEngine:
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
         found = self._object(target)
+        subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
         sites = []
         for wanted in target.sites:
@@ -330,39 +331,31 @@ class BpfEngine:
 
     def _plan(self, site: _Site) -> ActivePlan:
         """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
-        encoder = _Encoder(site)
-        values = united(value for want in site.wants.values() for value in encoder.values(want))
+        fetcher = _Fetcher(site)
+        values = united(fetcher.values())
         if len(values) > layout.MAX_VALUES:
             raise ValueError(f"{len(values)} values are wanted of it, and {layout.MAX_VALUES} are possible")
         least = layout.RECORD.itemsize + 8 * len(values)
         most = least + sum(value.limit for value in values)
         if most > _RECORD_BYTES:
             raise ValueError(f"{most} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
-        tested = {
-            Value(site.site.arguments[index])
-            for want in site.wants.values()
-            if want.filter.program is not None
-            for index in want.filter.program.arguments
-        }
-        further = [value for value in tested if value not in values]
-        positions = {value: position for position, value in enumerate([*values, *further])}
-        places = {
-            index: positions[Value(argument)]
-            for index, argument in enumerate(site.site.arguments)
-            if Value(argument) in positions
-        }
+        tested = {Value(index) for want in site.wants.values() for index in want.filter.arguments}
+        further = sorted(tested.difference(values))
+        places = {value.number: place for place, value in enumerate([*values, *further]) if not value.is_string}
         bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(want.filter for want in site.wants.values()))}
         if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
             raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
         self._make_rings(range(layout.record_class(least), layout.record_class(most) + 1))
         entry = self._tables.lend_plan(
-            [encoder.encode(value) for value in values],
-            [encoder.encode(value) for value in further],
+            [fetcher.encode(value) for value in values],
+            [fetcher.encode(value) for value in further],
             {bit: wanted for wanted, bit in bits.items()},
             places,
+            has_texts=most > least,
         )
+        positions = {value[:2]: position for position, value in enumerate(values)}
         readings = tuple(
-            Reading(want.channel, bits[want.filter], want.target.site_id, encoder.layout(want, positions))
+            Reading(want.channel, bits[want.filter], want.target.site_id, fetcher.layout(want, positions))
             for want in site.wants.values()
         )
         tested_bits = sum(1 << bit for wanted, bit in bits.items() if not wanted.accepts_all)
@@ -380,53 +373,52 @@ class BpfEngine:
                 self._loaded.put_ring(number, ring.fileno())
 
 
-class _Encoder:
-    """What a site's record holds for each want."""
+class _Fetcher:
+    """What a site's record has to hold for each of its wants, and how each one reads it."""
 
     def __init__(self, site: _Site) -> None:
-        self._site = site.site
+        self._arguments = site.site.arguments
         self._architecture = site.object.architecture
-        self._encoded: dict[Value, bytes | str] = {}
+        self._sources = {
+            want.channel.ticket: [self._source(capture) for capture in want.target.capture.captures]
+            for want in site.wants.values()
+        }
 
     def _source(self, capture: Capture) -> Value | Constant | Unavailable:
-        found = value_of(capture, self._site.arguments[capture.index])
-        if isinstance(found, Value) and found not in self._encoded:
+        found = value_of(capture, self._arguments[capture.index])
+        if isinstance(found, Value):
             try:
-                self._encoded[found] = encode_value(found, self._architecture)
-            except NotEncodableError as error:
-                self._encoded[found] = str(error)
-        if isinstance(found, Value) and isinstance(reason := self._encoded[found], str):
-            return Unavailable(reason)
+                self.encode(found)
+            except ValueError as error:
+                return Unavailable(str(error))
         return found
 
-    def values(self, want: _Want) -> Iterator[Value]:
-        for capture in want.target.capture.captures:
-            found = self._source(capture)
-            if isinstance(found, Value):
-                yield found
+    def values(self) -> Iterator[Value]:
+        for sources in self._sources.values():
+            for source in sources:
+                if isinstance(source, Value):
+                    yield source
 
     def encode(self, value: Value) -> bytes:
-        try:
-            return encode_value(value, self._architecture)
-        except NotEncodableError as error:
-            raise ValueError(str(error)) from error
+        """Raises NotEncodableError."""
+        return encode_value(value, self._arguments[value.number], self._architecture)
 
-    def layout(self, want: _Want, positions: Mapping[Value, int]) -> Layout:
-        by_argument = {(value.is_string, value.argument): position for value, position in positions.items()}
+    def layout(self, want: _Want, positions: Mapping[tuple[int, bool], int]) -> Layout:
+        """positions: of the record's values, by number and is_string."""
         sources: list[Source] = []
-        for capture in want.target.capture.captures:
-            argument = self._site.arguments[capture.index]
-            match self._source(capture):
-                case Value(is_text=True) as value:
-                    sources.append(TextAt(by_argument[value.is_string, argument], value.limit))
+        for capture, found in zip(want.target.capture.captures, self._sources[want.channel.ticket], strict=True):
+            is_signed = self._arguments[capture.index].signed
+            match found:
+                case Value(is_text=True):
+                    sources.append(TextAt(positions[found[:2]], found.limit, is_raw=not found.is_string))
                 case Value():
-                    sources.append(NumberAt(by_argument[False, argument], argument.signed))
+                    sources.append(NumberAt(positions[found[:2]], is_signed))
                 case Constant(value=number):
-                    sources.append(Fixed(number, argument.signed))
+                    sources.append(Fixed(number, is_signed))
                 case Unavailable() if capture.is_string:
                     sources.append(NoText())
                 case Unavailable():
-                    sources.append(Fixed(None, argument.signed))
+                    sources.append(Fixed(None, is_signed))
         return tuple(sources)
 
 

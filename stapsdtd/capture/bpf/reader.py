@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64, Block, merge
+from stapsdtd.capture.batch import U64, Block
 from stapsdtd.capture.bpf.decode import ActivePlan, Batch, Channel
 from stapsdtd.capture.bpf.layout import Counter
-from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import PlanId, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.capture.jobs import Jobs
@@ -139,42 +139,41 @@ class Reader:
     def _sweep(self) -> int:
         """Read each ring once, deliver in the order of time, and answer how many bytes were read."""
         complete_ns = time.monotonic_ns()
-        found = []
+        found: list[tuple[Ring, Records]] = []
         for ring in self._rings:
             most = min(_ROWS_PER_SWEEP, _BYTES_PER_SWEEP // ring.stride)
             records = ring.peek(most)
-            if not len(records):
-                continue
             if len(records) == most:
                 # this ring has more, so no other may go on beyond what was read of it
                 complete_ns = min(complete_ns, int(records["time_ns"][-1]))
-            found.append((ring, records))
+            if len(records):
+                found.append((ring, records))
+        if len(found) > 1:
+            found = [(ring, _until(records, complete_ns)) for ring, records in found]
         events: dict[Channel, list[Block]] = {}
-        read = 0
         for ring, records in found:
-            times = records["time_ns"]
-            if len(found) > 1 and times[-1] > complete_ns:
-                records = records[: int(np.searchsorted(times, complete_ns, "right"))]
-                if not len(records):
-                    continue
-            try:
-                blocks, unknown = Batch(records, ring.raw(), ring.stride).blocks(self._plans)
-            except Exception:  # noqa: BLE001 - they are written off when their plans end; others' go on
-                _log.exception("%d records could not be decoded", len(records))
-                blocks, unknown = [], 0
-            if unknown:
-                _log.error("%d records name plans that are not known", unknown)
-            for channel, block in blocks:
+            for channel, block in self._decoded(ring, records):
                 events.setdefault(channel, []).append(block)
             ring.consume(len(records))
-            read += len(records) * ring.stride
-        for channel, parts in events.items():
+        for channel, blocks in events.items():
             try:
-                channel.sink.deliver(merge(parts))
+                channel.deliver(blocks)
             except Exception:  # noqa: BLE001 - one subscription's trouble is not the others'
                 _log.exception("events could not be delivered")
-                channel.sink.lost(LossStage.DECODE, sum(map(len, parts)))
-        return read
+                channel.sink.lost(LossStage.DECODE, sum(map(len, blocks)))
+        return sum(len(records) * ring.stride for ring, records in found)
+
+    def _decoded(self, ring: Ring, records: Records) -> list[tuple[Channel, Block]]:
+        if not len(records):
+            return []
+        try:
+            blocks, unknown = Batch(records, ring.raw(), ring.stride).blocks(self._plans)
+        except Exception:  # noqa: BLE001 - they are written off when their plans end; others' go on
+            _log.exception("%d records could not be decoded", len(records))
+            return []
+        if unknown:
+            _log.error("%d records name plans that are not known", unknown)
+        return blocks
 
     def _tell_accounts(self) -> None:
         now = time.monotonic_ns()
@@ -200,6 +199,12 @@ class Reader:
             if missing > 0:
                 _log.error("%d events of one site were counted and never came", missing)
                 reading.channel.sink.lost(LossStage.DECODE, missing)
+
+
+def _until(records: Records, moment_ns: int) -> Records:
+    """Keep what is not later; a ring is in the order of time but for hits at the same moment."""
+    times = records["time_ns"]
+    return records if times[-1] <= moment_ns else records[: int(np.searchsorted(times, moment_ns, "right"))]
 
 
 class _Told:

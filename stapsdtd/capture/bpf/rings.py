@@ -33,7 +33,7 @@ class Ring:
     """Read by one thread. Raises OSError where the kernel has no room for it."""
 
     def __init__(self, stride: int, size: int) -> None:
-        """size in bytes: a power of two, and a multiple of the page."""
+        """The size, in bytes, is a power of two and a multiple of the page."""
         self.stride = stride
         self.size = size
         self._dtype = record_dtype(stride)

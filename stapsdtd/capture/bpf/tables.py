@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,9 @@ from stapsdtd.plan.groups import Window
 Slot = int
 PlanId = int
 
+_PLAN = struct.Struct("=QIII3Bx")
+"""As layout.PLAN."""
+
 _QUARANTINE_NS = 2_000_000_000
 """How long what a hit may still be using is not used again, beyond the moment when all hits were accounted for."""
 
@@ -39,7 +43,8 @@ class PlanEntry:
     id: PlanId
     counters: int
     operands: bytes
-    tests: bytes
+    first_test: int
+    tests: int
     bits: tuple[int, ...]
 
     def cell(self, counter: Counter, bit: int = 0) -> int:
@@ -59,7 +64,7 @@ class Tables:
         self._index: npt.NDArray[np.uint32] = np.frombuffer(table(".bss.index"), "u4", layout.INDEX_ENTRIES)
         # a slot is read and written whole, so it is one number here: group << 32 | plan
         self._slots: U64 = np.frombuffer(table(".bss.slots"), "u8", layout.MAX_SLOTS)
-        self._plans = np.frombuffer(table(".bss.plans"), layout.PLAN, layout.MAX_PLANS)
+        self._plans = table(".bss.plans")
         self._operands = np.frombuffer(table(".bss.operands"), layout.OPERAND, layout.MAX_OPERANDS)
         self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
@@ -101,12 +106,19 @@ class Tables:
         self._slots[slot] = group << 32 | plan
 
     def lend_plan(
-        self, values: Sequence[bytes], further: Sequence[bytes], filters: Mapping[int, Filter], places: dict[int, int]
+        self,
+        values: Sequence[bytes],
+        further: Sequence[bytes],
+        filters: Mapping[int, Filter],
+        places: Mapping[int, int],
+        *,
+        has_texts: bool,
     ) -> PlanEntry:
         """Write a plan that no slot names yet.
 
-        values: operands of the record's values; further: those that only tests read. filters: by their bits. places:
-        where an argument's operand is among all of them. Raises TableFullError.
+        values: operands of the record's values, strings or raw bytes among them where it has_texts; further: those
+        that only tests read. filters: by their bits. places: where an argument's operand is among all of them. Raises
+        TableFullError.
         """
         self._release_quarantined()
         tested = [(bit, wanted) for bit, wanted in filters.items() if not wanted.accepts_all]
@@ -120,19 +132,17 @@ class Tables:
                 taken_back.callback(self._free_operands.give_back, operands)
             first_test = self._free_tests.lend(len(rows)) if tests else 0
             taken_back.callback(self._free_tests.give_back, first_test, len(rows))
-            entry = PlanEntry(number, 0, operands, tests, tuple(filters))
+            entry = PlanEntry(number, 0, operands, first_test, len(rows), tuple(filters))
             first_counter = self._free_counters.lend(entry.cells)
             taken_back.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
-        plan = self._plans[number : number + 1]
-        plan["always"] = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
-        plan["operands"], plan["tests"], plan["counters"] = first_operand, first_test, first_counter
-        plan["values"], plan["has_tests"] = len(values), bool(tested)
-        own_operands = self._operands[first_operand : first_operand + len(values)]
-        plan["has_texts"] = bool((own_operands["take"] != layout.Take.NUMBER).any())
+        always = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
+        heads = always, first_operand, first_test, first_counter
+        plan = _PLAN.pack(*heads, len(values), bool(tested), has_texts)
+        self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = plan
         return entry
 
     def _lend_operands(self, operands: bytes) -> int:
@@ -155,9 +165,7 @@ class Tables:
             self._free_plans.give_back(plan.id, 1)
             if plan.operands:
                 self._free_operands.give_back(plan.operands)
-            if plan.tests:
-                first_test = int(self._plans["tests"][plan.id])
-                self._free_tests.give_back(first_test, len(plan.tests) // layout.TEST.itemsize)
+            self._free_tests.give_back(plan.first_test, plan.tests)
             self._free_counters.give_back(plan.counters, plan.cells)
 
     def totals(self) -> U64:

@@ -1,0 +1,69 @@
+"""cgroups of the unified hierarchy: from a path to what the kernel knows it by.
+
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw        a line of /proc/self/mountinfo
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+
+from stapsdtd.errors import KernelFeatureError
+
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPlace:
+    """id: the kernel's number of the cgroup, which is its directory's inode. level: its depth, the root's is 0."""
+
+    id: int
+    level: int
+
+
+def find(path: str, mountinfo: str = "/proc/self/mountinfo") -> CgroupPlace | None:
+    """Look a cgroup up by its path from the hierarchy's root, as in /proc/PID/cgroup, or from the host's.
+
+    None where there is no such cgroup. Raises KernelFeatureError where no cgroup2 is mounted.
+    """
+    root, mount_point = _mount(mountinfo)
+    names = _names(os.fsencode(path))
+    if not path.startswith("/") or "\0" in path or {b".", b".."} & set(names):
+        return None
+    above = _names(root)
+    if names[: len(_names(mount_point))] == _names(mount_point):
+        names = names[len(_names(mount_point)) :]
+    elif names[: len(above)] == above:
+        names = names[len(above) :]
+    else:
+        return None
+    try:
+        found = os.stat(b"/".join([mount_point, *names]))
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        return None
+    return CgroupPlace(found.st_ino, len(above) + len(names))
+
+
+def _names(path: bytes) -> list[bytes]:
+    return [name for name in path.split(b"/") if name]
+
+
+def _mount(mountinfo: str) -> tuple[bytes, bytes]:
+    """Which part of the hierarchy is mounted, and where."""
+    with open(mountinfo, "rb") as lines:
+        for line in lines:
+            mount, _, kind = line.partition(b" - ")
+            if kind.startswith(b"cgroup2 "):
+                root, mount_point = mount.split(b" ")[3:5]
+                return _unescaped(root), _unescaped(mount_point)
+    raise KernelFeatureError(
+        "cgroup2", "it is not mounted", "run 'mount -t cgroup2 none /sys/fs/cgroup/unified' as root"
+    )
+
+
+def _unescaped(text: bytes) -> bytes:
+    return _ESCAPE.sub(lambda escape: bytes([int(escape[1], 8)]), text)

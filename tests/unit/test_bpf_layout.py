@@ -1,0 +1,101 @@
+"""What bpf/stapsdt.h says in C and capture/bpf/layout.py in numpy, by the compiled object's own description."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stapsdtd.capture.bpf import encode, layout, tables
+from stapsdtd.predicates import program
+from tests.support import ROOT
+from tests.unit.btf import Btf, Member
+
+OBJECT = Path(ROOT / "stapsdtd" / "capture" / "bpf" / "stapsdt.bpf.o")
+
+
+@pytest.fixture(scope="module")
+def btf() -> Btf:
+    return Btf(OBJECT)
+
+
+def members(dtype: np.dtype[Any]) -> dict[str, Member]:
+    assert dtype.fields is not None
+    return {name: Member(offset, field.itemsize) for name, (field, offset, *_) in dtype.fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("operand", layout.OPERAND), ("test", layout.TEST), ("plan", layout.PLAN), ("slot", layout.SLOT)],
+)
+def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) -> None:
+    assert btf.struct(name) == (dtype.itemsize, members(dtype))
+
+
+@pytest.mark.parametrize(
+    ("packed", "dtype"), [(encode._OPERAND, layout.OPERAND), (encode._TEST, layout.TEST), (tables._PLAN, layout.PLAN)]
+)
+def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any]) -> None:
+    """Every field gets its own number, and is found again."""
+    names = [name for name in dtype.names or () if name != "unused"]
+    values = [b"0123456789abcdef" if name == "comm" else number for number, name in enumerate(names, 1)]
+    (row,) = np.frombuffer(packed.pack(*values), dtype)
+    assert [row[name].tobytes() if name == "comm" else row[name] for name in names] == values
+
+
+def test_a_slot_is_one_number() -> None:
+    (row,) = np.array([7 << 32 | 5], "u8").view(layout.SLOT)
+    assert (row["group"], row["plan"]) == (7, 5)
+
+
+def test_records_begin_the_same(btf: Btf) -> None:
+    size, found = btf.struct("record")
+    assert found.pop("values") == Member(layout.RECORD.itemsize, 0)
+    assert (size, found) == (layout.RECORD.itemsize, members(layout.RECORD))
+    assert btf.struct("text") == (8, {"offset": Member(0, 4), "length": Member(4, 4)})
+
+
+def test_constants_are_the_same(btf: Btf) -> None:
+    enumerators = btf.enumerators()
+    for name in (
+        "INDEX_ENTRIES", "MAX_SLOTS", "MAX_PLANS", "MAX_OPERANDS", "MAX_TESTS", "MAX_COUNTERS", "MAX_VALUES",
+        "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER", "COUNTERS_OF_FILTER",
+    ):  # fmt: skip
+        assert enumerators[name] == getattr(layout, name), name
+    assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
+    strides = [enumerators[f"CLASS_{number}"] + layout.RECORD_HEADER for number in range(len(layout.STRIDES))]
+    assert tuple(strides) == layout.STRIDES
+    assert enumerators["RECORD_CLASSES"] == len(layout.STRIDES)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "members_of"),
+    [
+        ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
+        ("SOURCE_", program.Source), ("RELATION_", program.Relation),
+    ],
+)  # fmt: skip
+def test_enums_are_the_same(btf: Btf, prefix: str, members_of: type[enum.IntEnum]) -> None:
+    found = {name.removeprefix(prefix): value for name, value in btf.enumerators().items() if name.startswith(prefix)}
+    assert found == {member.name: member.value for member in members_of}
+
+
+def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
+    assert btf.variables(".rodata") == {"daemon_pid": Member(0, 4), "cpus": Member(4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("section", "size"),
+    [
+        (".bss.index", 4 * layout.INDEX_ENTRIES), (".bss.slots", 8 * layout.MAX_SLOTS),
+        (".bss.plans", layout.PLAN.itemsize * layout.MAX_PLANS),
+        (".bss.operands", layout.OPERAND.itemsize * layout.MAX_OPERANDS),
+        (".bss.tests", layout.TEST.itemsize * layout.MAX_TESTS), (".bss.reader", 4),
+    ],
+)  # fmt: skip
+def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:
+    (only,) = btf.variables(section).values()
+    assert only == Member(0, size)
