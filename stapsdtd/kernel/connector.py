@@ -14,8 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroute2 import ProcEventSocket
 
@@ -23,6 +22,7 @@ from stapsdtd.errors import KernelFeatureError
 
 _EVENT = struct.Struct("=IIQIIII")
 _EVENT_AT = 36
+_LONGEST = 256
 _FORK, _EXEC, _EXIT = 0x1, 0x2, 0x8000_0000
 _CN_IDX_PROC = _CN_VAL_PROC = 1
 _PROC_CN_MCAST_LISTEN = 1
@@ -32,29 +32,25 @@ _QUEUE_BYTES = 8 << 20
 _SO_RCVBUFFORCE = 33
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A new thread tid in process pid; a new process where both are the same."""
 
     tid: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(NamedTuple):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """The thread tid of process pid; the leader's own exit need not be the process's last."""
 
     tid: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Overflowed:
+class Overflowed(NamedTuple):
     """Messages were lost; only a look at /proc tells which."""
 
 
@@ -91,7 +87,7 @@ class ProcessConnector:
         """Everything that is there now, without waiting."""
         while True:
             try:
-                message = self._socket.recv(4096)
+                message = self._socket.recv(_LONGEST)
             except BlockingIOError:
                 return
             except OSError as error:

@@ -1,6 +1,8 @@
 """perf_event_open(2) for its side-band: a record of every executable mapping on the host, memfds included.
 
-    header u32 type, u16 misc, u16 size | MMAP2: u32 pid, u32 tid, u64 address, length, file offset, …
+    header u32 type, u16 misc, u16 size
+    MMAP2  u32 pid, tid | u64 address, length, file offset | u32 major, minor | u64 inode, generation
+           u32 protection, flags | path, up to a NUL
 
 A software event that never counts carries the records, one ring buffer for each CPU. A full ring leaves a LOST record.
 """
@@ -12,10 +14,11 @@ import mmap
 import os
 import platform
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import procfs
+from stapsdtd.model import FileOffset, Mapping
 
 _SYSCALL = {
     "x86_64": 298, "i686": 336, "aarch64": 241, "riscv64": 241, "loongarch64": 241, "s390x": 331,
@@ -26,6 +29,8 @@ _FLAG_FD_CLOEXEC = 8
 _MMAP, _WATERMARK, _MMAP2 = 1 << 8, 1 << 14, 1 << 23
 _RECORD_LOST, _RECORD_MMAP2 = 2, 10
 _HEADER = struct.Struct("=IHH")
+_MMAP2_BODY = struct.Struct("=IIQQQIIQQII")
+_PATH_AT = _HEADER.size + _MMAP2_BODY.size
 _POSITIONS = struct.Struct("=QQ")
 _HEAD_AT, _TAIL_AT = 1024, 1032
 _PAGE = mmap.PAGESIZE
@@ -51,15 +56,24 @@ class _PerfEventAttr(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A process mapped a file executable."""
+class Mapped(NamedTuple):
+    """A process mapped a file executable. A tuple, since a host that is busy makes thousands of them in a second."""
 
     pid: int
+    dev: int
+    inode: int
+    path: str
+    start: int
+    length: int
+    file_offset: int
+
+    @property
+    def mapping(self) -> Mapping:
+        end = self.start + self.length
+        return Mapping(self.start, end, FileOffset(self.file_offset), self.dev, self.inode, self.path)
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """The ring was full; only a look at /proc tells what was missed."""
 
 
@@ -89,23 +103,34 @@ class MappingRing:
     def fileno(self) -> int:
         return int(self._descriptor)
 
-    def read(self) -> Iterator[Mapped | Lost]:
-        """Everything that is there now, without waiting."""
+    def read(self) -> list[Mapped | Lost]:
+        """Everything that is there now, without waiting. Anonymous memory and the vdso are left out."""
         head, tail = _POSITIONS.unpack_from(self._ring, _HEAD_AT)
-        while tail < head:
-            kind, _misc, size = _HEADER.unpack(self._bytes(tail, _HEADER.size))
+        if head == tail:
+            return []
+        data = self._bytes(tail, head - tail)
+        struct.pack_into("=Q", self._ring, _TAIL_AT, head)
+        found: list[Mapped | Lost] = []
+        at = 0
+        while at < len(data):
+            kind, _misc, size = _HEADER.unpack_from(data, at)
             if kind == _RECORD_MMAP2:
-                (pid,) = struct.unpack("=I", self._bytes(tail + _HEADER.size, 4))
-                yield Mapped(pid)
+                pid, _tid, start, length, offset, major, minor, inode, *_ = _MMAP2_BODY.unpack_from(
+                    data, at + _HEADER.size
+                )
+                if inode:
+                    path = data[at + _PATH_AT : data.index(0, at + _PATH_AT)]
+                    dev = os.makedev(major, minor)
+                    found.append(Mapped(pid, dev, inode, procfs.shown_path(path), start, length, offset))
             elif kind == _RECORD_LOST:
-                yield Lost()
-            tail += size
-        struct.pack_into("=Q", self._ring, _TAIL_AT, tail)
+                found.append(Lost())
+            at += size
+        return found
 
     def _bytes(self, position: int, size: int) -> bytes:
-        at = position % (_PAGE * _DATA_PAGES)
-        # records and the ring are multiples of 8 bytes, so neither a header nor a word is ever split
-        return self._ring[_PAGE + at : _PAGE + at + size]
+        begin = _PAGE + position % (_PAGE * _DATA_PAGES)
+        upto_the_end = self._ring[begin : begin + size]
+        return upto_the_end + self._ring[_PAGE : _PAGE + size - len(upto_the_end)]
 
     def close(self) -> None:
         self._ring.close()
@@ -113,8 +138,18 @@ class MappingRing:
 
 
 def online_cpus() -> list[int]:
-    """Read /sys/devices/system/cpu/online, a list such as `0-3,6`."""
-    with open("/sys/devices/system/cpu/online", encoding="ascii") as file:
+    """Answer the CPUs on which programs run now."""
+    return _cpus("online")
+
+
+def possible_cpus() -> list[int]:
+    """Answer the CPUs that may ever run, which per-CPU tables are made for."""
+    return _cpus("possible")
+
+
+def _cpus(which: str) -> list[int]:
+    """Read /sys/devices/system/cpu/, where a list looks like `0-3,6`."""
+    with open(f"/sys/devices/system/cpu/{which}", encoding="ascii") as file:
         ranges = [part.partition("-") for part in file.read().strip().split(",")]
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
 

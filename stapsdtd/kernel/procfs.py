@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
-_EXECUTABLE = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) ([1-9][0-9]*) *(.*)$", re.MULTILINE
-)
+_BEFORE_THE_PATH = 73
+_ENOUGH = 65536
 _DELETED = b" (deleted)"
 
 
@@ -52,36 +51,46 @@ def tgid(tid: int) -> int | None:
 
 def executable_mappings(pid: int) -> list[Mapping]:
     """Every file mapped executable, once for each of its lines. Anonymous memory and the vdso are left out."""
-    return [
-        Mapping(
-            start=int(start, 16),
-            end=int(end, 16),
-            file_offset=FileOffset(int(offset, 16)),
-            dev=os.makedev(int(major, 16), int(minor, 16)),
-            inode=int(inode),
-            path=_shown_path(path),
+    found = []
+    for line in _read(f"/proc/{pid}/maps").split(b"\n"):
+        # before the path, no field but the permissions can hold an x
+        if b"x" not in line[:_BEFORE_THE_PATH]:
+            continue
+        addresses, permissions, offset, dev, inode, *path = line.split(None, 5)
+        if b"x" not in permissions or inode == b"0":
+            continue
+        start, end = addresses.split(b"-")
+        major, minor = dev.split(b":")
+        found.append(
+            Mapping(
+                start=int(start, 16),
+                end=int(end, 16),
+                file_offset=FileOffset(int(offset, 16)),
+                dev=os.makedev(int(major, 16), int(minor, 16)),
+                inode=int(inode),
+                # the newline's is the only escape that maps makes
+                path=shown_path(path[0].replace(rb"\012", b"\n")) if path else "",
+            )
         )
-        for start, end, offset, major, minor, inode, path in _EXECUTABLE.findall(_read(f"/proc/{pid}/maps"))
-    ]
+    return found
 
 
-def _shown_path(raw: bytes) -> str:
-    """Undo maps' escape of the newline, the only one it makes, drop its mark of a deleted file, and show other bytes
-    harmlessly.
-    """
-    path = raw.removesuffix(_DELETED).replace(rb"\012", b"\n")
-    return path.decode(errors="backslashreplace")
+def shown_path(raw: bytes) -> str:
+    """Drop the kernel's mark of a deleted file, and show bytes that are no text harmlessly."""
+    return raw.removesuffix(_DELETED).decode(errors="backslashreplace")
 
 
 def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
     """Paths that may reach a mapped file, the surest first; the caller compares what it finds there.
 
     map_files reaches deleted files, memfds with closed descriptors and other mount namespaces, and wants
-    CAP_CHECKPOINT_RESTORE; the process's root reaches what still has its name; a descriptor reaches a memfd.
+    CAP_CHECKPOINT_RESTORE; the process's root reaches what still has its name, and this process's own root does so also
+    when the other process has ended; a descriptor reaches a memfd.
     """
     yield f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     if mapping.path.startswith("/"):
         yield f"/proc/{pid}/root{mapping.path}"
+        yield mapping.path
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -93,7 +102,7 @@ def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
 def shown_link(path: str) -> str:
     """Answer where a link of /proc leads, as `Mapping.path` would show it; empty where it leads nowhere."""
     try:
-        return _shown_path(os.readlink(os.fsencode(path)))
+        return shown_path(os.readlink(os.fsencode(path)))
     except OSError:
         return ""
 
@@ -116,11 +125,14 @@ def panics_on_warning() -> bool:
 
 def _read(path: str) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             chunks = []
-            while chunk := file.read(65536):
+            while chunk := os.read(descriptor, _ENOUGH):
                 chunks.append(chunk)
             return b"".join(chunks)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         # a process that is gone or hidden has nothing to say; want of descriptors or memory says nothing of the process
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:

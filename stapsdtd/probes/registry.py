@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stapsdtd.model import Mapping as FileMapping
@@ -22,17 +23,32 @@ Listener = Callable[[Change], None]
 
 
 class Registry:
-    """Owned by one thread. Listeners are told of a process's changes after all of them were made."""
+    """Owned by one thread. Listeners are told of a process's changes after all of them were made.
+
+    An object that appears or vanishes is told at once; who else maps it may be told once for many processes.
+    """
 
     def __init__(self) -> None:
         self._processes: dict[int, _Process] = {}
         self._objects: dict[ObjectKey, _Known] = {}
         self._listeners: list[Listener] = []
+        self._gathered: dict[ObjectKey, Change] | None = None
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Answer what ends it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Within it, one change tells of all processes that began or ceased to map an object; it is told at the end."""
+        gathered: dict[ObjectKey, Change] = {}
+        self._gathered = gathered
+        try:
+            yield
+        finally:
+            self._gathered = None
+            self._tell(list(gathered.values()))
 
     def update(self, process: ProcessKey, mapped: Mapping[ObjectKey, tuple[Object, FileMapping]]) -> None:
         """Tell all objects with probes that a living process maps now."""
@@ -43,12 +59,13 @@ class Registry:
         if known is None:
             known = self._processes[process.pid] = _Process(process, set())
         before, known.objects = known.objects, set(mapped)
-        changes = [self._unmap(process.pid, key) for key in before - mapped.keys()]
+        # what is new comes first: to let go of an object may take a listener long
+        changes = []
         for key, (found, mapping) in mapped.items():
             change = self._map(process.pid, key, found, mapping)
             if key not in before:
                 changes.append(change)
-        self._tell(changes)
+        self._tell(changes + [self._unmap(process.pid, key) for key in before - mapped.keys()])
 
     def gone(self, pid: int) -> None:
         """Forget a process; one that is not known is no error."""
@@ -71,9 +88,22 @@ class Registry:
         return Change(entry.object, vanished=not entry.mappings)
 
     def _tell(self, changes: Sequence[Change]) -> None:
+        """Tell all of it to all listeners, and raise then what the first of them raised that failed."""
+        failure: OSError | None = None
         for change in changes:
+            if self._gathered is not None:
+                if not change.appeared and not change.vanished:
+                    self._gathered[change.object.key] = change
+                    continue
+                # what is told of it now holds what was to be told of it later
+                self._gathered.pop(change.object.key, None)
             for listener in list(self._listeners):
-                listener(change)
+                try:
+                    listener(change)
+                except OSError as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def pids(self) -> frozenset[int]:
         return frozenset(self._processes)
@@ -81,6 +111,9 @@ class Registry:
     def process(self, pid: int) -> ProcessKey | None:
         known = self._processes.get(pid)
         return known.key if known else None
+
+    def has(self, key: ObjectKey) -> bool:
+        return key in self._objects
 
     def objects(self) -> list[Object]:
         return [entry.object for entry in self._objects.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -30,11 +31,29 @@ class ObjectStore:
         self._identities: dict[tuple[int, int], ObjectKey] = {}
         self._weight = 0
 
+    def recall(self, dev: int, inode: int, path: str) -> Object | None:
+        """Answer as `resolve` does for a file that is known, has this path here too and did not change since.
+
+        Raises KeyError where it takes more to tell.
+        """
+        key = self._identities[dev, inode]
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            raise KeyError(path) from None
+        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != (dev, inode, key.size, key.mtime_ns):
+            raise KeyError(path)
+        parsed = self._parsed[key]
+        self._parsed.move_to_end(key)
+        return _object(key, path, parsed)
+
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
         """Answer the object that a process maps; None where it has nothing to say of probes.
 
         Raises ObjectGoneError where it cannot be reached, and OSError where this process is out of descriptors.
         """
+        with contextlib.suppress(KeyError):
+            return self.recall(mapping.dev, mapping.inode, mapping.path)
         for way in procfs.ways_to(pid, mapping):
             try:
                 key = _key(os.stat(way), mapping, way)
@@ -50,9 +69,7 @@ class ObjectStore:
             if parsed is None:
                 continue
             self._remember(key, parsed)
-            if not parsed.sites and not parsed.problems:
-                return None
-            return Object(self._identity(key, parsed), mapping.path, parsed)
+            return _object(self._identity(key, parsed), mapping.path, parsed)
         raise ObjectGoneError(mapping.path)
 
     def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
@@ -73,7 +90,7 @@ class ObjectStore:
         inode, so that two of them would give each event twice.
         """
         earlier = self._identities.get((key.dev, key.inode))
-        if earlier is not None and self._parsed.get(earlier) == parsed:
+        if earlier is not None and self._parsed.get(earlier) == parsed and (parsed.sites or parsed.problems):
             self._parsed.move_to_end(earlier)
             return earlier
         if earlier is not None and earlier != key and earlier in self._parsed:
@@ -91,6 +108,10 @@ class ObjectStore:
             except ObjectUnreadableError as error:
                 _log.debug("%s: %s", mapping.path, error)
                 return ParsedObject("", None, (), ())
+
+
+def _object(key: ObjectKey, path: str, parsed: ParsedObject) -> Object | None:
+    return Object(key, path, parsed) if parsed.sites or parsed.problems else None
 
 
 def _weight(parsed: ParsedObject) -> int:

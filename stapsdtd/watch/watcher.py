@@ -1,17 +1,28 @@
-"""The watcher keeps the registry in step with /proc."""
+"""The watcher keeps the registry in step with /proc.
+
+    rings, connector ──► collect: which processes changed ──► look at each once ──► Registry
+          ▲                                                        │
+          └── 2 ms later, while there is anything to collect ◄─────┘  otherwise wait to be woken
+
+A host that is quiet is looked at as soon as something happens. One that is busy is looked at every 2 ms, so that a
+process that forks, executes and maps its libraries costs one look, and one that ended meanwhile costs none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from stapsdtd.errors import KernelFeatureError, ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed, ProcessConnector
-from stapsdtd.kernel.perf import Lost, MappingRing, online_cpus
+from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.probes.registry import Registry
 from stapsdtd.watch.objects import ObjectStore
@@ -19,6 +30,8 @@ from stapsdtd.watch.threads import Threads
 
 _log = logging.getLogger(__name__)
 
+_PAUSE_SECONDS = 0.002
+_TURN_SECONDS = 0.005
 _RESCAN_SECONDS = 1.0
 _DOUBT_SECONDS = 0.1
 _DEAD = frozenset("ZX")
@@ -36,7 +49,14 @@ class Watcher:
         self._connector: ProcessConnector | None = None
         self._connector_lock = threading.Lock()
         self._happenings: deque[Happening] = deque()
+        self._anything = select.epoll()
+        self._turn: asyncio.TimerHandle | None = None
+        self._lost = False
         self._seen: dict[int, tuple[ProcessKey, dict[Mapping, Object | None]]] = {}
+        self._pending: dict[int, list[Mapped]] = {}
+        self._forked: dict[int, None] = {}
+        self._threaded: set[int] = set()
+        self._leaderless: set[int] = set()
         self._doubtful: set[int] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -52,20 +72,24 @@ class Watcher:
             self._fall_back(error)
         self.rescan()
         for ring in self._rings:
-            self._loop.add_reader(ring.fileno(), self._read_ring, ring)
+            self._anything.register(ring.fileno(), select.EPOLLIN)
         if self._connector is not None:
             self._threads.follow(self.catch_up)
-            self._loop.add_reader(self._connector.fileno(), self._read_connector)
+            self._anything.register(self._connector.fileno(), select.EPOLLIN)
+        self._wait()
 
     def stop(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._loop.remove_reader(self._anything.fileno())
+        self._anything.close()
         for ring in self._rings:
-            self._loop.remove_reader(ring.fileno())
             ring.close()
         self._threads.unfollow()
         if self._connector is not None:
-            self._loop.remove_reader(self._connector.fileno())
             with self._connector_lock:
                 self._connector.close()
                 self._connector = None
@@ -82,11 +106,13 @@ class Watcher:
         del self._timers[what]
         if what == "rescan":
             self._again("rescan", _RESCAN_SECONDS)
-            self.rescan()
+            self._doubt_everything()
         else:
             doubtful, self._doubtful = self._doubtful, set()
-            self.look_at(doubtful)
-            self._doubt(doubtful & self._seen.keys())
+            self._doubt(doubtful & self._leaderless)
+            for pid in doubtful:
+                self._pending.setdefault(pid, [])
+        self._wake()
 
     def _doubt(self, pids: Iterable[int]) -> None:
         """Look again soon: a process whose leader ended, and of which it is not clear whether others live."""
@@ -96,33 +122,158 @@ class Watcher:
 
     def refresh(self) -> None:
         """Take in what the kernel reported until now: a client that knows of a mapping must find its probes."""
-        for ring in self._rings:
-            self._read_ring(ring)
-        if self._connector is not None:
-            self._read_connector()
+        with self._telling():
+            self._collect()
+            self._settle_forks(list(self._forked))
+            self._look_until(None)
 
     def rescan(self) -> None:
         """Read every process."""
-        living = procfs.pids()
-        for pid in self._seen.keys() - set(living):
-            self._forget(pid)
-        self.look_at(living)
+        with self._telling():
+            self._doubt_everything()
+            self._look_until(None)
 
     def look_at(self, pids: Iterable[int]) -> None:
         """Bring the registry in step with these processes' maps."""
         for pid in pids:
-            try:
-                self._look_at(pid)
-            except OSError as error:
-                _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
-                self._doubt([pid])
+            self._try_to_look_at(pid, self._pending.pop(pid, []))
 
-    def _look_at(self, pid: int) -> None:
+    def _wait(self) -> None:
+        """For the kernel to tell of anything."""
+        self._turn = None
+        self._loop.add_reader(self._anything.fileno(), self._wake)
+        # perf tells of a record once, to whoever polls first, which adding a reader does
+        if self._collect():
+            self._loop.remove_reader(self._anything.fileno())
+            self._go_on()
+
+    def _wake(self) -> None:
+        if self._turn is None and not self._anything.closed:
+            self._loop.remove_reader(self._anything.fileno())
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Others use this event loop too, so one turn is bounded."""
+        # should this one fail, the next one looks again
+        self._turn = after_failure = self._loop.call_later(_DOUBT_SECONDS, self._take_turn)
+        forked_before = list(self._forked)
+        anything = True
+        with self._telling():
+            anything = self._collect()
+            self._settle_forks(forked_before)
+            self._look_until(time.monotonic() + _TURN_SECONDS)
+        if anything or self._forked or self._pending:
+            self._go_on()
+        else:
+            self._wait()
+        after_failure.cancel()
+
+    def _go_on(self) -> None:
+        pause = 0 if self._pending else _DOUBT_SECONDS if self._lost else _PAUSE_SECONDS
+        self._turn = self._loop.call_later(pause, self._take_turn)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The registry's listeners are told once of what many processes do within."""
+        try:
+            with self._registry.gathering():
+                yield
+        except OSError as error:
+            _log.warning("not all that changed could be looked at or armed: %s", error)
+
+    def _collect(self) -> bool:
+        """Read what the kernel tells, and note whom to look at; answer whether there was anything.
+
+        The connector comes last, so that what a process mapped is known when its end is.
+        """
+        records = [record for ring in self._rings for record in ring.read()]
+        for record in records:
+            if isinstance(record, Lost):
+                self._lost = True
+            else:
+                self._note(record)
+        self._read_connector()
+        anything = bool(records or self._happenings or self._lost)
+        while self._happenings:
+            match self._happenings.popleft():
+                case Forked(tid, pid):
+                    if tid == pid:
+                        self._forked[pid] = None
+                    else:
+                        self._threaded.add(pid)
+                case Executed(pid):
+                    self._forked.pop(pid, None)
+                    self._leaderless.discard(pid)
+                    self._pending.setdefault(pid, [])
+                case Exited(tid, pid):
+                    if tid == pid:
+                        self._ended(pid)
+                    elif pid in self._leaderless:
+                        self._pending.setdefault(pid, [])
+                case Overflowed():
+                    self._lost = True
+        if self._lost:
+            _log.info("records of mappings or processes were lost; reading all of /proc")
+            self._doubt_everything()
+        return anything
+
+    def _note(self, record: Mapped) -> None:
+        """A file that is known to have no probes is no reason to look."""
+        try:
+            found = self._store.recall(record.dev, record.inode, record.path)
+        except KeyError:
+            self._pending.setdefault(record.pid, []).append(record)
+            return
+        if found is not None:
+            records = self._pending.setdefault(record.pid, [])
+            if not self._registry.has(found.key):
+                records.append(record)
+
+    def _settle_forks(self, pids: Iterable[int]) -> None:
+        """A new process is looked at a turn later, since most of them execute another program or end by then.
+
+        Nothing is missed meanwhile: it maps what its parent does until it is reported to map more.
+        """
+        for pid in pids:
+            if pid in self._forked:
+                del self._forked[pid]
+                self._pending.setdefault(pid, [])
+
+    def _doubt_everything(self) -> None:
+        living = procfs.pids()
+        self._lost = False
+        for pid in self._seen.keys() - set(living):
+            self._forget(pid)
+        for pid in living:
+            self._pending.setdefault(pid, [])
+
+    def _look_until(self, deadline: float | None) -> None:
+        while self._pending:
+            pid = next(iter(self._pending))
+            self._try_to_look_at(pid, self._pending.pop(pid))
+            if deadline is not None and time.monotonic() > deadline:
+                break
+
+    def _try_to_look_at(self, pid: int, records: list[Mapped]) -> None:
+        try:
+            self._look_at(pid, records)
+        except OSError as error:
+            _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
+            self._doubt([pid])
+
+    def _look_at(self, pid: int, records: list[Mapped]) -> None:
         mappings = procfs.executable_mappings(pid)
         stat = procfs.stat(pid)
         if stat is None or (stat.state in _DEAD and stat.threads <= 1):
             self._forget(pid)
-        elif mappings or stat.state not in _DEAD:
+            self._take_in_the_ended(pid, records)
+            return
+        if stat.threads > 1:
+            self._threaded.add(pid)
+        if not mappings and pid not in self._seen:
+            # it may be about to end, and that have been told already
+            self._doubt([pid])
+        if mappings or stat.state not in _DEAD:
             self._update(stat.key, mappings)
 
     def _update(self, process: ProcessKey, mappings: list[Mapping]) -> None:
@@ -150,22 +301,38 @@ class Watcher:
         self._seen[process.pid] = process, now
         self._registry.update(process, mapped)
 
+    def _take_in_the_ended(self, pid: int, records: list[Mapped]) -> None:
+        """A process that ended before anybody looked may have been the first of many that map an object."""
+        mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
+        for record in records:
+            mapping = record.mapping
+            try:
+                found = self._store.resolve(pid, mapping)
+            except (ObjectGoneError, OSError) as error:
+                _log.debug("pid %d, which ended: %s", pid, error)
+                continue
+            if found is not None:
+                mapped.setdefault(found.key, (found, mapping))
+        if mapped and self._registry.process(pid) is None:
+            # its start time cannot be known any more, and nobody asks for it
+            self._registry.update(ProcessKey(pid, 0), mapped)
+            self._registry.gone(pid)
+
     def _forget(self, pid: int) -> None:
         self._seen.pop(pid, None)
+        self._threaded.discard(pid)
+        self._leaderless.discard(pid)
         self._registry.gone(pid)
-
-    def _read_ring(self, ring: MappingRing) -> None:
-        records = list(ring.read())
-        if any(isinstance(record, Lost) for record in records):
-            _log.info("mapping records were lost; reading all of /proc")
-            self.rescan()
-        else:
-            self.look_at({record.pid for record in records if not isinstance(record, Lost)})
 
     def catch_up(self) -> None:
         """Read the connector from any thread: threads are known at once, and processes are looked at when it is
         their turn.
         """
+        self._read_connector()
+        if self._happenings and self._turn is None:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _read_connector(self) -> None:
         with self._connector_lock:
             if self._connector is None:
                 return
@@ -180,38 +347,15 @@ class Watcher:
                     case _:
                         pass
                 self._happenings.append(happening)
-        self._loop.call_soon_threadsafe(self._take_happenings)
-
-    def _read_connector(self) -> None:
-        self.catch_up()
-        self._take_happenings()
-
-    def _take_happenings(self) -> None:
-        touched: dict[int, None] = {}
-        overflowed = False
-        while self._happenings:
-            match self._happenings.popleft():
-                case Forked(tid, pid) if tid == pid:
-                    touched[pid] = None
-                case Executed(pid):
-                    touched[pid] = None
-                case Exited(tid, pid) if tid == pid:
-                    touched.pop(pid, None)
-                    self._ended(pid)
-                case Overflowed():
-                    overflowed = True
-                case _:
-                    pass
-        if overflowed:
-            _log.info("process events were lost; reading all of /proc")
-            self.rescan()
-        else:
-            self.look_at(touched)
 
     def _ended(self, pid: int) -> None:
         """A leader's exit is reported before it is a zombie, and its other threads may live on."""
-        stat = procfs.stat(pid)
-        if stat is None or stat.threads <= 1:
-            self._forget(pid)
-        else:
-            self._doubt([pid])
+        self._forked.pop(pid, None)
+        if pid in self._threaded:
+            stat = procfs.stat(pid)
+            if stat is not None and stat.threads > 1:
+                self._leaderless.add(pid)
+                self._doubt([pid])
+                return
+        self._forget(pid)
+        self._take_in_the_ended(pid, self._pending.pop(pid, []))

@@ -122,7 +122,8 @@ def test_each_threads_events_arrive_in_order(daemon: Daemon, ticker: Ticker) -> 
     assert list(by_thread.values()) == [list(range(5000))] * 8
 
 
-def test_pid_limits_what_is_delivered_and_the_rest_counts_as_filtered(daemon: Daemon, ticker_program: Path) -> None:
+def test_pid_limits_what_is_delivered(daemon: Daemon, engine: str, ticker_program: Path) -> None:
+    """Another process counts as filtered where it is patched, which the bpf engine spares it."""
     with Ticker(ticker_program) as wanted, Ticker(ticker_program) as other:
         with (
             Recorder(daemon.target, "ticker:tick", pids=[wanted.pid]) as by_scope,
@@ -133,7 +134,8 @@ def test_pid_limits_what_is_delivered_and_the_rest_counts_as_filtered(daemon: Da
         for recorder in (by_scope, by_selector):
             assert {event.pid for event in recorder.events} == {wanted.pid}
             account = recorder.finish()
-            assert (account.delivered, account.filtered, account.fired) == (3, 4, 7)
+            filtered = 4 if engine == "ftrace" else 0
+            assert (account.delivered, account.filtered, account.fired) == (3, filtered, 3 + filtered)
 
 
 def test_single_event_is_seen_at_once(daemon: Daemon, ticker: Ticker) -> None:

@@ -107,9 +107,9 @@ def test_kernel_refusal_is_told_in_its_own_words(daemon: Daemon, ticker: Ticker,
         tracefs.append_definition(f"-:{group}/other")
 
 
-def test_info_and_doctor(daemon: Daemon) -> None:
+def test_info_and_doctor(daemon: Daemon, engine: str) -> None:
     info = json.loads(stapsdt(daemon.target, "info", "--json").stdout)
-    assert info["engine"] == "ftrace"
+    assert info["engine"] == engine
     assert all(feature["available"] for feature in info["features"])
     assert stapsdt(daemon.target, "doctor").returncode == 0
 

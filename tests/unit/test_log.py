@@ -247,7 +247,7 @@ def test_large_batches_are_split_in_the_order_of_time(distinct_times: bool) -> N
     )
     entries = read_all(log)
     assert len(entries) >= 2
-    assert max(entry.count for entry in entries) <= 5000
+    assert max(entry.count for entry in entries) <= 16384
     assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, 20_001))
     assert [time for entry in entries for time in times_of(entry)] == times.tolist()
 

@@ -84,6 +84,41 @@ def test_file_is_parsed_once(store: ObjectStore, path: Path, monkeypatch: pytest
     assert resolved(store, path) == found
 
 
+def test_file_that_is_known_is_not_looked_for_in_the_process(store: ObjectStore, path: Path) -> None:
+    mapping = mapping_of(path)
+    with pytest.raises(KeyError):
+        store.recall(mapping.dev, mapping.inode, mapping.path)
+    found = resolved(store, path)
+    assert store.recall(mapping.dev, mapping.inode, mapping.path) == found
+    assert store.resolve(2**22 + 1, mapping) == found
+
+
+def test_file_without_probes_is_known_too(store: ObjectStore, path: Path) -> None:
+    mapping = mapping_of(path)
+    for content in (b"", b"#!/bin/sh\n"):
+        path.write_bytes(content)
+        assert store.resolve(PID, mapping) is None
+        assert store.recall(mapping.dev, mapping.inode, mapping.path) is None
+
+
+def test_file_that_changed_or_moved_is_not_known_any_more(store: ObjectStore, path: Path) -> None:
+    mapping = mapping_of(path)
+    resolved(store, path)
+    for elsewhere in ("/usr", "/nowhere", "/with\0nul"):
+        with pytest.raises(KeyError):
+            store.recall(mapping.dev, mapping.inode, elsewhere)
+    path.write_bytes(image(b"other"))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(KeyError):
+        store.recall(mapping.dev, mapping.inode, mapping.path)
+
+
+def test_file_of_a_process_that_ended_is_reached_by_its_path(store: ObjectStore, path: Path) -> None:
+    found = store.resolve(2**22 + 1, mapping_of(path))
+    assert found is not None
+    assert found.path == str(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"#!/bin/sh\n", Elf().build()])
 def test_files_without_probes_are_no_objects(store: ObjectStore, path: Path, content: bytes) -> None:
     path.write_bytes(content)
@@ -161,9 +196,10 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     found = resolved(store, path)
     other = tmp_path / "other"
     other.write_bytes(image(b"probe"))
+    gone = dataclasses.replace(mapping_of(path), path=str(tmp_path / "gone"))
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ObjectGoneError):
-        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, mapping_of(path))])
+        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)])
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

@@ -78,13 +78,16 @@ def test_old_and_new_arguments_in_one_note() -> None:
     assert [argument.text for argument in arguments] == ["%rax", "(%rbx, %rcx, 4)", "$5", "4@%edi"]
 
 
-@pytest.mark.parametrize("size", [3, 5, 6, 7, 12, 16, 24, 32, 1 << 20])
-def test_values_of_other_sizes(size: int) -> None:
-    assert reason(f"{size}@(%rax)") == f"{size}-byte values are not supported yet"
+@pytest.mark.parametrize("size", [3, 5, 6, 7, 12, 16, 24, 32, 4096])
+def test_values_of_other_sizes_are_in_memory(size: int) -> None:
+    (argument,) = parse_arguments(f"{size}@(%rax)", "x86-64")
+    assert (argument.size, argument.operand) == (size, Memory("rax", 0))
+    assert reason(f"{size}@%rax") == f"{size} bytes are no number, and in memory they are not"
 
 
-def test_a_size_of_0() -> None:
-    assert reason("0@%rax") == "0-byte values are not supported yet"
+@pytest.mark.parametrize("size", [0, 4097, 1 << 20])
+def test_values_of_no_size_and_of_too_large_a_one(size: int) -> None:
+    assert reason(f"{size}@(%rax)") == f"a value of {size} bytes is not delivered; 4096 is the most"
 
 
 @pytest.mark.parametrize("digits", ["1048577", "9" * 30, "1" * 5000])
@@ -111,7 +114,7 @@ def test_an_operand_outside_the_grammar_costs_only_itself() -> None:
         True,
         True,
         True,
-        True,
+        False,
         False,
     ]
     assert arguments[5].operand == Register("rsi")

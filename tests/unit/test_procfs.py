@@ -58,15 +58,16 @@ def test_own_mappings_are_files_that_exist() -> None:
 def test_ways_begin_with_the_surest() -> None:
     (mapping, *_) = procfs.executable_mappings(os.getpid())
     pid = os.getpid()
-    first, second, *rest = procfs.ways_to(pid, mapping)
+    first, second, third, *rest = procfs.ways_to(pid, mapping)
     assert first == f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     assert second == f"/proc/{pid}/root{mapping.path}"
+    assert third == mapping.path
     assert set(rest) >= {f"/proc/{pid}/fd/{number}" for number in (0, 1, 2)}
 
 
 def test_what_has_no_path_has_no_way_through_the_root() -> None:
     mapping = Mapping(0x1000, 0x2000, FileOffset(0), 1, 1, "anon_inode:x")
-    assert not [way for way in procfs.ways_to(os.getpid(), mapping) if "/root" in way]
+    assert not [way for way in procfs.ways_to(os.getpid(), mapping) if "/root" in way or way == mapping.path]
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_process_that_is_gone_has_nothing(gone: int) -> None:
     assert procfs.executable_mappings(gone) == []
     assert procfs.thread_ids(gone) == []
     mapping = Mapping(0x1000, 0x2000, FileOffset(0), 1, 1, "/x")
-    assert len(list(procfs.ways_to(gone, mapping))) == 2
+    assert len(list(procfs.ways_to(gone, mapping))) == 3
     assert gone not in procfs.pids()
 
 

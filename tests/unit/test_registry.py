@@ -82,6 +82,46 @@ def test_listener_that_fails_leaves_the_registry_right() -> None:
     assert registry.objects() == []
 
 
+def test_all_listeners_are_told_where_one_fails() -> None:
+    registry = Registry()
+
+    def fail(change: Change) -> None:
+        raise OSError(change.object.key.inode)
+
+    registry.listen(fail)
+    changes = listening(registry)
+    with pytest.raises(OSError, match="0"):
+        registry.update(ProcessKey(1, 100), mapped(*OBJECTS))
+    assert [change.object for change in changes] == OBJECTS
+
+
+def test_what_is_new_is_told_before_what_is_gone() -> None:
+    registry = Registry()
+    registry.update(ProcessKey(1, 100), mapped(OBJECTS[0]))
+    changes = listening(registry)
+    registry.update(ProcessKey(1, 100), mapped(OBJECTS[1]))
+    assert changes == [Change(OBJECTS[1], appeared=True), Change(OBJECTS[0], vanished=True)]
+
+
+def test_who_else_maps_an_object_is_told_once_for_many_processes() -> None:
+    first, second, third = OBJECTS
+    registry = Registry()
+    registry.update(ProcessKey(1, 100), mapped(first, second))
+    changes = listening(registry)
+    with registry.gathering():
+        for pid in (2, 3):
+            registry.update(ProcessKey(pid, 100), mapped(first, second))
+        registry.update(ProcessKey(4, 100), mapped(third))
+        registry.gone(2)
+        assert changes == [Change(third, appeared=True)]
+    assert changes[1:] == [Change(first), Change(second)]
+    with registry.gathering():
+        for pid in (1, 3):
+            registry.gone(pid)
+    # that nobody maps them any more says it all
+    assert set(changes[3:]) == {Change(first, vanished=True), Change(second, vanished=True)}
+
+
 def test_unknown_process_may_go() -> None:
     registry = Registry()
     registry.gone(4711)

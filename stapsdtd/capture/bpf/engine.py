@@ -218,9 +218,11 @@ class BpfEngine:
         They keep the group and plan that they have.
         """
         refused: dict[_Site, str] = {}
-        superseded = self._regroup(sites, refused)
+        new = self._plan_ahead([site for site in sites if site.group is None and site.wants], refused)
+        superseded = self._regroup([site for site in sites if site not in refused], refused)
         concerned = dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)])
-        ended = self._replan([site for site in concerned if site not in refused], refused)
+        ended = self._replan([site for site in concerned if site not in refused and site not in new], refused)
+        ended += self._take_back([site for site in new if site in refused])
         for group in superseded:
             self._remove(group)
         if ended:
@@ -228,6 +230,27 @@ class BpfEngine:
         for plan in ended:
             self._tables.retire_plan(plan.entry)
         return refused
+
+    def _plan_ahead(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> set[_Site]:
+        """Plan sites that are about to be armed, so that even a hit before that is done finds its plan."""
+        for site in sites:
+            try:
+                site.plan = self._plan(site)
+            except (TableFullError, OSError, ValueError) as error:
+                refused[site] = str(error)
+        planned = {site: site.plan for site in sites if site.plan is not None}
+        self._reader.begin(planned.values())
+        return set(planned)
+
+    def _take_back(self, sites: Iterable[_Site]) -> list[ActivePlan]:
+        """Answer the plans of sites that were planned and could not be armed."""
+        ended = []
+        for site in sites:
+            self._tables.set_slot(site.slot, 0, 0)
+            if site.plan is not None:
+                ended.append(site.plan)
+            site.plan = None
+        return ended
 
     def _regroup(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[_Group]:
         """Give each site a group that patches what is wanted; answer the groups that serve no more."""
@@ -289,6 +312,9 @@ class BpfEngine:
             event = ProbeEvent(self._tracefs, self._owner.group, name, [site.place for site in sites])
             taken_back.callback(event.remove)
             group = _Group(event, window, first, scope, sites)
+            for site in sites:
+                if site.group is None and site.plan is not None:
+                    self._tables.set_slot(site.slot, first, site.plan.entry.id)
             for pid in [None] if scope is None else sorted(scope):
                 self._patch(group, pid)
             taken_back.pop_all()

@@ -1,0 +1,562 @@
+"""The watcher's decisions, on a host of fakes: rings, connector, /proc and files are what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import pytest
+
+from stapsdtd.errors import KernelFeatureError, ObjectGoneError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed
+from stapsdtd.kernel.perf import Lost, Mapped
+from stapsdtd.kernel.procfs import ProcessStat
+from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
+from stapsdtd.probes.registry import Change, Registry
+from stapsdtd.watch import watcher as module
+from stapsdtd.watch.threads import Threads
+from stapsdtd.watch.watcher import Watcher
+from tests.unit.samples import sample_object, site
+
+T = TypeVar("T")
+NEVER = 3600.0
+LIBC, APP, MEMFD = (sample_object(site(), inode=inode, path=f"/lib/{inode}") for inode in (1, 2, 3))
+PLAIN = 9
+"""The inode of a file without probes."""
+
+
+class Source(Generic[T]):
+    """A descriptor that is ready while there is anything to read."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+        self._waiting: list[T] = []
+        self.closed = False
+
+    def put(self, *items: T, wake: bool = True) -> None:
+        self._waiting += items
+        if wake:
+            os.eventfd_write(self._descriptor, 1)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def read(self) -> list[T]:
+        os.eventfd_write(self._descriptor, 1)
+        os.eventfd_read(self._descriptor)
+        found, self._waiting = self._waiting, []
+        return found
+
+    def close(self) -> None:
+        self.closed = True
+        os.close(self._descriptor)
+
+
+class Files:
+    """In place of an ObjectStore."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Object | None] = {found.key.inode: found for found in (LIBC, APP, MEMFD)} | {
+            PLAIN: None
+        }
+        self.known = {LIBC.key.inode, APP.key.inode, PLAIN}
+
+    def recall(self, _dev: int, inode: int, path: str) -> Object | None:
+        if inode not in self.known:
+            raise KeyError(path)
+        return self.objects[inode]
+
+    def resolve(self, _pid: int, mapping: Mapping) -> Object | None:
+        if mapping.inode not in self.objects:
+            raise ObjectGoneError(mapping.path)
+        self.known.add(mapping.inode)
+        return self.objects[mapping.inode]
+
+
+class Host:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ring = Source[Mapped | Lost]()
+        self.connector = Source[Happening]()
+        self.files = Files()
+        self.processes: dict[int, tuple[ProcessStat, list[Mapping]]] = {}
+        self.looks = Counter[int]()
+        self.failures: list[OSError] = []
+        self.registry = Registry()
+        self.changes: list[Change] = []
+        self.registry.listen(self.changes.append)
+        self.threads = Threads()
+        monkeypatch.setattr(module, "MappingRing", lambda _cpu: self.ring)
+        monkeypatch.setattr(module, "ProcessConnector", lambda: self.connector)
+        monkeypatch.setattr(module, "online_cpus", lambda: [0])
+        monkeypatch.setattr(module, "ObjectStore", lambda: self.files)
+        monkeypatch.setattr(procfs, "pids", self._pids)
+        monkeypatch.setattr(procfs, "stat", self._stat)
+        monkeypatch.setattr(procfs, "executable_mappings", self._mappings)
+
+    def _pids(self) -> list[int]:
+        if self.failures:
+            raise self.failures.pop()
+        return list(self.processes)
+
+    def _stat(self, pid: int) -> ProcessStat | None:
+        found = self.processes.get(pid)
+        return found[0] if found else None
+
+    def _mappings(self, pid: int) -> list[Mapping]:
+        self.looks[pid] += 1
+        if self.failures:
+            raise self.failures.pop()
+        found = self.processes.get(pid)
+        return found[1] if found else []
+
+    def live(self, pid: int, *inodes: int, start: int = 100, state: str = "S", threads: int = 1) -> None:
+        mappings = [record(pid, inode).mapping for inode in inodes]
+        self.processes[pid] = ProcessStat(ProcessKey(pid, start), state, threads), mappings
+
+    def mapped(self) -> dict[int, set[int]]:
+        """The inodes of the objects that each process maps."""
+        inodes: dict[int, set[int]] = {pid: set() for pid in self.registry.pids()}
+        for found in self.registry.objects():
+            for pid in self.registry.mappings(found.key):
+                inodes[pid].add(found.key.inode)
+        return inodes
+
+
+def record(pid: int, inode: int) -> Mapped:
+    return Mapped(pid, 1, inode, f"/lib/{inode}", 0x1000 * inode, 0x1000, FileOffset(0))
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+@pytest.fixture
+def _forever_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first turn, only `refresh` looks."""
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", NEVER)
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_DOUBT_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_RESCAN_SECONDS", 0.001)
+
+
+def watching(host: Host, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
+    async def run() -> None:
+        watcher = Watcher(host.registry, host.threads)
+        watcher.start()
+        host.looks.clear()
+        host.changes.clear()
+        try:
+            async with asyncio.timeout(20):
+                await scenario(watcher)
+        finally:
+            watcher.stop()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is waited for is what the watcher does
+        await asyncio.sleep(0)
+
+
+async def some_turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_processes_that_were_there_are_known_at_the_start(host: Host) -> None:
+    host.live(1, 1, PLAIN)
+    host.live(2, 1, 2)
+    host.live(3)
+
+    async def scenario(_watcher: Watcher) -> None:
+        assert host.mapped() == {1: {1}, 2: {1, 2}, 3: set()}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_new_library_on_a_quiet_host_is_seen_at_once(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1, 3)
+        host.ring.put(record(1, 3))
+        await until(lambda: host.changes == [Change(MEMFD, appeared=True)])
+        assert host.mapped() == {1: {1, 3}}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_all_that_a_process_does_in_one_pause_costs_one_look(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.connector.put(Forked(2, 2))
+        await some_turns()
+        host.live(2, 1, 2, 3)
+        host.ring.put(record(2, 2), record(2, 1), record(2, 3))
+        host.connector.put(Executed(2))
+        await some_turns()
+        assert host.looks == Counter()
+        watcher.refresh()
+        assert host.looks == Counter({2: 1})
+        assert host.mapped() == {1: {1}, 2: {1, 2, 3}}
+        # many processes, but one change for each object
+        assert sorted(host.changes, key=lambda change: change.object.key.inode) == [
+            Change(LIBC), Change(APP, appeared=True), Change(MEMFD, appeared=True),
+        ]  # fmt: skip
+
+    watching(host, scenario)
+
+
+def test_pause_ends(host: Host) -> None:
+    async def scenario(_watcher: Watcher) -> None:
+        for pid in range(1, 5):
+            host.live(pid, 1)
+            host.connector.put(Executed(pid))
+            await until(lambda pid=pid: pid in host.mapped())  # type: ignore[misc]
+
+    watching(host, scenario)
+
+
+def test_fork_is_looked_at_a_turn_later(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(2, 1)
+        host.connector.put(Forked(2, 2))
+        await until(lambda: host.mapped() == {1: {1}, 2: {1}})
+        assert host.looks == Counter({2: 1})
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+def test_refresh_takes_in_forks_too(host: Host) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        host.live(2, 1)
+        host.connector.put(Forked(2, 2))
+        watcher.refresh()
+        assert host.mapped() == {2: {1}}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+@pytest.mark.parametrize("inode", [1, PLAIN])
+def test_process_of_a_moment_that_maps_what_is_known_costs_no_look(host: Host, inode: int) -> None:
+    host.live(1, 1)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.ring.put(record(2, inode))
+        host.connector.put(Forked(2, 2), Executed(2), Exited(2, 2))
+        watcher.refresh()
+        assert not host.looks
+        assert not host.changes
+        assert host.mapped() == {1: {1}}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_forever_busy")
+@pytest.mark.parametrize("exit_is_told", [True, False])
+@pytest.mark.parametrize(("inode", "found"), [(2, APP), (3, MEMFD)])
+def test_process_of_a_moment_may_be_the_first_that_maps_an_object(
+    host: Host, exit_is_told: bool, inode: int, found: Object
+) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        host.ring.put(record(2, inode))
+        if exit_is_told:
+            host.connector.put(Forked(2, 2), Executed(2), Exited(2, 2))
+        watcher.refresh()
+        assert host.changes == [Change(found, appeared=True), Change(found, vanished=True)]
+        assert host.mapped() == {}
+
+    watching(host, scenario)
+
+
+def test_process_of_a_moment_whose_file_is_gone_does_no_harm(host: Host) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        host.ring.put(record(2, 4), record(2, 2))
+        watcher.refresh()
+        assert host.changes == [Change(APP, appeared=True), Change(APP, vanished=True)]
+
+    watching(host, scenario)
+
+
+def test_known_file_without_probes_is_no_reason_to_look(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.ring.put(record(1, PLAIN))
+        watcher.refresh()
+        assert not host.looks
+
+    watching(host, scenario)
+
+
+def test_exec_replaces_what_was_mapped(host: Host) -> None:
+    host.live(1, 1, 2)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, 1, PLAIN)
+        host.ring.put(record(1, PLAIN))
+        host.connector.put(Executed(1))
+        watcher.refresh()
+        assert host.mapped() == {1: {1}}
+        assert host.changes == [Change(APP, vanished=True)]
+
+    watching(host, scenario)
+
+
+def test_reused_pid_is_another_process(host: Host) -> None:
+    host.live(1, 2)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, 1, start=200)
+        host.ring.put(record(1, 1))
+        host.connector.put(Exited(1, 1), Forked(1, 1), Executed(1))
+        watcher.refresh()
+        assert host.registry.process(1) == ProcessKey(1, 200)
+        assert host.mapped() == {1: {1}}
+
+    watching(host, scenario)
+
+
+def test_reused_pid_is_told_by_its_start_time_where_its_end_was_not(host: Host) -> None:
+    host.live(1, 2)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, 2, start=200)
+        watcher.look_at([1])
+        assert host.registry.process(1) == ProcessKey(1, 200)
+        assert host.changes == [Change(APP, vanished=True), Change(APP, appeared=True)]
+
+    watching(host, scenario)
+
+
+def test_end_of_a_process_without_threads_needs_no_look(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(_watcher: Watcher) -> None:
+        # it is reported before /proc shows it
+        host.connector.put(Exited(1, 1))
+        await until(lambda: host.mapped() == {})
+        assert host.changes == [Change(LIBC, vanished=True)]
+        assert not host.looks
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("threads_are_from_before", [True, False])
+def test_threads_may_outlive_their_leader(host: Host, threads_are_from_before: bool) -> None:
+    host.live(1, 1, threads=2 if threads_are_from_before else 1)
+
+    async def scenario(_watcher: Watcher) -> None:
+        if not threads_are_from_before:
+            host.connector.put(Forked(7, 1))
+        # a leader that ended shows no mappings
+        host.live(1, state="Z", threads=2)
+        host.connector.put(Exited(1, 1))
+        await until(lambda: host.looks[1] > 3)
+        assert host.mapped() == {1: {1}}
+        host.connector.put(Exited(7, 1))
+        host.live(1, state="Z")
+        await until(lambda: host.mapped() == {})
+        looks = host.looks[1]
+        await some_turns()
+        assert host.looks[1] == looks
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_process_that_executes_from_another_thread_lives_on(host: Host) -> None:
+    """The thread takes the leader's place, whose end is reported before."""
+    host.live(1, 2, threads=2)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.connector.put(Exited(1, 1), Executed(1))
+        watcher.refresh()
+        assert host.mapped() == {1: {1}}
+
+    watching(host, scenario)
+
+
+def test_zombie_that_nobody_told_of_is_forgotten(host: Host) -> None:
+    host.live(1, 1)
+
+    async def scenario(watcher: Watcher) -> None:
+        host.live(1, state="Z")
+        watcher.look_at([1])
+        assert host.mapped() == {}
+
+    watching(host, scenario)
+
+
+@pytest.mark.parametrize("told_by", ["ring", "connector"])
+def test_lost_records_make_it_read_all_of_proc(host: Host, told_by: str) -> None:
+    host.live(1, 1)
+    host.live(2, 1)
+
+    async def scenario(_watcher: Watcher) -> None:
+        del host.processes[1]
+        host.live(2, 2)
+        host.live(3, 3)
+        if told_by == "ring":
+            host.ring.put(Lost())
+        else:
+            host.connector.put(Overflowed())
+        await until(lambda: host.mapped() == {2: {2}, 3: {3}})
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_lost_records_are_made_up_for_also_when_proc_cannot_be_read_at_first(host: Host) -> None:
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.failures.append(OSError(errno.EMFILE, "no descriptors left"))
+        host.ring.put(Lost())
+        await until(lambda: host.mapped() == {1: {1}})
+        assert not host.failures
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_process_that_cannot_be_looked_at_now_is_looked_at_again(host: Host) -> None:
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.failures.append(OSError(errno.EMFILE, "no descriptors left"))
+        host.connector.put(Executed(1))
+        await until(lambda: host.mapped() == {1: {1}})
+        assert host.looks[1] == 2
+        await some_turns()
+        assert host.looks[1] == 2
+
+    watching(host, scenario)
+
+
+def test_listener_that_fails_does_not_end_the_watch(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.live(1, 1)
+
+    def fail(_change: Change) -> None:
+        raise OSError(errno.EMFILE, "no descriptors left")
+
+    async def scenario(_watcher: Watcher) -> None:
+        stop = host.registry.listen(fail)
+        host.live(2, 1)
+        host.connector.put(Executed(2))
+        await until(lambda: "no descriptors left" in caplog.text)
+        stop()
+        host.live(3, 1)
+        host.connector.put(Executed(3))
+        await until(lambda: host.mapped() == {1: {1}, 2: {1}, 3: {1}})
+
+    with caplog.at_level(logging.WARNING):
+        watching(host, scenario)
+
+
+def test_turn_is_bounded_and_refresh_is_not(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+
+    async def scenario(watcher: Watcher) -> None:
+        seen: list[int] = []
+        for pid in range(1, 21):
+            host.live(pid, 1)
+            host.connector.put(Executed(pid))
+        while len(host.mapped()) < 10:
+            seen.append(len(host.mapped()))
+            await asyncio.sleep(0)
+        assert set(seen) >= {1, 2, 3, 4, 5}
+        watcher.refresh()
+        assert len(host.mapped()) == 20
+
+    watching(host, scenario)
+
+
+def test_record_that_comes_while_it_begins_to_wait_is_seen(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring tells of it once, and that may have been to epoll_ctl(2)."""
+
+    async def scenario(_watcher: Watcher) -> None:
+        loop = asyncio.get_running_loop()
+        add_reader = loop.add_reader
+
+        def add_reader_and_be_told(descriptor: int, callback: Callable[[], None]) -> None:
+            add_reader(descriptor, callback)
+            host.live(1, 1)
+            host.ring.put(record(1, 1), wake=False)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "add_reader", add_reader_and_be_told)
+            host.connector.put(Exited(77, 7))
+            await until(lambda: host.mapped() == {1: {1}})
+
+    watching(host, scenario)
+
+
+def test_reader_thread_may_catch_up(host: Host) -> None:
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.connector.put(Forked(11, 10), Exited(11, 10), Executed(1), wake=False)
+        await asyncio.to_thread(host.threads._catch_up)
+        assert host.threads._process[11] == 10
+        await until(lambda: host.mapped() == {1: {1}})
+
+    watching(host, scenario)
+
+
+def test_overflow_makes_threads_be_found_anew(host: Host) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        host.connector.put(Forked(11, 10), Overflowed())
+        watcher.refresh()
+        assert host.threads._process == {}
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_without_perf_and_connector_proc_is_read_again_and_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelFeatureError("perf events", "not here", "go elsewhere")
+
+    monkeypatch.setattr(module, "MappingRing", refuse)
+    monkeypatch.setattr(module, "ProcessConnector", refuse)
+
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1)
+        await until(lambda: host.mapped() == {1: {1}})
+        del host.processes[1]
+        host.live(2, 2)
+        await until(lambda: host.mapped() == {2: {2}})
+
+    with caplog.at_level(logging.WARNING):
+        watching(host, scenario)
+    assert caplog.text.count("/proc is read every") == 2
+
+
+def test_nothing_is_read_after_the_end(host: Host) -> None:
+    async def scenario(_watcher: Watcher) -> None:
+        host.connector.put(Executed(1))
+
+    watching(host, scenario)
+    assert host.ring.closed
+    assert host.connector.closed
