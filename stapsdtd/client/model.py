@@ -6,10 +6,10 @@ pid namespace. What the server leaves empty because there is none is None here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -290,7 +290,8 @@ struct, is bytes as they were in memory; None is where there is no value.
 ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
 
 
-class Event(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Event:
     """A probe that fired: when, in which process and thread, where, and with which values.
 
     seq counts from 1 in the subscription. probe holds those of its sites that were described together with
@@ -306,10 +307,7 @@ class Event(NamedTuple):
     probe: Probe
     site: Site
     values: tuple[Value, ...]
-    unavailable: Mapping[int, str] = ALL_AVAILABLE
-
-    def __hash__(self) -> int:
-        return hash(self[:-1])
+    unavailable: Mapping[int, str] = field(default_factory=lambda: ALL_AVAILABLE, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
