@@ -254,7 +254,8 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         described = _probe(known.object, site.provider, site.name, [site])
         described.sites[0].site_id = number
         captures = (
-            pb.CapturedArgument(index=capture.index, is_string=capture.is_string) for capture in known.capture.captures
+            pb.CapturedArgument(index=capture.index, is_string=capture.is_string, missing=known.why_missing(position))
+            for position, capture in enumerate(known.capture.captures)
         )
         message.probes.append(pb.Description(probe=described, captures=captures))
     return message

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stapsdtd.capture.batch import Block, Bools, Comms, Numbers, Strings, ValueColumn
-from stapsdtd.model import Unavailable
 from stapsdtd.route.log import Entry, Numbered
 from stapsdtd.route.subscription import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -118,21 +117,9 @@ def _explained(
     """Reasons in the place of values that are missing."""
     explained = _lines(values) if isinstance(values, np.ndarray) else values
     for row in np.flatnonzero(unavailable).tolist():
-        reason = _reason(sites.get(int(block.site_id[row])), index)
+        reason = sites[int(block.site_id[row])].why_missing(index)
         explained[row] = _value(pb.Value.UNAVAILABLE_FIELD_NUMBER, reason.encode())
     return explained
-
-
-def _reason(known: KnownSite | None, index: int) -> str:
-    """Why a value is missing: its operand, else the process's memory at that moment."""
-    if known is not None:
-        capture = known.capture.captures[index]
-        operand = known.capture.site.arguments[capture.index].operand
-        if isinstance(operand, Unavailable):
-            return operand.reason
-        if capture.is_string and known.capture.site.arguments[capture.index].size != 8:
-            return "the argument is no pointer"
-    return "the memory it points to could not be read"
 
 
 # protobuf's wire format: a field is its tag, then a varint, or a length and as many bytes

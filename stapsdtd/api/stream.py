@@ -27,6 +27,7 @@ class SubscriptionStream:
         self._described: set[int] = set()
         self._told = dict.fromkeys(LossStage, 0)
         self._news = asyncio.Event()
+        self._waking = False
         self._taken_over = False
 
     def take_over(self) -> None:
@@ -38,10 +39,12 @@ class SubscriptionStream:
         loop = asyncio.get_running_loop()
         if self._seq is not None:
             self._subscription.log.resume(self._seq)
-        forget = self._subscription.wake_with(lambda: loop.call_soon_threadsafe(self._news.set))
+        forget = self._subscription.wake_with(lambda: self._wake(loop))
         try:
             while True:
                 self._news.clear()
+                # before anything is read: what comes from here on wakes anew
+                self._waking = False
                 # what comes after the end has been seen is nothing, so that an empty log then is the last word
                 end = self._subscription.end_reason
                 while True:
@@ -64,6 +67,12 @@ class SubscriptionStream:
                 await self._news.wait()
         finally:
             forget()
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In any thread. One wake-up is enough until the stream looks: each interrupts the engine's reader."""
+        if not self._waking:
+            self._waking = True
+            loop.call_soon_threadsafe(self._news.set)
 
     def _asides(self) -> Iterator[pb.StreamResponse]:
         statuses = self._subscription.new_statuses()

@@ -23,7 +23,7 @@ from stapsdtd.cli.render import Clock, complain, escape, is_colourful, paint, pl
 from stapsdtd.client import SiteState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stapsdtd.client import ClientError, Event, Loss, Probe, SiteStatus
 
@@ -64,7 +64,7 @@ class JsonOutput:
         pass
 
     def events(self, events: Sequence[Event]) -> None:
-        _write([json_line(event) for event in events])
+        _write(json_lines(events))
 
     def loss(self, loss: Loss) -> None:
         if news := self._losses.add(loss):
@@ -92,17 +92,23 @@ class JsonOutput:
         _note(record)
 
 
-def json_line(event: Event) -> str:
-    """One event; put together by hand, which takes a third of the time of json.dumps."""
+def json_lines(events: Iterable[Event]) -> list[str]:
+    """Put together by hand, which takes a sixth of the time of json.dumps."""
     string = encode_basestring_ascii
-    values = ", ".join([str(value) if isinstance(value, int) else _json_value(value) for value in event.values])
-    line = (
-        f'{{"seq": {event.seq}, "time_ns": {event.time_ns}, "pid": {event.pid}, "tid": {event.tid},'
-        f' "cpu": {event.cpu}, "comm": {string(event.comm)}, {_json_probe(event.probe)}, "args": [{values}]'
-    )
-    if event.unavailable:
-        line += f', "unavailable": {json.dumps(event.unavailable)}'
-    return line + "}"
+    lines = []
+    probes: dict[int, str] = {}
+    for seq, time_ns, pid, tid, cpu, comm, probe, _, values, unavailable in events:
+        # by identity, since to hash a probe costs as much as the rest of the line
+        shown = probes.get(id(probe)) or probes.setdefault(id(probe), _json_probe(probe))
+        args = ", ".join([str(value) if isinstance(value, int) else _json_value(value) for value in values])
+        line = (
+            f'{{"seq": {seq}, "time_ns": {time_ns}, "pid": {pid}, "tid": {tid}, "cpu": {cpu},'
+            f' "comm": {string(comm)}, {shown}, "args": [{args}]'
+        )
+        if unavailable:
+            line += f', "unavailable": {json.dumps(dict(unavailable))}'
+        lines.append(line + "}")
+    return lines
 
 
 def _json_value(value: str | bytes | None) -> str:

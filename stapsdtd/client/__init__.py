@@ -10,8 +10,9 @@
                 print(event.pid, event.values[0])
 
 `AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` only do I/O: requests are built in
-`encode.py`, answers read in `decode.py` and `columns.py`, what a stream remembers is in `stream.py`. All
-that a method returns is frozen data from `model.py`, all that it raises a `ClientError` from `errors.py`.
+`encode.py`, answers read in `decode.py`, columns as events in `events.py` or as arrays in `columns.py`, what a stream
+remembers is in `stream.py`. All that a method returns is frozen data from `model.py`, all that it raises a
+`ClientError` from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription

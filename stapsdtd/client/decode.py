@@ -9,7 +9,7 @@ from stapsdtd.client.errors import ProtocolError
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 _T = TypeVar("_T")
 
@@ -138,13 +138,11 @@ def described_sites(descriptions: pb.Descriptions) -> tuple[model.DescribedSite,
     found = []
     for description in descriptions.probes:
         described = probe(description.probe)
-        captures = tuple(model.CapturedArgument(each.index, each.is_string) for each in description.captures)
+        captures = tuple(
+            model.CapturedArgument(each.index, each.is_string, each.missing) for each in description.captures
+        )
         found += [model.DescribedSite(described, site, captures) for site in described.sites]
     return tuple(found)
-
-
-def events(rows: pb.Rows, sites: Mapping[int, model.DescribedSite]) -> tuple[model.Event, ...]:
-    return tuple(_event(row, sites) for row in rows.events)
 
 
 def _feature(each: pb.Feature) -> model.Feature:
@@ -185,46 +183,6 @@ def _operand(argument: pb.Argument) -> model.Operand:
             return model.Unavailable(argument.unavailable)
         case None:
             raise ProtocolError(f"the server sent an operand that this client does not know: {argument.text}")
-
-
-def _event(row: pb.Event, sites: Mapping[int, model.DescribedSite]) -> model.Event:
-    described = sites.get(row.site_id)
-    if described is None:
-        raise ProtocolError(f"the server sent an event of site {row.site_id}, which it never described")
-    # a oneof's other fields read as 0, and most values are numbers that are not; a slice, since iterating over
-    # protobuf's own container ends in an IndexError that costs as much as a value
-    values = tuple([value.signed or value.unsigned or _other_than_number(value) for value in row.values[:]])
-    return model.Event(
-        row.seq,
-        row.time_ns,
-        row.pid,
-        row.tid,
-        row.cpu,
-        row.comm,
-        described.probe,
-        described.site,
-        values,
-        _reasons(row, values) if None in values else model.ALL_AVAILABLE,
-    )
-
-
-def _other_than_number(value: pb.Value) -> model.Value:
-    match value.WhichOneof("kind"):
-        case "signed" | "unsigned":
-            return 0
-        case "string":
-            return value.string.decode("utf-8", "backslashreplace")
-        case "raw":
-            return value.raw
-        case "unavailable":
-            return None
-        case None:
-            raise ProtocolError("the server sent a value of a kind that this client does not know")
-
-
-def _reasons(row: pb.Event, values: Sequence[model.Value]) -> Mapping[int, str]:
-    """Why values are missing, by position."""
-    return {position: row.values[position].unavailable for position, value in enumerate(values) if value is None}
 
 
 def _known(table: Mapping[int, _T], number: int, what: str) -> _T:

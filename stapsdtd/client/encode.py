@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from stapsdtd.client.model import Encoding
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
@@ -20,11 +19,6 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-
-_ENCODINGS = {
-    Encoding.ROWS: pb.StreamRequest.ENCODING_ROWS,
-    Encoding.COLUMNS: pb.StreamRequest.ENCODING_COLUMNS,
-}
 
 
 def list_request(selectors: Selectors, pids: Iterable[int], *, details: bool) -> pb.ListProbesRequest:
@@ -58,8 +52,11 @@ def subscribe_request(
     )
 
 
-def stream_request(subscription_id: str, encoding: Encoding, from_seq: int) -> pb.StreamRequest:
-    return pb.StreamRequest(subscription_id=subscription_id, encoding=_ENCODINGS[encoding], from_seq=from_seq)
+def stream_request(subscription_id: str, from_seq: int) -> pb.StreamRequest:
+    """For columns, of which `events.py` makes events in less time than it takes to read them one by one."""
+    return pb.StreamRequest(
+        subscription_id=subscription_id, encoding=pb.StreamRequest.ENCODING_COLUMNS, from_seq=from_seq
+    )
 
 
 def unsubscribe_request(subscription_id: str) -> pb.UnsubscribeRequest:

@@ -6,10 +6,10 @@ pid namespace. What the server leaves empty because there is none is None here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -260,10 +260,11 @@ class SiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class CapturedArgument:
-    """Which argument of the probe a value is, counted from 0."""
+    """Which argument of the probe a value is, counted from 0; missing says why events that lack it do."""
 
     index: int
     is_string: bool
+    missing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +291,7 @@ struct, is bytes as they were in memory; None is where there is no value.
 ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A probe that fired: when, in which process and thread, where, and with which values.
 
     seq counts from 1 in the subscription. probe holds those of its sites that were described together with
@@ -307,7 +307,10 @@ class Event:
     probe: Probe
     site: Site
     values: tuple[Value, ...]
-    unavailable: Mapping[int, str] = field(default_factory=lambda: ALL_AVAILABLE, hash=False)
+    unavailable: Mapping[int, str] = ALL_AVAILABLE
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
 
 
 @dataclass(frozen=True, slots=True)

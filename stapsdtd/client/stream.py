@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from stapsdtd.client import decode
 from stapsdtd.client.errors import ProtocolError, ServerUnavailableError, from_rpc_error
+from stapsdtd.client.events import event_batch
 from stapsdtd.client.model import (
     Account,
     DescribedSite,
     Descriptions,
+    Encoding,
     End,
-    EventBatch,
     LossStage,
     Message,
     SiteState,
@@ -68,17 +69,16 @@ class SubscriptionState:
         """How many different sites were armed so far, those included whose object is gone."""
         return len(self._armed_ever)
 
-    def _read(self, response: pb.StreamResponse) -> tuple[Message, ...]:
+    def _read(self, response: pb.StreamResponse, encoding: Encoding) -> tuple[Message, ...]:
         match response.WhichOneof("payload"):
             case "descriptions":
                 sites = decode.described_sites(response.descriptions)
                 self.described.update((each.site.site_id, each) for each in sites)
                 return (Descriptions(sites),)
-            case "rows":
-                events = decode.events(response.rows, self.described)
-                if events:
-                    self.next_seq = events[-1].seq + 1
-                return (EventBatch(events),)
+            case "columns" if encoding is Encoding.ROWS:
+                batch = event_batch(response.columns, self.described)
+                self.next_seq = response.columns.next_seq
+                return (batch,)
             case "columns":
                 from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
 
@@ -97,7 +97,7 @@ class SubscriptionState:
                 self.end = decode.end(response.end)
                 self.account = self.end.account
                 return (self.end,)
-            case None:
+            case _:
                 raise ProtocolError("the server sent a message of a kind that this client does not know")
 
     def _unsubscribed(self, account: Account) -> Account:

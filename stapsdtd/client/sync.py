@@ -176,11 +176,11 @@ class Subscription(SubscriptionState):
         self.next_seq = self.next_seq if from_seq is None else from_seq
         retry = Retry(self._target, self.lease_seconds)
         while True:
-            call = self._stub.Stream(encode.stream_request(self.id, encoding, self.next_seq))
+            call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
             try:
                 for response in call:
                     retry.succeeded()
-                    for message in self._read(response):
+                    for message in self._read(response, encoding):
                         yield message
                         if isinstance(message, End):
                             return

@@ -11,7 +11,7 @@ from enum import Enum
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Ticket
-from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
+from stapsdtd.model import Object, ObjectKey, Site, SiteCapture, Unavailable
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.log import EventLog
@@ -100,6 +100,16 @@ class KnownSite:
 
     object: Object
     capture: SiteCapture
+
+    def why_missing(self, position: int) -> str:
+        """Why an event has no value there: its operand, else the process's memory at that moment."""
+        capture = self.capture.captures[position]
+        argument = self.capture.site.arguments[capture.index]
+        if isinstance(argument.operand, Unavailable):
+            return argument.operand.reason
+        if capture.is_string and argument.size != 8:
+            return "the argument is no pointer"
+        return "the memory it points to could not be read"
 
 
 class Subscription:

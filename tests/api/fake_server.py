@@ -63,8 +63,9 @@ def event(seq: int, values: Iterable[pb.Value] = (), **more: Any) -> pb.Event:
         "tid": 4712,
         "cpu": 1,
         "comm": "postgres",
+        "site_id": 1,
     }
-    return pb.Event(seq=seq, site_id=1, values=values, **(fields | more))
+    return pb.Event(seq=seq, values=values, **(fields | more))
 
 
 class FakeServer(StapsdtServiceServicer):
@@ -82,6 +83,7 @@ class FakeServer(StapsdtServiceServicer):
         self.sites = [armed()]
         self.lease_seconds = 30
         self.values: list[pb.Value] = [pb.Value(string=b"SELECT 1"), pb.Value(signed=42)]
+        self.missing = "page not resident"
         self.account = pb.Account(sites=1)
         self.break_after: int | None = None
         self.refuse: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
@@ -165,6 +167,7 @@ class FakeServer(StapsdtServiceServicer):
         self._begin(request, context)
         self._hang_up_with(context)
         limit, self.break_after = self.break_after, None
+        assert request.encoding == pb.StreamRequest.ENCODING_COLUMNS
         yield from islice(self._messages(request, context), limit)
         if limit is not None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
@@ -172,7 +175,7 @@ class FakeServer(StapsdtServiceServicer):
     def _messages(self, request: pb.StreamRequest, context: Any) -> Iterator[pb.StreamResponse]:
         seq = request.from_seq if request.HasField("from_seq") else self._given + 1
         captures = [
-            pb.CapturedArgument(index=index, is_string=value.WhichOneof("kind") == "string")
+            pb.CapturedArgument(index=index, is_string=value.WhichOneof("kind") == "string", missing=self.missing)
             for index, value in enumerate(self.values)
         ]
         description = pb.Description(probe=self._described, captures=captures)
@@ -188,10 +191,10 @@ class FakeServer(StapsdtServiceServicer):
                 before = [each for each in fresh if each.seq <= place]
                 fresh = fresh[len(before) :]
                 if before:
-                    yield self._encoded(request, before)
+                    yield pb.StreamResponse(columns=columns(before))
                 yield aside
             if fresh:
-                yield self._encoded(request, fresh)
+                yield pb.StreamResponse(columns=columns(fresh))
             self._given = max(self._given, seq - 1)
             if ending is not None:
                 yield pb.StreamResponse(end=pb.End(reason=ending, account=self._account()))  # type: ignore[arg-type]
@@ -241,31 +244,30 @@ class FakeServer(StapsdtServiceServicer):
         account.fired = len(self._log) + account.filtered + account.lost_queue
         return account
 
-    def _encoded(self, request: pb.StreamRequest, events: list[pb.Event]) -> pb.StreamResponse:
-        if request.encoding == pb.StreamRequest.ENCODING_ROWS:
-            return pb.StreamResponse(rows=pb.Rows(events=events))
-        return pb.StreamResponse(columns=columns(events))
-
 
 def columns(events: list[pb.Event]) -> pb.Columns:
-    """Events as columns; the first event's values tell the types."""
+    """Events as columns; the first value that is there tells the type."""
 
     def array(dtype: str, numbers: Iterable[Any]) -> bytes:
         return np.array(list(numbers), dtype).tobytes()
 
     encoded = []
-    for index, first in enumerate(events[0].values):
-        values = [each.values[index] for each in events]
-        if first.WhichOneof("kind") == "string":
-            strings = [value.string for value in values]
-            ends = array("<u4", np.cumsum([len(string) for string in strings]))
-            encoded.append(pb.Column(type=pb.Column.TYPE_STRING, data=b"".join(strings), ends=ends))
-        else:
-            numbers = array("<i8", (value.signed for value in values))
-            missing = array("u1", (value.WhichOneof("kind") == "unavailable" for value in values))
-            encoded.append(
-                pb.Column(type=pb.Column.TYPE_SIGNED, data=numbers, unavailable=missing if any(missing) else b"")
-            )
+    for values in zip(*(each.values for each in events), strict=True):
+        kinds = [value.WhichOneof("kind") for value in values]
+        missing = array("u1", (kind == "unavailable" for kind in kinds))
+        column = pb.Column(unavailable=missing if any(missing) else b"")
+        match next((kind for kind in kinds if kind != "unavailable"), "signed"):
+            case "string":
+                column.type = pb.Column.TYPE_STRING
+                column.data = b"".join(value.string for value in values)
+                column.ends = array("<u4", np.cumsum([len(value.string) for value in values]))
+            case "unsigned":
+                column.type = pb.Column.TYPE_UNSIGNED
+                column.data = array("<u8", (value.unsigned for value in values))
+            case _:
+                column.type = pb.Column.TYPE_SIGNED
+                column.data = array("<i8", (value.signed for value in values))
+        encoded.append(column)
     block = pb.ColumnBlock(
         count=len(events),
         seq=array("<u8", (each.seq for each in events)),

@@ -195,8 +195,10 @@ def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer
 
 
 def test_human_lines(server: FakeServer, trace: Trace) -> None:
+    server.missing = "gone"
     nasty = pb.Value(string=b'a "quoted" \x1b[2J [red]')
-    server.fire(values=[nasty, pb.Value(unsigned=0x7F31_C0DE_4000), pb.Value(unavailable="gone")], comm="ev\x1bil")
+    server.values = [nasty, pb.Value(unsigned=0x7F31_C0DE_4000), pb.Value(unavailable="gone")]
+    server.fire(comm="ev\x1bil")
     server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room\n")]
     status, out, err = finish(trace("--count", "1", env=os.environ | {"TZ": "UTC"}))
     assert status == 0

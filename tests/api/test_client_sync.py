@@ -38,7 +38,7 @@ from stapsdtd.client import (
     Violation,
 )
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.fake_server import FakeServer, armed, bad_request, probe, serving
+from tests.api.fake_server import FakeServer, armed, bad_request, columns, event, probe, serving
 
 
 @pytest.fixture
@@ -123,16 +123,16 @@ def test_events(server: FakeServer, client: Client) -> None:
 def test_bytes_that_are_no_text_are_escaped(server: FakeServer, client: Client) -> None:
     server.fire(values=[pb.Value(string=b"caf\xc3\xa9 \xff"), pb.Value(unsigned=2**64 - 1)])
     with client.subscribe("*:*") as subscription:
-        (event,) = islice(subscription.events(), 1)
-    assert event.values == ("café \\xff", 2**64 - 1)
+        (only,) = islice(subscription.events(), 1)
+    assert only.values == ("café \\xff", 2**64 - 1)
 
 
 def test_a_value_that_is_unavailable_is_none_and_says_why(server: FakeServer, client: Client) -> None:
     server.fire(values=[pb.Value(signed=1), pb.Value(unavailable="page not resident")])
     with client.subscribe("*:*") as subscription:
-        (event,) = islice(subscription.events(), 1)
-    assert event.values == (1, None)
-    assert event.unavailable == {1: "page not resident"}
+        (only,) = islice(subscription.events(), 1)
+    assert only.values == (1, None)
+    assert only.unavailable == {1: "page not resident"}
 
 
 def test_columns_are_views(server: FakeServer, client: Client) -> None:
@@ -269,7 +269,7 @@ def test_unknown_enum_values_are_errors(server: FakeServer, client: Client) -> N
 
 
 def test_events_of_sites_never_described_are_errors(server: FakeServer, client: Client) -> None:
-    server.tell(pb.StreamResponse(rows=pb.Rows(events=[pb.Event(seq=1, site_id=7)])))
+    server.tell(pb.StreamResponse(columns=columns([event(1, site_id=7)])))
     with client.subscribe("*:*") as subscription, pytest.raises(ProtocolError, match="site 7"):
         next(subscription.events())
 

@@ -1,15 +1,26 @@
-"""Events laid out in protobuf's wire format: whatever they hold, they read as if each field had been set."""
+"""Events on the wire: whatever they hold, rows read as if each field had been set, and columns tell the same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.api import rows
+from stapsdtd.api.convert import columns, descriptions
 from stapsdtd.capture.batch import Block, Numbers, Strings, ValueColumn
+from stapsdtd.client import DescribedSite, Event, ProtocolError
+from stapsdtd.client.decode import described_sites
+from stapsdtd.client.events import event_batch
+from stapsdtd.client.model import Value
+from stapsdtd.model import Capture
 from stapsdtd.route.log import Entry, Numbered
+from stapsdtd.route.subscription import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.unit.samples import argument, captured, sample_object, site
 
 _OFFSET_NS = 1_700_000_000_000_000_000
 _UNREADABLE = "the memory it points to could not be read"
@@ -68,6 +79,16 @@ def _wanted(seq: int, event: _Event, *, with_string: bool) -> pb.Event:
     )
 
 
+class _AnySite(dict[int, KnownSite]):
+    def __missing__(self, number: int) -> KnownSite:
+        return _KNOWN
+
+
+_SITE = site(arguments=[argument(signed=True), argument(), argument()])
+_KNOWN = KnownSite(sample_object(_SITE), captured(_SITE, Capture(0), Capture(1), Capture(2, is_string=True)))
+_SITES = _AnySite()
+
+
 def _entry(first_seq: int, blocks: list[Block]) -> Entry:
     """Their events take turns, for as long as there are several."""
     count = sum(map(len, blocks))
@@ -83,7 +104,7 @@ def _entry(first_seq: int, blocks: list[Block]) -> Entry:
 def test_every_field_arrives_in_the_order_of_seq(numbers: list[_Event], strings: list[_Event], first_seq: int) -> None:
     blocks = [_block(numbers, with_string=False), _block(strings, with_string=True)]
     entry = _entry(first_seq, blocks)
-    ((message, next_seq),) = rows.messages(entry, _OFFSET_NS, {})
+    ((message, next_seq),) = rows.messages(entry, _OFFSET_NS, _SITES)
     wanted = [
         _wanted(seq, event, with_string=with_string)
         for numbered, events, with_string in zip(entry.blocks, (numbers, strings), (False, True), strict=True)
@@ -96,8 +117,58 @@ def test_every_field_arrives_in_the_order_of_seq(numbers: list[_Event], strings:
 def test_a_message_is_no_larger_than_a_client_takes() -> None:
     string = b"x" * 60_000
     event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, string)
-    many = list(rows.messages(_entry(1, [_block([event] * 2500, with_string=False)]), _OFFSET_NS, {}))
+    many = list(rows.messages(_entry(1, [_block([event] * 2500, with_string=False)]), _OFFSET_NS, _SITES))
     assert [next_seq for _, next_seq in many] == [1001, 2001, 2501]
-    long = list(rows.messages(_entry(1, [_block([event] * 100, with_string=True)]), _OFFSET_NS, {}))
+    long = list(rows.messages(_entry(1, [_block([event] * 100, with_string=True)]), _OFFSET_NS, _SITES))
     assert max(message.ByteSize() for message, _ in long) < 2 << 20
     assert sum(len(message.rows.events) for message, _ in long) == 100
+
+
+def _described(site_ids: Iterable[int]) -> dict[int, DescribedSite]:
+    sites = descriptions(dict.fromkeys(site_ids, _KNOWN))
+    return {each.site.site_id: each for each in described_sites(sites)}
+
+
+def _as_client(event: pb.Event, described: DescribedSite) -> Event:
+    kinds = [value.WhichOneof("kind") for value in event.values]
+    values: list[Value] = []
+    for kind, value in zip(kinds, event.values, strict=True):
+        match kind:
+            case "string":
+                values.append(value.string.decode("utf-8", "backslashreplace"))
+            case "unavailable":
+                values.append(None)
+            case _:
+                values.append(getattr(value, str(kind)))
+    return Event(
+        event.seq,
+        event.time_ns,
+        event.pid,
+        event.tid,
+        event.cpu,
+        event.comm,
+        described.probe,
+        described.site,
+        tuple(values),
+        {at: value.unavailable for at, value in enumerate(event.values) if kinds[at] == "unavailable"},
+    )
+
+
+@given(_events, _events, st.integers(1, 1 << 62))
+def test_a_client_reads_the_same_from_columns(numbers: list[_Event], strings: list[_Event], first_seq: int) -> None:
+    entry = _entry(first_seq, [_block(numbers, with_string=False), _block(strings, with_string=True)])
+    ((message, _),) = rows.messages(entry, _OFFSET_NS, _SITES)
+    described = _described({event.site_id for event in message.rows.events})
+    wanted = tuple(_as_client(event, described[event.site_id]) for event in message.rows.events)
+    assert event_batch(columns(entry, _OFFSET_NS), described).events == wanted
+
+
+def test_columns_that_do_not_fit_together_are_an_error() -> None:
+    event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, b"x")
+    sent = columns(_entry(1, [_block([event] * 3, with_string=True)]), _OFFSET_NS)
+    for field in ("seq", "pid", "comm", "site_id"):
+        short = pb.Columns()
+        short.CopyFrom(sent)
+        setattr(short.blocks[0], field, getattr(sent.blocks[0], field)[:-1])
+        with pytest.raises(ProtocolError, match="fit together"):
+            event_batch(short, _described([5]))

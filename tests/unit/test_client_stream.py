@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from stapsdtd.client import ProtocolError, RequestFailedError, ServerUnavailableError, StringColumn
+from stapsdtd.client import Encoding, ProtocolError, RequestFailedError, ServerUnavailableError, StringColumn
 from stapsdtd.client import stream as stream_module
 from stapsdtd.client.stream import Retry, SubscriptionState
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -74,9 +74,9 @@ def test_only_unavailability_is_tried_again() -> None:
 def test_messages_of_unknown_kinds_are_errors() -> None:
     state = SubscriptionState(pb.SubscribeResponse(subscription_id="a"))
     with pytest.raises(ProtocolError):
-        state._read(pb.StreamResponse())
+        state._read(pb.StreamResponse(), Encoding.ROWS)
     with pytest.raises(ProtocolError, match="stage of loss 0"):
-        state._read(pb.StreamResponse(loss=pb.Loss(count=1)))
+        state._read(pb.StreamResponse(loss=pb.Loss(count=1)), Encoding.ROWS)
 
 
 def test_a_string_column_is_cut_at_its_ends() -> None:

@@ -1,0 +1,124 @@
+"""Reads a Columns message as events: what there is to do, it does for whole columns.
+
+So an event costs a fifth of what it would as a message of its own. Without numpy, whose import costs 50 ms.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise, repeat
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+from stapsdtd.client.errors import ProtocolError
+from stapsdtd.client.model import ALL_AVAILABLE, Event, EventBatch
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stapsdtd.client.model import DescribedSite, Value
+
+_Key = TypeVar("_Key")
+_Found = TypeVar("_Found")
+
+
+def event_batch(columns: pb.Columns, sites: Mapping[int, DescribedSite]) -> EventBatch:
+    found: list[Event] = []
+    try:
+        for block in columns.blocks:
+            found += _events(block, sites)
+    except (struct.error, ValueError, IndexError) as error:
+        raise ProtocolError(f"the server sent columns that do not fit together: {error}") from error
+    if len(columns.blocks) > 1:
+        found.sort(key=attrgetter("seq"))
+    return EventBatch(tuple(found))
+
+
+def _events(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> Iterable[Event]:
+    count = block.count
+    site_ids = _numbers(block.site_id, "I", count)
+    described = {site_id: _described(site_id, sites) for site_id in set(site_ids)}
+    fields = zip(
+        _numbers(block.seq, "Q", count),
+        _numbers(block.time_ns, "q", count),
+        _numbers(block.pid, "i", count),
+        _numbers(block.tid, "i", count),
+        _numbers(block.cpu, "H", count),
+        _comms(block.comm, count),
+        _looked_up(site_ids, {site_id: each.probe for site_id, each in described.items()}),
+        _looked_up(site_ids, {site_id: each.site for site_id, each in described.items()}),
+        zip(*(_values(column, count) for column in block.values), strict=True) if block.values else repeat((), count),
+        _unavailable(block, site_ids, described),
+        strict=True,
+    )
+    # Event's own constructor is Python code, and costs more than all the rest
+    return map(tuple.__new__, repeat(Event), fields)
+
+
+def _described(site_id: int, sites: Mapping[int, DescribedSite]) -> DescribedSite:
+    if site_id not in sites:
+        raise ProtocolError(f"the server sent an event of site {site_id}, which it never described")
+    return sites[site_id]
+
+
+def _numbers(data: bytes, kind: str, count: int) -> Sequence[int]:
+    return struct.unpack(f"<{count}{kind}", data)
+
+
+def _comms(data: bytes, count: int) -> Iterable[str]:
+    if data == data[:16] * count:
+        return repeat(_text(data[:16].rstrip(b"\0")), count)
+    comms = [comm for (comm,) in struct.iter_unpack("16s", data)]
+    return _looked_up(comms, {comm: _text(comm.rstrip(b"\0")) for comm in set(comms)})
+
+
+def _values(column: pb.Column, count: int) -> Sequence[Value]:
+    values: Sequence[Value]
+    match column.type:
+        case pb.Column.TYPE_SIGNED:
+            values = _numbers(column.data, "q", count)
+        case pb.Column.TYPE_UNSIGNED:
+            values = _numbers(column.data, "Q", count)
+        case pb.Column.TYPE_STRING:
+            values = list(map(_text, _pieces(column, count)))
+        case pb.Column.TYPE_BYTES:
+            values = _pieces(column, count)
+        case unknown:
+            raise ProtocolError(f"the server sent a column of type {unknown}, which this client does not know")
+    if not column.unavailable:
+        return values
+    return [None if missing else value for value, missing in zip(values, column.unavailable, strict=True)]
+
+
+def _pieces(column: pb.Column, count: int) -> list[bytes]:
+    data = column.data
+    return [data[start:end] for start, end in pairwise((0, *_numbers(column.ends, "I", count)))]
+
+
+def _text(string: bytes) -> str:
+    return string.decode("utf-8", "backslashreplace")
+
+
+def _unavailable(
+    block: pb.ColumnBlock, site_ids: Sequence[int], described: Mapping[int, DescribedSite]
+) -> Iterable[Mapping[int, str]]:
+    """Why values are missing: the same for events of a site that lack the same ones."""
+    if not any(column.unavailable for column in block.values):
+        return repeat(ALL_AVAILABLE, block.count)
+    missing = zip(*(column.unavailable or bytes(block.count) for column in block.values), strict=True)
+    cases = list(zip(site_ids, missing, strict=True))
+    return _looked_up(cases, {(site_id, flags): _reasons(described[site_id], flags) for site_id, flags in set(cases)})
+
+
+def _reasons(described: DescribedSite, flags: Sequence[int]) -> Mapping[int, str]:
+    missing = {position: described.captures[position].missing for position, flag in enumerate(flags) if flag}
+    return MappingProxyType(missing)
+
+
+def _looked_up(keys: Sequence[_Key], table: Mapping[_Key, _Found]) -> Iterable[_Found]:
+    """What the table has for each key; most often it is one for all events."""
+    if len(table) == 1:
+        return repeat(next(iter(table.values())), len(keys))
+    return map(table.__getitem__, keys)
