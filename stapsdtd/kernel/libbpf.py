@@ -22,6 +22,8 @@ _MAP_TYPE_RINGBUF = 27
 _ATTACH_TYPE_PERF_EVENT = 41
 
 _UPDATE_ANY = 0
+_MADV_REMOVE = 9
+"""include/uapi/asm-generic/mman-common.h."""
 
 
 class _OpenOptions(ctypes.Structure):
@@ -166,7 +168,17 @@ class BpfObject:
         found = self._map(name)
         value_bytes = (self._library.bpf_map__value_size(found) + 7) // 8 * 8
         size = value_bytes * self._library.bpf_map__max_entries(found)
+        self._drop_initial(found)
         return mmap.mmap(self._library.bpf_map__fd(found), size)
+
+    def _drop_initial(self, found: int) -> None:
+        """Free libbpf's own copy of a table's first content, which before libbpf 1.6 it keeps until the close.
+
+        Later ones have the table itself there, of which the kernel frees nothing.
+        """
+        size = ctypes.c_size_t()
+        if place := self._library.bpf_map__initial_value(found, ctypes.byref(size)):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(place), size, _MADV_REMOVE)
 
     def close(self) -> None:
         if self._object:
