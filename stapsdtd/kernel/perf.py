@@ -1,4 +1,4 @@
-"""perf_event_open(2) for its side-band: a record of every executable mapping on the host, memfds included.
+"""perf_event_open(2), and its side-band: a record of every executable mapping on the host, memfds included.
 
     header u32 type, u16 misc, u16 size
     MMAP2  u32 pid, tid | u64 address, length, file offset | u32 major, minor | u64 inode, generation
@@ -36,10 +36,12 @@ _HEAD_AT, _TAIL_AT = 1024, 1032
 _PAGE = mmap.PAGESIZE
 _DATA_PAGES = 64
 
+ALL_PROCESSES, ALL_CPUS = -1, -1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _PerfEventAttr(ctypes.Structure):
+class PerfEventAttributes(ctypes.Structure):
     """The first 128 bytes of struct perf_event_attr (PERF_ATTR_SIZE_VER7)."""
 
     _fields_ = (
@@ -54,6 +56,19 @@ class _PerfEventAttr(ctypes.Structure):
         ("bp_type", ctypes.c_uint32),
         ("rest", ctypes.c_uint64 * 9),
     )
+
+
+def open_perf_event(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
+    """Answer the event's descriptor. Raises OSError, and KernelFeatureError on a machine that is not known."""
+    number = _SYSCALL.get(platform.machine())
+    if number is None:
+        raise KernelFeatureError("perf events", f"unknown machine {platform.machine()}", "report it")
+    attributes.size = ctypes.sizeof(attributes)
+    descriptor: int = _libc.syscall(number, ctypes.byref(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+    if descriptor < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"perf_event_open: {os.strerror(error)}")
+    return descriptor
 
 
 class Mapped(NamedTuple):
@@ -81,19 +96,16 @@ class MappingRing:
     """The records of one CPU. Raises KernelFeatureError where perf is refused."""
 
     def __init__(self, cpu: int) -> None:
-        attributes = _PerfEventAttr(
+        attributes = PerfEventAttributes(
             type=_TYPE_SOFTWARE,
-            size=ctypes.sizeof(_PerfEventAttr),
             config=_COUNT_SW_DUMMY,
             flags=_MMAP | _MMAP2 | _WATERMARK,
             wakeup_watermark=1,
         )
-        number = _SYSCALL.get(platform.machine())
-        if number is None:
-            raise KernelFeatureError("perf events", f"unknown machine {platform.machine()}", "report it")
-        self._descriptor = _libc.syscall(number, ctypes.byref(attributes), -1, cpu, -1, _FLAG_FD_CLOEXEC)
-        if self._descriptor < 0:
-            raise _refused(os.strerror(ctypes.get_errno()))
+        try:
+            self._descriptor = open_perf_event(attributes, ALL_PROCESSES, cpu)
+        except OSError as error:
+            raise _refused(str(error.strerror)) from error
         try:
             self._ring = mmap.mmap(self._descriptor, _PAGE * (1 + _DATA_PAGES))
         except OSError as error:
@@ -101,7 +113,7 @@ class MappingRing:
             raise _refused(str(error)) from error
 
     def fileno(self) -> int:
-        return int(self._descriptor)
+        return self._descriptor
 
     def read(self) -> list[Mapped | Lost]:
         """Everything that is there now, without waiting. Anonymous memory and the vdso are left out."""

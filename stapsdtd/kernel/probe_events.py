@@ -1,35 +1,21 @@
 """tracefs events seen through perf: which processes an event arms, and the program that runs at its hits.
 
 A uprobe event arms nothing until perf opens it, for every process or for one; a program linked to one of its perf
-events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c).
+events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c). So the program is linked first, to an event that
+arms nobody, and no hit finds a site patched and the program not there yet.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 
 from stapsdtd.kernel.libbpf import link_perf_event
-from stapsdtd.kernel.perf import _FLAG_FD_CLOEXEC, _SYSCALL, _libc, _PerfEventAttr, online_cpus
+from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
 from stapsdtd.kernel.tracefs import Tracefs
 
 _TYPE_TRACEPOINT = 2
-
-
-def _perf_event(event_id: int, pid: int | None) -> int:
-    """Raises OSError; ESRCH where there is no such process."""
-    attributes = _PerfEventAttr(
-        type=_TYPE_TRACEPOINT, size=ctypes.sizeof(_PerfEventAttr), config=event_id, sample_period=1
-    )
-    scope = (-1, online_cpus()[0]) if pid is None else (pid, -1)
-    descriptor: int = _libc.syscall(
-        _SYSCALL[platform.machine()], ctypes.byref(attributes), *scope, -1, _FLAG_FD_CLOEXEC
-    )
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"perf_event_open: {os.strerror(number)}")
-    return descriptor
+_KERNEL_THREAD = 2
+"""kthreadd (init/main.c): it has no memory, so that an event for it patches nothing."""
 
 
 class ProbeEvent:
@@ -40,6 +26,7 @@ class ProbeEvent:
         self._tracefs = tracefs
         self._name = f"{group}/{name}"
         self._scopes: dict[int | None, int] = {}
+        self._carrier: int | None = None
         self._link: int | None = None
         self._defined = False
         try:
@@ -52,12 +39,21 @@ class ProbeEvent:
             raise
 
     def arm(self, pid: int | None, program: int, cookie: int) -> None:
-        """Patch the sites in a process's memory, or with None in every process's, now and later. Raises OSError."""
-        if pid in self._scopes:
-            return
-        self._scopes[pid] = _perf_event(self._id, pid)
+        """Patch the sites in a process's memory, or with None in every process's, now and later.
+
+        Raises OSError; ESRCH where there is no such process.
+        """
+        if self._carrier is None:
+            self._carrier = self._opened(_KERNEL_THREAD, ALL_CPUS)
         if self._link is None:
-            self._link = link_perf_event(program, self._scopes[pid], cookie)
+            self._link = link_perf_event(program, self._carrier, cookie)
+        if pid not in self._scopes:
+            self._scopes[pid] = (
+                self._opened(ALL_PROCESSES, online_cpus()[0]) if pid is None else self._opened(pid, ALL_CPUS)
+            )
+
+    def _opened(self, pid: int, cpu: int) -> int:
+        return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)
 
     def remove(self) -> None:
         """Disarm it and wait until no hit is on its way any more. Raises TracefsRejectedError."""
@@ -66,6 +62,9 @@ class ProbeEvent:
             self._link = None
         while self._scopes:
             os.close(self._scopes.popitem()[1])
+        if self._carrier is not None:
+            os.close(self._carrier)
+            self._carrier = None
         if self._defined:
             self._tracefs.append_definition(f"-:{self._name}")
             self._defined = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -186,6 +187,15 @@ def test_a_full_ring_is_accounted_for_exactly_to_everybody(daemon: Daemon, ticke
         assert len(recorder.events) == account.delivered
         assert account.lost_decode == account.lost_queue == 0
     assert accounts[0].lost_kernel_buffer > 0
+
+
+def test_hits_count_from_the_moment_a_site_is_patched(daemon: Daemon, tmp_path: Path) -> None:
+    program = compile_target("eager.c", tmp_path / "eager", "-no-pie")
+    for _ in range(5):
+        with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as eager:
+            with Recorder(daemon.target, in_program(program, "hit")) as recorder:
+                assert eager.communicate(timeout=20)[0] == "1000\n"
+            assert recorder.finish().fired == 1000
 
 
 def test_others_may_come_and_go_while_it_fires(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

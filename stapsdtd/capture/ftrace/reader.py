@@ -15,8 +15,6 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.batch import merge
@@ -24,6 +22,7 @@ from stapsdtd.capture.engine import LossStage, Sink, Ticket
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
+from stapsdtd.capture.jobs import Jobs
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
 
@@ -74,11 +73,9 @@ class Reader:
         self._tracefs = tracefs
         self._pids_of = pids_of
         self._channels: dict[Ticket, _Channel] = {}
-        self._jobs: list[tuple[Callable[[], None], Future[None]]] = []
-        self._jobs_lock = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._jobs = Jobs()
         self._epoll = select.epoll()
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
         self._thread.start()
@@ -87,7 +84,7 @@ class Reader:
         def job() -> None:
             self._channels[ticket] = _Channel(sink)
 
-        self._call(job)
+        self._jobs.call(job)
 
     def exclude(self, ticket: Ticket, pids: frozenset[int]) -> None:
         """Deliver no events of these processes from now on, nor of those that were named before."""
@@ -95,7 +92,7 @@ class Reader:
         def job() -> None:
             self._channels[ticket].excluded |= pids
 
-        self._call(job)
+        self._jobs.call(job)
 
     def add(self, ticket: Ticket, instance: Instance, cpus: list[int]) -> None:
         """Begin to read an instance that exists."""
@@ -119,7 +116,7 @@ class Reader:
             for ring in rings:
                 self._epoll.register(ring.descriptor, select.EPOLLIN)
 
-        self._call(job)
+        self._jobs.call(job)
 
     def decode_with(self, ticket: Ticket, instance: Instance, decoder: Decoder) -> None:
         """Tell how to read an event's records, before the event is enabled in an instance of the channel."""
@@ -127,7 +124,7 @@ class Reader:
         def job() -> None:
             self._channels[ticket].decoders[instance][decoder.format.id] = decoder
 
-        self._call(job)
+        self._jobs.call(job)
 
     def finish(self, ticket: Ticket, instance: Instance, hits: int | None) -> None:
         """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it.
@@ -152,7 +149,7 @@ class Reader:
                     channel.rings.remove(ring)
                 del channel.decoders[instance]
 
-        self._call(job)
+        self._jobs.call(job)
 
     def close(self, ticket: Ticket) -> None:
         """End a channel, all of whose instances are finished."""
@@ -160,38 +157,21 @@ class Reader:
         def job() -> None:
             del self._channels[ticket]
 
-        self._call(job)
+        self._jobs.call(job)
 
     def stop(self) -> None:
         def job() -> None:
             self._stopping = True
 
-        self._call(job)
+        self._jobs.call(job)
         self._thread.join()
         self._epoll.close()
-        os.close(self._wake)
-
-    def _call(self, job: Callable[[], None]) -> None:
-        done: Future[None] = Future()
-        with self._jobs_lock:
-            self._jobs.append((job, done))
-        os.eventfd_write(self._wake, 1)
-        done.result()
+        self._jobs.close()
 
     def _run(self) -> None:
         while not self._stopping:
-            ready = self._epoll.poll(_TICK_SECONDS if self._channels else None)
-            if any(descriptor == self._wake for descriptor, _ in ready):
-                os.eventfd_read(self._wake)
-            with self._jobs_lock:
-                jobs, self._jobs = self._jobs, []
-            for job, done in jobs:
-                try:
-                    job()
-                except BaseException as error:  # noqa: BLE001 - the caller gets it
-                    done.set_exception(error)
-                else:
-                    done.set_result(None)
+            self._epoll.poll(_TICK_SECONDS if self._channels else None)
+            self._jobs.run()
             for channel in self._channels.values():
                 try:
                     self._sweep(channel)

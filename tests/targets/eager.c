@@ -1,0 +1,31 @@
+/*
+ * Waits until eager:hit is patched, fires it 1000 times at once, and says so. Compile it with -no-pie.
+ */
+#include <sys/sdt.h>
+
+#include <stdint.h>
+#include <stdio.h>
+
+#define BREAKPOINT 0xcc
+#define HITS 1000
+
+extern const volatile uint8_t site[];
+
+static void __attribute__((noinline)) hit(int number)
+{
+	/* what follows the label is the probe's own instruction */
+	asm volatile(".globl site\nsite:");
+	STAP_PROBE1(eager, hit, number);
+}
+
+int main(void)
+{
+	if (site[0] == BREAKPOINT)
+		return 1;
+	while (site[0] != BREAKPOINT)
+		;
+	for (int number = 0; number < HITS; number++)
+		hit(number);
+	printf("%d\n", HITS);
+	return 0;
+}
