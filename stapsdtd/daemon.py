@@ -26,7 +26,7 @@ from typing import TypeVar
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import FtraceEngine
@@ -73,16 +73,17 @@ class ControlThread:
         self._loop.close()
 
 
-def make_engine(wanted: str, tracefs: Tracefs, threads: Threads) -> Engine:
-    """Raises KernelFeatureError where the wanted one, as config.ENGINES names it, cannot work here."""
+def make_engine(wanted: str, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
+    """Raises the KernelFeatureError where the wanted one, as config.ENGINES names it, cannot work here."""
     owner = Owner.this_process()
-    if wanted != "ftrace":
-        try:
-            return BpfEngine(tracefs, owner, Loaded())
-        except KernelFeatureError as error:
-            if wanted == "bpf":
-                raise
-            _log.warning("%s; the ftrace engine is used instead", error)
+    if isinstance(bpf, Loaded):
+        if wanted != "ftrace":
+            return BpfEngine(tracefs, owner, bpf)
+        bpf.close()
+    elif wanted == "bpf":
+        raise bpf
+    elif wanted == "auto":
+        _log.warning("%s; the ftrace engine is used instead", bpf)
     return FtraceEngine(tracefs, owner, threads.pids_of)
 
 
@@ -98,7 +99,8 @@ class Daemon:
         # each ring, client and file looked at takes a descriptor, and the usual soft limit is 1,024
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        features = tuple(probe_features())
+        bpf = load()
+        features = (*probe_features(), feature(bpf))
         tracefs = Tracefs.locate()
         left = clean_up(tracefs)
         if left.events or left.instances:
@@ -106,7 +108,7 @@ class Daemon:
         for failure in left.failures:
             _log.warning("what a killed daemon left cannot be removed: %s", failure)
         threads = Threads()
-        engine = make_engine(self._config.engine, tracefs, threads)
+        engine = make_engine(self._config.engine, bpf, tracefs, threads)
         self._on_stop(engine.shutdown)
         registry = Registry()
         watcher = await self._control.run(lambda: Watcher(registry, threads))

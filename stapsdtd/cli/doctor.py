@@ -42,13 +42,19 @@ def command(server: str, *, as_json: bool) -> int:
     The exit code is 1 if something is missing that stapsdtd cannot do without. If the server answers, its own
     findings count: it may see more than the user who asks.
     """
-    from stapsdtd.kernel.features import probe_features  # noqa: PLC0415 (asks the kernel: only when called)
-
     answer = _ask(server)
-    checks = [_server_check(server, answer), *merge(probe_features(), _reported(answer))]
+    checks = [_server_check(server, answer), *merge(_local(), _reported(answer))]
     for check in checks:
         print(json.dumps(asdict(check)) if as_json else _show(check))
     return 1 if any(check.required and not check.available for check in checks) else 0
+
+
+def _local() -> list[features.Feature]:
+    # imported, and the kernel asked, only when called
+    from stapsdtd.capture.bpf.kernel import feature, load  # noqa: PLC0415
+    from stapsdtd.kernel.features import probe_features  # noqa: PLC0415
+
+    return [*probe_features(), feature(load())]
 
 
 def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature]) -> list[Check]:

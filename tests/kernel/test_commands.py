@@ -111,6 +111,7 @@ def test_info_and_doctor(daemon: Daemon, engine: str) -> None:
     info = json.loads(stapsdt(daemon.target, "info", "--json").stdout)
     assert info["engine"] == engine
     assert all(feature["available"] for feature in info["features"])
+    assert "bpf programs" in [feature["name"] for feature in info["features"]]
     assert stapsdt(daemon.target, "doctor").returncode == 0
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.libbpf import BpfObject, put_map
 from stapsdtd.kernel.perf import possible_cpus
 
@@ -51,3 +52,18 @@ class Loaded:
 
     def close(self) -> None:
         self._object.close()
+
+
+def load() -> Loaded | KernelFeatureError:
+    """Answer the error where it cannot be had: that the other engine is used then is no failure."""
+    try:
+        return Loaded()
+    except KernelFeatureError as error:
+        return error
+
+
+def feature(found: Loaded | KernelFeatureError) -> Feature:
+    """Tell of what load() found."""
+    if isinstance(found, KernelFeatureError):
+        return Feature("bpf programs", False, False, f"only the ftrace engine: {found.reason}", found.remedy)
+    return Feature("bpf programs", True, False, "the kernel takes the bpf engine's", "")
