@@ -225,6 +225,27 @@ def test_others_may_come_and_go_while_it_fires(daemon: Daemon, ticker: Ticker, t
     assert 300_000 - 3 <= len(values) == account.fired <= 300_000
 
 
+def test_requests_do_not_starve_the_reader(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
+    """A third of a second's events fill the ring; requests keep the daemon busy without a pause meanwhile."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        with Client(daemon.target) as client:
+            while not stop.is_set():
+                client.list_probes(details=True)
+
+    askers = [threading.Thread(target=ask) for _ in range(3)]
+    with Recorder(daemon.target, in_program(ticker_program, "tick", "(arg0)"), kernel_buffer_kib=16384) as recorder:
+        for asker in askers:
+            asker.start()
+        ticker.do("fire 1000000")
+        stop.set()
+        for asker in askers:
+            asker.join()
+    assert recorder.account is not None
+    assert (recorder.account.fired, recorder.account.lost_kernel_buffer) == (1_000_000, 0)
+
+
 def test_sites_that_nobody_wants_any_more_are_unpatched(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(daemon.target, in_program(ticker_program, "tick")) as one:
         with Recorder(daemon.target, in_program(ticker_program, "*")) as all_of_it:
