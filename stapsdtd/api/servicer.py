@@ -7,6 +7,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -208,9 +209,14 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with told(context):
-            subscription = await self._backend.control.run(
-                lambda: self._backend.subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-            )
+            subscriptions = self._backend.subscriptions
+
+            def unsubscribe() -> tuple[Subscription, Future[None]]:
+                ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
+                return ended, subscriptions.settled()
+
+            subscription, settled = await self._backend.control.run(unsubscribe)
+            await asyncio.wrap_future(settled)
         return pb.UnsubscribeResponse(account=convert.account(subscription.account()))
 
     async def ListSubscriptions(  # noqa: N802

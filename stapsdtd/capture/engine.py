@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -90,6 +91,9 @@ class Engine(Protocol):
 
     def close(self, ticket: Ticket) -> None:
         """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
+
+    def settled(self) -> Future[None]:
+        """Answer what is done when all that was disarmed so far is out of the processes."""
 
     def shutdown(self) -> None:
         """End what is left and stop the reader thread."""

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.config import Limits
@@ -70,7 +71,7 @@ class Subscriptions:
         return subscription, statuses
 
     def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
-        """Disarm what only this subscription used; when it returns, its log has all that fired.
+        """Disarm what only this subscription used; when it returns, its log has all that fired. See settled().
 
         The log can still be read for some seconds, also by a stream that begins only then.
         """
@@ -86,6 +87,10 @@ class Subscriptions:
         finally:
             held.subscription.end(reason)
         return held.subscription
+
+    def settled(self) -> Future[None]:
+        """Answer what is done when all that was disarmed so far is out of the processes."""
+        return self._engine.settled()
 
     def close_all(self) -> None:
         self._closing = True

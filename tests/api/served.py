@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -77,6 +78,11 @@ class FakeEngine:
         if self.last_events:
             sink.deliver(self.last_events)
         self._begin("close")
+
+    def settled(self) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def shutdown(self) -> None:
         self._begin("shutdown")

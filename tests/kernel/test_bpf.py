@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -255,6 +256,27 @@ def test_sites_that_nobody_wants_any_more_are_unpatched(daemon: Daemon, ticker: 
         assert ticker.do("fire 2") == 1
     assert len(one.events) == 2
     assert code_at(ticker.pid, ticker_program, daemon, "tick") == NOP
+
+
+def test_nobody_waits_while_anothers_sites_are_disarmed(
+    daemon: Daemon, ticker: Ticker, ticker_program: Path, tmp_path: Path
+) -> None:
+    copies = [Path(shutil.copy(ticker_program, tmp_path / f"copy{number}")) for number in range(20)]
+    with ExitStack() as stack:
+        tickers = [stack.enter_context(Ticker(copy)) for copy in copies]
+        client = stack.enter_context(Client(daemon.target))
+        many = client.subscribe(f":{tmp_path}/copy*::tick")
+        assert len(many.sites) == len(copies)
+        leaving = threading.Thread(target=many.unsubscribe)
+        leaving.start()
+        wait_for(lambda: not client.subscriptions(), "the subscription to end")
+        with Recorder(daemon.target, in_program(ticker_program, "tick")) as recorder:
+            assert leaving.is_alive()
+            ticker.do("fire 3")
+        assert recorder.account is not None
+        assert recorder.account.fired == 3
+        leaving.join()
+        assert [each.semaphore for each in tickers] == [0] * len(tickers)
 
 
 def test_client_that_stalls_loses_its_own_events_only(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

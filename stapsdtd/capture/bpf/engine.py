@@ -13,6 +13,7 @@ import mmap
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.bpf import layout
@@ -21,6 +22,7 @@ from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
 from stapsdtd.capture.engine import Refusal, Sink, Target, TargetSite, Ticket
@@ -133,6 +135,7 @@ class BpfEngine:
         self._loaded = loaded
         self._tables = Tables(loaded.table, loaded.cpus)
         self._reader = Reader(self._tables, loaded.set_reader_waits)
+        self._removals = Removals()
         self._numbers = itertools.count()
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
@@ -182,10 +185,14 @@ class BpfEngine:
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
 
+    def settled(self) -> Future[None]:
+        return self._removals.settled()
+
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._loaded.close)
             steps.callback(self._reader.stop)
+            steps.callback(self._removals.finish)
             for ticket in list(self._subscriptions):
                 steps.callback(self.close, ticket)
 
@@ -304,6 +311,7 @@ class BpfEngine:
     def _armed_group(self, sites: list[_Site], scope: Scope) -> _Group:
         (colour,) = colours([site.site.site_offset for site in sites])
         window = colour.window
+        self._removals.collect()
         first = self._tables.lend_group(window)
         with contextlib.ExitStack() as taken_back:
             taken_back.callback(self._tables.give_back_group, first, window)
@@ -330,11 +338,7 @@ class BpfEngine:
         for site in group.sites:
             if site.group is group:
                 site.group = None
-        try:
-            group.event.remove()
-        except TracefsRejectedError as error:
-            _log.warning("%s; the next start removes it", error)
-        self._tables.give_back_group(group.first, group.window)
+        self._removals.begin(group.event, lambda: self._tables.give_back_group(group.first, group.window))
 
     def _replan(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[ActivePlan]:
         """Swap in a new plan at each site; answer the plans that serve no more."""

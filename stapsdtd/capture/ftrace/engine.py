@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from stapsdtd.capture.engine import Refusal, Sink, Target, Ticket
@@ -213,6 +214,12 @@ class FtraceEngine:
                 self._doomed.remove(instance)
                 self._executor.instance_gone(instance)
         self._bring_in_step()
+
+    def settled(self) -> Future[None]:
+        """It takes events away before it returns."""
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
