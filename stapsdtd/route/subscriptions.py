@@ -156,7 +156,9 @@ class Subscriptions:
             return
         if not mappings:
             return
-        choices = choose(subscription.wish.selectors, found.path, found.parsed.sites)
+        scope = subscription.wish.scope
+        chosen = choose(subscription.wish.selectors, found.path, found.parsed.sites)
+        choices = [choice for choice in chosen if _pids(scope, choice) != frozenset()]
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
         try:

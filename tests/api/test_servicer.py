@@ -465,7 +465,7 @@ class TestSubscribe:
             ("app:*", pids, [frozenset(pids)] * 2),
             (f"app{first}:::", [], [frozenset({first})] * 2),
             (f"app{first}:::", pids, [frozenset({first})] * 2),
-            (f"app{first}:::a app{second}:::", [first], [frozenset({first}), frozenset()]),
+            (f"app{first}:::a app{second}:::", [first], [frozenset({first})]),
         ]
         for selectors, scope, wanted in requests:
             answer = server.subscribe(*selectors.split(), scope=pb.Scope(pids=scope))

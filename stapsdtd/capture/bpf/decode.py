@@ -230,11 +230,11 @@ class Batch:
     def _gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
         """Copy a field out of the ring."""
         column = self._records[name]
-        return np.ascontiguousarray(column) if rows is None else column[rows]
+        return column.copy() if rows is None else column[rows]
 
     def _values(self, position: int, rows: Rows) -> U64:
         values = self._records["values"][:, position]
-        return np.ascontiguousarray(values) if rows is None else values[rows]
+        return values.copy() if rows is None else values[rows]
 
     def _missing(self, position: int, rows: Rows) -> Bools | None:
         if not self._some_missing:

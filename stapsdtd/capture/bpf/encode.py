@@ -67,7 +67,8 @@ def _register(name: str, architecture: str) -> int:
 class Filter:
     """What a subscription wants of a site's hits, beyond which processes are armed.
 
-    pids: None for all. excluded: processes whose hits are as if they had never been. program: None for all.
+    pids: None for all, and nobody where it is empty. excluded: processes whose hits are as if they had never been.
+    program: None for all.
     """
 
     pids: frozenset[int] | None
@@ -81,12 +82,20 @@ class Filter:
     @property
     def arguments(self) -> tuple[int, ...]:
         """Which arguments it reads."""
-        return self.program.arguments if self.program else ()
+        return self.decision.arguments
 
     @property
     def steps(self) -> int:
         """Answer how many tests it takes at most."""
-        return len(self.pids or ()) + len(self.excluded) + (len(self.program.tests) if self.program else 0)
+        tests = len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
+        return 0 if self.accepts_all else max(tests, 1)
+
+    @property
+    def decision(self) -> Program:
+        """What is asked of a hit in a process that is wanted."""
+        if self.pids is not None and not self.pids:
+            return Program((), REJECT)
+        return self.program or Program((), ACCEPT)
 
 
 def encode_filters(filters: Sequence[tuple[int, Filter]], places: Mapping[int, int]) -> bytes:
@@ -112,7 +121,7 @@ _Placed = tuple[Test, tuple[int, int]]
 
 def _filter(wanted: Filter, first: int, places: Mapping[int, int]) -> list[_Placed]:
     """Exclusions, then the scope, then the predicate; each stage begins behind the one before."""
-    program = wanted.program or Program((), ACCEPT)
+    program = wanted.decision
     excluded, pids = sorted(wanted.excluded), sorted(wanted.pids or ())
     scope = first + len(excluded)
     predicate = scope + len(pids)

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf import tables as tables_module
+from stapsdtd.capture.bpf.encode import Filter, encode_filters, encode_value
+from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.tables import PlanEntry, Tables
+from stapsdtd.model import Memory
+from stapsdtd.plan.groups import Window, colours
+from stapsdtd.plan.values import Value
+from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source
+from stapsdtd.predicates.program import Test as One
+from tests.unit.samples import argument
+
+CPUS = 3
+SECOND = 1_000_000_000
+NOBODY = frozenset[int]()
+EVERYTHING = Filter(None, NOBODY, None)
+DTYPES = {
+    ".bss.index": (np.dtype("u4"), layout.INDEX_ENTRIES),
+    ".bss.slots": (layout.SLOT, layout.MAX_SLOTS),
+    ".bss.plans": (layout.PLAN, layout.MAX_PLANS),
+    ".bss.operands": (layout.OPERAND, layout.MAX_OPERANDS),
+    ".bss.tests": (layout.TEST, layout.MAX_TESTS),
+    "counters": (np.dtype("u8"), CPUS * layout.MAX_COUNTERS),
+}
+
+
+class Kernel:
+    """The tables' memory, and what the program sees there. now_ns: the clock."""
+
+    def __init__(self) -> None:
+        self._memory = {name: mmap.mmap(-1, dtype.itemsize * count) for name, (dtype, count) in DTYPES.items()}
+        self.now_ns = 1
+        self.tables = Tables(self._memory.__getitem__, CPUS)
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def table(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        dtype, count = DTYPES[name]
+        return np.frombuffer(self._memory[name], dtype, count)
+
+    def plan(self, entry: PlanEntry) -> Any:
+        return self.table(".bss.plans")[entry.id]
+
+    def operands(self, entry: PlanEntry) -> bytes:
+        """As many as the entry says that it has."""
+        first = int(self.plan(entry)["operands"])
+        count = len(entry.operands) // layout.OPERAND.itemsize
+        return self.table(".bss.operands")[first : first + count].tobytes()
+
+    def tests(self, entry: PlanEntry) -> bytes:
+        first = int(self.plan(entry)["tests"])
+        return self.table(".bss.tests")[first : first + entry.tests].tobytes()
+
+    def count(self, cpu: int, cell: int, number: int = 1) -> None:
+        self.table("counters").reshape(CPUS, -1)[cpu, cell] += np.uint64(number)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(tables_module, "time", made)
+    return made
+
+
+def operand(number: int) -> bytes:
+    return encode_value(Value(0), argument(Memory("rsp", number)), "x86-64")
+
+
+def only(*pids: int) -> Filter:
+    return Filter(frozenset(pids), NOBODY, None)
+
+
+def lend(
+    kernel: Kernel,
+    values: Sequence[int] = (),
+    filters: Mapping[int, Filter] | None = None,
+    further: Sequence[int] = (),
+    *,
+    has_texts: bool = False,
+) -> PlanEntry:
+    """Take numbers in place of operands."""
+    return kernel.tables.lend_plan(
+        [operand(number) for number in values],
+        [operand(number) for number in further],
+        {0: EVERYTHING} if filters is None else filters,
+        {},
+        has_texts=has_texts,
+    )
+
+
+def lend_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[int, Filter]) -> tuple[int, str]:
+    """Answer how many plans there was room for, and what the tables said then."""
+    for count in itertools.count():
+        try:
+            lend(kernel, values, filters)
+        except TableFullError as error:
+            return count, str(error)
+    raise AssertionError
+
+
+# groups
+
+
+def test_group_begins_with_no_sites(kernel: Kernel) -> None:
+    window = Window(shift=4, bits=3)
+    first = kernel.tables.lend_group(window)
+    kernel.tables.fill_group(first, window, {0x1000: 5, 0x1070: 6})
+    kernel.tables.give_back_group(first, window)
+    assert not kernel.table(".bss.index").any()
+    kernel.table(".bss.index")[:] = 9
+    first = kernel.tables.lend_group(window)
+    assert kernel.table(".bss.index")[first : first + 8].tolist() == [0] * 8
+
+
+def test_group_0_stands_for_none(kernel: Kernel) -> None:
+    assert kernel.tables.lend_group(Window(0, 0)) > 0
+
+
+def test_groups_do_not_disturb_each_other(kernel: Kernel) -> None:
+    window = Window(shift=0, bits=2)
+    groups = [kernel.tables.lend_group(window) for _ in range(3)]
+    for number, group in enumerate(groups, 1):
+        kernel.tables.fill_group(group, window, {offset: 10 * number + offset for offset in range(4)})
+    kernel.tables.give_back_group(groups[1], window)
+    index = kernel.table(".bss.index")
+    assert [index[group : group + 4].tolist() for group in groups] == [[10, 11, 12, 13], [0] * 4, [30, 31, 32, 33]]
+    assert kernel.tables.lend_group(window) == groups[1]
+
+
+@settings(max_examples=30)
+@given(
+    offsets=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=40, unique=True),
+    load_page=st.integers(0, (1 << 35) - 1),
+)
+def test_hit_finds_its_slot_by_its_groups_window(offsets: list[int], load_page: int) -> None:
+    kernel = Kernel()
+    found = []
+    for colour in colours(offsets):
+        slots = {offsets[position]: position + 1 for position in colour.members}
+        first = kernel.tables.lend_group(colour.window)
+        kernel.tables.fill_group(first, colour.window, slots)
+        found.append((first, colour.window, slots))
+    index = kernel.table(".bss.index")
+    for first, window, slots in found:
+        for offset, slot in slots.items():
+            ip = (load_page << 12) + offset
+            assert index[first + (ip >> window.shift & (1 << window.bits) - 1)] == slot
+
+
+def test_index_becomes_full(kernel: Kernel) -> None:
+    page = Window(0, 12)
+    last = max(kernel.tables.lend_group(page) for _ in range(layout.INDEX_ENTRIES // 4096 - 1))
+    assert last + 4096 <= layout.INDEX_ENTRIES
+    with pytest.raises(TableFullError, match="groups"):
+        kernel.tables.lend_group(page)
+    # 0 is nobody's
+    for _ in range(4095):
+        kernel.tables.lend_group(Window(0, 0))
+    with pytest.raises(TableFullError, match="groups"):
+        kernel.tables.lend_group(Window(0, 0))
+
+
+# slots
+
+
+def test_slot_says_which_group_and_plan_count(kernel: Kernel) -> None:
+    first, second = kernel.tables.lend_slot(), kernel.tables.lend_slot()
+    kernel.tables.set_slot(first, group=layout.INDEX_ENTRIES - 1, plan=7)
+    kernel.tables.set_slot(second, group=3, plan=layout.MAX_PLANS - 1)
+    slots = kernel.table(".bss.slots")
+    assert slots[first].tolist() == (7, layout.INDEX_ENTRIES - 1)
+    assert slots[second].tolist() == (layout.MAX_PLANS - 1, 3)
+    assert np.count_nonzero(slots["plan"]) == 2
+
+
+def test_slot_given_back_has_no_plan(kernel: Kernel) -> None:
+    first, second = kernel.tables.lend_slot(), kernel.tables.lend_slot()
+    for slot in (first, second):
+        kernel.tables.set_slot(slot, 3, 7)
+    kernel.tables.give_back_slot(first)
+    assert kernel.table(".bss.slots")[[first, second]].tolist() == [(0, 0), (7, 3)]
+    assert kernel.tables.lend_slot() == first
+
+
+def test_slots_become_full_and_0_is_none_of_them(kernel: Kernel) -> None:
+    lent = {kernel.tables.lend_slot() for _ in range(layout.MAX_SLOTS - 1)}
+    assert lent == set(range(1, layout.MAX_SLOTS))
+    with pytest.raises(TableFullError, match="sites"):
+        kernel.tables.lend_slot()
+    kernel.tables.give_back_slot(4711)
+    assert kernel.tables.lend_slot() == 4711
+
+
+# plans
+
+
+def test_plan_names_its_operands_and_tests(kernel: Kernel) -> None:
+    lend(kernel, [1, 2], {0: only(7)})
+    program = Program((One(Source.ARGUMENT, 5, Relation.GT, 0xFF, 3, bytes(16), ACCEPT, REJECT),))
+    filters = {0: EVERYTHING, 2: only(8, 9), 5: Filter(None, frozenset({4}), program), 63: EVERYTHING}
+    entry = kernel.tables.lend_plan([operand(1), operand(2), operand(3)], [operand(4)], filters, {5: 3}, has_texts=True)
+    plan = kernel.plan(entry)
+    assert plan["always"] == 1 << 63 | 1
+    assert (plan["values"], plan["has_tests"], plan["has_texts"]) == (3, 1, 1)
+    assert plan["counters"] == entry.cell(Counter.HITS)
+    assert kernel.operands(entry) == b"".join(map(operand, (1, 2, 3, 4)))
+    assert kernel.tests(entry) == encode_filters([(2, filters[2]), (5, filters[5])], {5: 3})
+    assert entry.bits == (0, 2, 5, 63)
+
+
+def test_plan_of_nothing_but_the_hit(kernel: Kernel) -> None:
+    entry = lend(kernel)
+    plan = kernel.plan(entry)
+    assert (plan["always"], plan["values"], plan["has_tests"], plan["has_texts"]) == (1, 0, 0, 0)
+    assert entry.id > 0
+    assert not kernel.table(".bss.operands").tobytes().strip(b"\0")
+    assert not kernel.table(".bss.tests").tobytes().strip(b"\0")
+
+
+def test_plan_that_takes_the_room_of_another_keeps_nothing_of_it(kernel: Kernel) -> None:
+    old = lend(kernel, [1, 2], {0: only(7), 1: EVERYTHING}, has_texts=True)
+    kernel.tables.retire_plan(old)
+    kernel.now_ns += 10 * SECOND
+    new = lend(kernel, [3])
+    assert new.id == old.id
+    plan = kernel.plan(new)
+    assert (plan["always"], plan["values"], plan["has_tests"], plan["has_texts"]) == (1, 1, 0, 0)
+
+
+def test_same_operands_are_written_once(kernel: Kernel) -> None:
+    first, second = lend(kernel, [1, 2, 3]), lend(kernel, [1, 2], further=[3])
+    other = lend(kernel, [1, 2, 4])
+    places = [int(kernel.plan(entry)["operands"]) for entry in (first, second, other)]
+    assert places[0] == places[1]
+    assert abs(places[2] - places[0]) >= 3
+    assert [int(kernel.plan(entry)["values"]) for entry in (first, second)] == [3, 2]
+
+
+def test_shared_operands_stay_for_as_long_as_one_plan_has_them(kernel: Kernel) -> None:
+    first, second = lend(kernel, [1, 2]), lend(kernel, [1, 2])
+    kernel.tables.retire_plan(first)
+    kernel.now_ns += 10 * SECOND
+    lend(kernel, [3, 4])
+    assert kernel.operands(second) == operand(1) + operand(2)
+    place = int(kernel.plan(second)["operands"])
+    kernel.tables.retire_plan(second)
+    kernel.now_ns += 10 * SECOND
+    assert kernel.plan(lend(kernel, [5, 6]))["operands"] == place
+
+
+def test_room_of_a_retired_plan_is_not_used_while_a_hit_may_be_on_its_way(kernel: Kernel) -> None:
+    old = lend(kernel, [1, 2], {0: only(7, 8)})
+    row, operands, tests = kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)
+    kernel.tables.retire_plan(old)
+    for _ in range(2):
+        new = lend(kernel, [3, 4], {0: only(5, 6)})
+        assert (kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)) == (row, operands, tests)
+        assert new.id != old.id
+        assert new.counters >= old.counters + old.cells
+        kernel.now_ns += SECOND
+    kernel.now_ns += 9 * SECOND
+    again = lend(kernel, [9, 8], {0: only(3, 4)})
+    assert (again.id, again.counters, again.first_test) == (old.id, old.counters, old.first_test)
+    assert kernel.plan(again)["operands"] == np.frombuffer(row, layout.PLAN)["operands"][0]
+
+
+OPERANDS = st.lists(st.integers(0, 2), max_size=3)
+FILTERS = st.dictionaries(
+    st.integers(0, 4), st.just(EVERYTHING) | st.frozensets(st.integers(1, 9), min_size=1).map(lambda pids: only(*pids))
+)
+RETIRE = st.integers(0, 20)
+WAIT = st.sampled_from([SECOND / 2, 60 * SECOND])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(OPERANDS, FILTERS) | RETIRE | WAIT, max_size=30))
+def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter]] | int | float]) -> None:
+    """A step lends a plan, retires one of them, or waits. Within a second of its end a plan is still in use."""
+    kernel = Kernel()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables_module, "time", kernel)
+        live: list[PlanEntry] = []
+        in_use: dict[int, tuple[PlanEntry, bytes]] = {}
+        retired_ns: dict[int, int] = {}
+        for serial, step in enumerate(steps):
+            match step:
+                case float():
+                    kernel.now_ns += int(step)
+                case int():
+                    if live:
+                        entry = live.pop(step % len(live))
+                        kernel.tables.retire_plan(entry)
+                        retired_ns[next(key for key, (used, _) in in_use.items() if used is entry)] = kernel.now_ns
+                case values, filters:
+                    entry = lend(kernel, values, filters)
+                    in_use[serial] = entry, kernel.plan(entry).tobytes()
+                    live.append(entry)
+                    tested = [(bit, each) for bit, each in filters.items() if each != EVERYTHING]
+                    assert kernel.operands(entry) == b"".join(map(operand, values))
+                    assert kernel.tests(entry) == encode_filters(tested, {})
+            for over in [key for key, end_ns in retired_ns.items() if kernel.now_ns > end_ns + SECOND]:
+                del in_use[over], retired_ns[over]
+            entries = [entry for entry, _ in in_use.values()]
+            assert len({entry.id for entry in entries}) == len(entries)
+            for runs in (
+                [range(entry.counters, entry.counters + entry.cells) for entry in entries],
+                [range(entry.first_test, entry.first_test + entry.tests) for entry in entries],
+            ):
+                taken = list(itertools.chain.from_iterable(runs))
+                assert len(set(taken)) == len(taken)
+            for entry, row in in_use.values():
+                assert kernel.plan(entry).tobytes() == row
+                assert kernel.operands(entry) == entry.operands
+
+
+# full
+
+
+def test_operands_become_full(kernel: Kernel) -> None:
+    most = 1 << 12
+    for number in range(layout.MAX_OPERANDS // most):
+        kernel.tables.lend_plan([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+    with pytest.raises(TableFullError, match="operands"):
+        lend(kernel, [99])
+    # what is there already costs nothing more
+    kernel.tables.lend_plan([operand(0)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+
+
+def test_tests_become_full(kernel: Kernel) -> None:
+    wanted = only(*range(layout.MAX_STEPS))
+    expected = layout.MAX_TESTS // layout.MAX_STEPS
+    count, reason = lend_until_full(kernel, [], {0: wanted})
+    assert (count, reason) == (expected, "the bpf engine's table of tests is full")
+
+
+def test_counters_become_full(kernel: Kernel) -> None:
+    cells = 1 + layout.COUNTERS_OF_FILTER * layout.MAX_FILTERS
+    count, reason = lend_until_full(kernel, [], {layout.MAX_FILTERS - 1: EVERYTHING})
+    assert (count, reason) == (layout.MAX_COUNTERS // cells, "the bpf engine's table of counters is full")
+
+
+def test_plans_become_full(kernel: Kernel) -> None:
+    count, reason = lend_until_full(kernel, [], {})
+    assert (count, reason) == (layout.MAX_PLANS - 1, "the bpf engine's table of plans is full")
+
+
+@pytest.mark.parametrize("full", ["tests", "counters"])
+def test_plan_that_found_no_room_takes_none(kernel: Kernel, full: str) -> None:
+    crowd: Mapping[int, Filter] = {0: only(*range(layout.MAX_STEPS))} if full == "tests" else {63: EVERYTHING}
+    retired = lend(kernel, [], crowd)
+    count, _ = lend_until_full(kernel, [], crowd)
+    for _ in range(3):
+        with pytest.raises(TableFullError, match=full):
+            lend(kernel, [1, 2], {0: only(*range(layout.MAX_STEPS)), 63: EVERYTHING})
+    small = lend(kernel, [3])
+    assert small.id == count + 2
+    assert kernel.plan(small)["operands"] == 0
+    kernel.tables.retire_plan(retired)
+    kernel.now_ns += 10 * SECOND
+    assert lend(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == 0
+
+
+def test_room_that_a_hit_may_be_using_is_no_room_for_others(kernel: Kernel) -> None:
+    crowd = {0: only(*range(layout.MAX_STEPS))}
+    retired = lend(kernel, [], crowd)
+    lend_until_full(kernel, [], crowd)
+    kernel.tables.retire_plan(retired)
+    with pytest.raises(TableFullError, match="tests"):
+        lend(kernel, [], crowd)
+    kernel.now_ns += 10 * SECOND
+    assert lend(kernel, [], crowd).first_test == retired.first_test
+
+
+# counters
+
+
+def test_cells_are_where_the_program_counts() -> None:
+    entry = PlanEntry(1, 100, b"", 0, 0, (0, 2))
+    assert entry.cell(Counter.HITS) == 100
+    cells = [
+        entry.cell(counter, bit) for bit in (0, 1, 2) for counter in (Counter.FILTERED, Counter.EXCLUDED, Counter.LOST)
+    ]
+    # stapsdt.bpf.c, count_of(): filter * COUNTERS_OF_FILTER + counter
+    assert cells == list(range(101, 110))
+    assert entry.cells == 10
+
+
+def test_totals_are_over_all_cpus(kernel: Kernel) -> None:
+    first, second = lend(kernel, [], {0: EVERYTHING, 1: only(7)}), lend(kernel)
+    for cpu in range(CPUS):
+        kernel.count(cpu, first.cell(Counter.HITS), 10**cpu)
+    kernel.count(2, first.cell(Counter.LOST, 1), 5)
+    kernel.count(0, second.cell(Counter.FILTERED), 7)
+    totals = kernel.tables.totals()
+    assert totals[first.cell(Counter.HITS)] == 111
+    assert totals[first.cell(Counter.LOST, 1)] == 5
+    assert totals[second.cell(Counter.FILTERED)] == 7
+    assert totals.sum() == 123
+
+
+def test_totals_stay_as_they_were_asked_for(kernel: Kernel) -> None:
+    entry = lend(kernel)
+    totals = kernel.tables.totals()
+    kernel.count(0, entry.cell(Counter.HITS))
+    assert totals[entry.cell(Counter.HITS)] == 0
+
+
+def test_retired_plan_is_still_counted(kernel: Kernel) -> None:
+    entry = lend(kernel)
+    kernel.tables.retire_plan(entry)
+    kernel.count(1, entry.cell(Counter.LOST))
+    lend(kernel)
+    assert kernel.tables.totals()[entry.cell(Counter.LOST)] == 1
+
+
+def test_new_plan_counts_from_0_and_others_go_on(kernel: Kernel) -> None:
+    old, stays = lend(kernel), lend(kernel)
+    for cpu in range(CPUS):
+        for entry in (stays, old):
+            kernel.count(cpu, entry.cell(Counter.HITS))
+            kernel.count(cpu, entry.cell(Counter.LOST))
+    kernel.tables.retire_plan(old)
+    kernel.now_ns += 10 * SECOND
+    new = lend(kernel)
+    assert new.counters == old.counters
+    totals = kernel.tables.totals()
+    assert [totals[stays.cell(counter)] for counter in (Counter.HITS, Counter.LOST)] == [3, 3]
+    assert [totals[new.cell(counter)] for counter in Counter] == [0, 0, 0, 0]
