@@ -82,6 +82,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map__initial_value": (_Pointer, _Pointer, ctypes.POINTER(ctypes.c_size_t)),
     "bpf_map_create": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint32] * 3, _Pointer),
     "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer, ctypes.c_uint64),
+    "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
 """What each one gives, and takes."""
@@ -206,6 +207,13 @@ def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
     if _library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
+        raise _failed()
+
+
+def remove_map(outer: int, index: int) -> None:
+    """Take a map out of an array of maps. Raises OSError."""
+    key = ctypes.c_uint32(index)
+    if _library().bpf_map_delete_elem(outer, ctypes.byref(key)):
         raise _failed()
 
 

@@ -48,6 +48,16 @@ def code_at(pid: int, program: Path, daemon: Daemon, name: str) -> bytes:
     return mapped_bytes(pid, probe.path, probe.sites[0].offset, 1, "x")
 
 
+def ring_kib(pid: int) -> int:
+    """What a process has mapped of BPF maps."""
+    sizes = []
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        if line.endswith("anon_inode:bpf-map"):
+            begin, _, end = line.split()[0].partition("-")
+            sizes.append(int(end, 16) - int(begin, 16))
+    return sum(sizes) // 1024
+
+
 def lost(account: Account) -> int:
     return account.lost_kernel_buffer + account.lost_queue + account.lost_decode
 
@@ -277,6 +287,20 @@ def test_nobody_waits_while_anothers_sites_are_disarmed(
         assert recorder.account.fired == 3
         leaving.join()
         assert [each.semaphore for each in tickers] == [0] * len(tickers)
+
+
+def test_large_rings_are_given_back_with_the_last_subscription(
+    daemon: Daemon, ticker: Ticker, ticker_program: Path
+) -> None:
+    large_kib = 32 * 1024
+    for _ in range(2):
+        with Recorder(
+            daemon.target, in_program(ticker_program, "tick", "(arg0)"), kernel_buffer_kib=large_kib
+        ) as recorder:
+            ticker.do("fire 3")
+            assert ring_kib(daemon.pid) > large_kib
+        assert len(recorder.events) == 3
+        wait_for(lambda: ring_kib(daemon.pid) < large_kib, "the ring to go")
 
 
 def test_client_that_stalls_loses_its_own_events_only(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

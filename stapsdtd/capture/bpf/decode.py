@@ -7,6 +7,7 @@ One record serves all subscriptions that its hit matched, and columns that sever
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,7 +34,9 @@ from stapsdtd.capture.batch import (
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanId
-from stapsdtd.capture.engine import Sink, Ticket
+from stapsdtd.capture.engine import LossStage, Sink, Ticket
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +77,32 @@ Layout = tuple[Source, ...]
 class Channel:
     """A subscription as the reader sees it.
 
-    excluded: processes that may have come to map an object after the program was told whom to leave out.
+    excluded: processes that may have come to map an object after the program was told whom to leave out. is_open: until
+    then, what plans that could not be replaced still bring is nobody's.
     """
 
     ticket: Ticket
     sink: Sink
     excluded: frozenset[int] = frozenset()
+    is_open: bool = True
 
     def deliver(self, blocks: Sequence[Block]) -> None:
-        self.sink.deliver(merge([kept for block in blocks if len(kept := self._without_excluded(block))]))
+        if not self.is_open:
+            return
+        kept = [found for block in blocks if len(found := self._without_excluded(block))]
+        try:
+            self.sink.deliver(merge(kept))
+        except Exception:  # noqa: BLE001 - one subscription's trouble is not the others'
+            _log.exception("events could not be delivered")
+            self.lost(LossStage.DECODE, sum(map(len, kept)))
+
+    def filtered(self, count: int) -> None:
+        if self.is_open:
+            self.sink.filtered(count)
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        if self.is_open:
+            self.sink.lost(stage, count)
 
     def _without_excluded(self, block: Block) -> Block:
         if not self.excluded:
@@ -90,7 +110,7 @@ class Channel:
         outside = np.isin(block.pid, list(self.excluded))
         if not outside.any():
             return block
-        self.sink.filtered(int(np.count_nonzero(outside)))
+        self.filtered(int(np.count_nonzero(outside)))
         return block.take(np.flatnonzero(~outside))
 
 
@@ -147,6 +167,7 @@ class Batch:
     def blocks(self, plans: Mapping[PlanId, ActivePlan]) -> tuple[list[tuple[Channel, Block]], int]:
         """Answer each subscription's events, and how many records are of unknown plans."""
         found: dict[tuple[int, Layout], list[tuple[Reading, Rows]]] = {}
+        received: list[tuple[ActivePlan, int, int]] = []
         unknown = 0
         for plan_id, rows, count in self._by_plan():
             if not plan_id:
@@ -156,11 +177,14 @@ class Batch:
                 unknown += count
                 continue
             for bit, own in self._by_bit(plan, rows):
-                plan.received[bit] = plan.received.get(bit, 0) + (count if own is rows else _length(own))
+                received.append((plan, bit, count if own is rows else _length(own)))
                 for reading in plan.readings:
                     if reading.bit == bit:
                         found.setdefault((id(reading.channel), reading.layout), []).append((reading, own))
-        return [self._block(layout, parts) for (_, layout), parts in found.items()], unknown
+        blocks = [self._block(layout, parts) for (_, layout), parts in found.items()]
+        for plan, bit, count in received:
+            plan.received[bit] = plan.received.get(bit, 0) + count
+        return blocks, unknown
 
     def _by_plan(self) -> list[tuple[PlanId, Rows, int]]:
         plans: U32 = self._records["plan"]

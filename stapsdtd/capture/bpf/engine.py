@@ -48,6 +48,7 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only where the longest one has room."""
 
 _RECORDS_AT_LEAST = 4
+_KEPT_RING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +160,10 @@ class BpfEngine:
                 refusals[wanted.capture.site] = str(error)
             else:
                 sites.append(site)
-        subscription.sites[found.key] = sites
-        refused = self._bring_in_step(sites)
-        for site in refused:
-            del site.wants[ticket]
-            sites.remove(site)
-        self._bring_in_step(list(refused))
+        refused = self._bring_in_step(sites, ticket)
+        subscription.sites[found.key] = [site for site in sites if ticket in site.wants]
         self._forget_unwanted(found)
-        refusals |= {site.site: reason for site, reason in refused.items()}
+        refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
@@ -175,7 +172,10 @@ class BpfEngine:
     def close(self, ticket: Ticket) -> None:
         subscription = self._subscriptions[ticket]
         self._release(ticket, [site for sites in subscription.sites.values() for site in sites])
+        self._reader.silence(subscription.channel)
         del self._subscriptions[ticket]
+        if not self._subscriptions:
+            self._drop_large_rings()
 
     def _release(self, ticket: Ticket, sites: Sequence[_Site]) -> None:
         for site in sites:
@@ -219,17 +219,23 @@ class BpfEngine:
         if not found.sites and self._objects.pop(found.key, None) is not None:
             os.close(found.descriptor)
 
-    def _bring_in_step(self, sites: Sequence[_Site]) -> dict[_Site, str]:
+    def _bring_in_step(self, sites: Sequence[_Site], newcomer: Ticket | None = None) -> dict[_Site, str]:
         """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
 
-        They keep the group and plan that they have.
+        Those keep the group and plan that they have, and the newcomer's wish is forgotten. There may be others among
+        them, which had to move.
         """
         refused: dict[_Site, str] = {}
-        new = self._plan_ahead([site for site in sites if site.group is None and site.wants], refused)
-        superseded = self._regroup([site for site in sites if site not in refused], refused)
-        concerned = dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)])
-        ended = self._replan([site for site in concerned if site not in refused and site not in new], refused)
-        ended += self._take_back([site for site in new if site in refused])
+        plans = self._new_plans(sites, refused)
+        _forget_wishes(newcomer, refused)
+        self._reader.begin(plans.values())
+        superseded = self._regroup(sites, plans, refused)
+        _forget_wishes(newcomer, refused)
+        ended = [plan for site, plan in plans.items() if site in refused]
+        ended += self._switch(
+            dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
+            {site: plan for site, plan in plans.items() if site not in refused},
+        )
         for group in superseded:
             self._remove(group)
         if ended:
@@ -238,28 +244,34 @@ class BpfEngine:
             self._tables.retire_plan(plan.entry)
         return refused
 
-    def _plan_ahead(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> set[_Site]:
-        """Plan sites that are about to be armed, so that even a hit before that is done finds its plan."""
+    def _new_plans(self, sites: Iterable[_Site], refused: dict[_Site, str]) -> dict[_Site, ActivePlan]:
+        """Before anything is armed or moved, so that a refusal changes nothing and every hit finds its plan."""
+        plans = {}
         for site in sites:
-            try:
-                site.plan = self._plan(site)
-            except (TableFullError, OSError, ValueError) as error:
-                refused[site] = str(error)
-        planned = {site: site.plan for site in sites if site.plan is not None}
-        self._reader.begin(planned.values())
-        return set(planned)
+            if site.wants:
+                try:
+                    plans[site] = self._plan(site)
+                except (TableFullError, OSError, ValueError) as error:
+                    refused[site] = str(error)
+        return plans
 
-    def _take_back(self, sites: Iterable[_Site]) -> list[ActivePlan]:
-        """Answer the plans of sites that were planned and could not be armed."""
+    def _switch(self, sites: Iterable[_Site], plans: Mapping[_Site, ActivePlan]) -> list[ActivePlan]:
+        """Have sites' hits go by their groups, and by new plans where there are some; answer the plans that ended."""
         ended = []
         for site in sites:
-            self._tables.set_slot(site.slot, 0, 0)
-            if site.plan is not None:
+            plan = plans.get(site, site.plan if site.wants else None)
+            if plan is None or site.group is None:
+                self._tables.set_slot(site.slot, 0, 0)
+            else:
+                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
+            if site.plan is not None and site.plan is not plan:
                 ended.append(site.plan)
-            site.plan = None
+            site.plan = plan
         return ended
 
-    def _regroup(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[_Group]:
+    def _regroup(
+        self, sites: Sequence[_Site], plans: Mapping[_Site, ActivePlan], refused: dict[_Site, str]
+    ) -> list[_Group]:
         """Give each site a group that patches what is wanted; answer the groups that serve no more."""
         superseded = []
         homeless = {site for site in sites if site.group is None and site.wants}
@@ -275,7 +287,7 @@ class BpfEngine:
             by_scope[site.scope].append(site)
         for scope, members in by_scope.items():
             for colour in colours([site.site.site_offset for site in members]):
-                self._make_group([members[position] for position in colour.members], scope, refused)
+                self._make_group([members[position] for position in colour.members], scope, plans, refused)
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
             group.sites = [site for site in group.sites if site.group is group]
@@ -287,28 +299,34 @@ class BpfEngine:
             return True
         if group.scope is None or scope is None or not group.scope < scope:
             return False
-        for pid in sorted(scope - group.scope):
-            self._patch(group, pid)
+        try:
+            for pid in sorted(scope - group.scope):
+                self._patch(group, pid)
+        except OSError as error:
+            _log.info("%s: %s", group.sites[0].object.path, error)
+            return False
         group.scope = scope
         return True
 
-    def _make_group(self, sites: list[_Site], scope: Scope, refused: dict[_Site, str]) -> None:
+    def _make_group(
+        self, sites: list[_Site], scope: Scope, plans: Mapping[_Site, ActivePlan], refused: dict[_Site, str]
+    ) -> None:
         """Arm sites in a group of their own; one that the kernel refuses is found by halving."""
         try:
-            group = self._armed_group(sites, scope)
+            group = self._armed_group(sites, scope, plans)
         except (TracefsRejectedError, OSError, TableFullError) as error:
             if len(sites) == 1:
                 _log.info("%s: %s", sites[0].object.path, error)
                 refused[sites[0]] = str(error)
                 return
             middle = len(sites) // 2
-            self._make_group(sites[:middle], scope, refused)
-            self._make_group(sites[middle:], scope, refused)
+            self._make_group(sites[:middle], scope, plans, refused)
+            self._make_group(sites[middle:], scope, plans, refused)
         else:
             for site in sites:
                 site.group = group
 
-    def _armed_group(self, sites: list[_Site], scope: Scope) -> _Group:
+    def _armed_group(self, sites: list[_Site], scope: Scope, plans: Mapping[_Site, ActivePlan]) -> _Group:
         (colour,) = colours([site.site.site_offset for site in sites])
         window = colour.window
         self._removals.collect()
@@ -321,8 +339,9 @@ class BpfEngine:
             taken_back.callback(event.remove)
             group = _Group(event, window, first, scope, sites)
             for site in sites:
-                if site.group is None and site.plan is not None:
-                    self._tables.set_slot(site.slot, first, site.plan.entry.id)
+                if site.group is None:
+                    # the first hit finds it
+                    self._tables.set_slot(site.slot, first, plans[site].entry.id)
             for pid in [None] if scope is None else sorted(scope):
                 self._patch(group, pid)
             taken_back.pop_all()
@@ -339,25 +358,6 @@ class BpfEngine:
             if site.group is group:
                 site.group = None
         self._removals.begin(group.event, lambda: self._tables.give_back_group(group.first, group.window))
-
-    def _replan(self, sites: Sequence[_Site], refused: dict[_Site, str]) -> list[ActivePlan]:
-        """Swap in a new plan at each site; answer the plans that serve no more."""
-        plans: dict[_Site, ActivePlan | None] = {}
-        for site in sites:
-            try:
-                plans[site] = self._plan(site) if site.wants else None
-            except (TableFullError, OSError, ValueError) as error:
-                refused[site] = str(error)
-        self._reader.begin([plan for plan in plans.values() if plan is not None])
-        for site, plan in plans.items():
-            if plan is None or site.group is None:
-                self._tables.set_slot(site.slot, 0, 0)
-            else:
-                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
-        ended = [site.plan for site in plans if site.plan is not None]
-        for site, plan in plans.items():
-            site.plan = plan
-        return ended
 
     def _plan(self, site: _Site) -> ActivePlan:
         """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
@@ -397,10 +397,30 @@ class BpfEngine:
         for number in classes:
             stride = layout.STRIDES[number]
             size = 1 << (max(buffer_bytes, _RECORDS_AT_LEAST * stride, mmap.PAGESIZE) - 1).bit_length()
-            if number not in self._rings or self._rings[number].size < size:
-                self._rings[number] = ring = Ring(stride, size)
-                self._reader.add_ring(ring)
-                self._loaded.put_ring(number, ring.fileno())
+            held = self._rings.get(number)
+            if held is None or held.size < size:
+                self._rings[number] = self._new_ring(number, stride, size)
+                if held is not None:
+                    self._reader.retire_ring(held)
+
+    def _new_ring(self, record_class: int, stride: int, size: int) -> Ring:
+        """Raises OSError."""
+        ring = Ring(stride, size)
+        try:
+            self._loaded.put_ring(record_class, ring.fileno())
+        except OSError:
+            ring.close()
+            raise
+        self._reader.add_ring(ring)
+        return ring
+
+    def _drop_large_rings(self) -> None:
+        """Nobody is subscribed. The others are kept for the next one, since to put a ring in place takes a while."""
+        for number, ring in list(self._rings.items()):
+            if ring.size > _KEPT_RING_BYTES:
+                self._loaded.take_ring(number)
+                self._reader.retire_ring(ring)
+                del self._rings[number]
 
 
 class _Fetcher:
@@ -450,6 +470,12 @@ class _Fetcher:
                 case Unavailable():
                     sources.append(Fixed(None, is_signed))
         return tuple(sources)
+
+
+def _forget_wishes(ticket: Ticket | None, sites: Iterable[_Site]) -> None:
+    if ticket is not None:
+        for site in sites:
+            site.wants.pop(ticket, None)
 
 
 def _filter(target: Target, wanted: TargetSite) -> Filter:

@@ -11,7 +11,7 @@ import numpy as np
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, put_map
+from stapsdtd.kernel.libbpf import BpfObject, put_map, remove_map
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
@@ -46,6 +46,10 @@ class Loaded:
     def put_ring(self, record_class: int, ring: int) -> None:
         """Let records of a class go to a ring. Raises OSError."""
         put_map(self._rings, record_class, ring)
+
+    def take_ring(self, record_class: int) -> None:
+        """Have records of a class go nowhere. Raises OSError."""
+        remove_map(self._rings, record_class)
 
     def set_reader_waits(self, waits: bool) -> None:
         self._waits[0] = waits

@@ -31,6 +31,7 @@ _SHORT_PAUSE_MS = 1
 _IDLE_MS = 200
 _ACCOUNT_NS = 200_000_000
 _SETTLE_NS = 500_000_000
+_RETIRED_NS = 2_000_000_000
 
 
 class Reader:
@@ -42,6 +43,7 @@ class Reader:
         self._set_waiting = set_waiting
         self._jobs = Jobs()
         self._rings: list[Ring] = []
+        self._retired: list[tuple[int, Ring]] = []
         self._plans: dict[PlanId, ActivePlan] = {}
         self._told: dict[int, _Told] = {}
         self._accounts_told_ns = 0
@@ -60,14 +62,19 @@ class Reader:
 
         self._jobs.call(job)
 
-    def drop_rings(self) -> None:
-        """Forget and close all rings, which nothing writes to any more."""
+    def retire_ring(self, ring: Ring) -> None:
+        """Close a ring that another has taken the place of when the hits are through that may still write to it."""
 
         def job() -> None:
-            for ring in self._rings:
-                self._idle.unregister(ring)
-                ring.close()
-            self._rings.clear()
+            self._retired.append((time.monotonic_ns() + _RETIRED_NS, ring))
+
+        self._jobs.call(job)
+
+    def silence(self, channel: Channel) -> None:
+        """Tell it nothing any more, whatever plans still name it."""
+
+        def job() -> None:
+            channel.is_open = False
 
         self._jobs.call(job)
 
@@ -110,6 +117,9 @@ class Reader:
 
         self._jobs.call(job)
         self._thread.join()
+        for ring in self._rings:
+            ring.close()
+        self._rings.clear()
         self._idle.close()
         self._jobs.close()
 
@@ -118,6 +128,7 @@ class Reader:
             try:
                 read = self._sweep()
                 self._tell_accounts()
+                self._close_retired()
             except Exception:  # noqa: BLE001 - the next records may be better
                 _log.exception("reading events failed")
                 read = 0
@@ -130,11 +141,23 @@ class Reader:
             is_flood = any(ring.filled > ring.size // 8 for ring in self._rings)
             self._busy.poll(0 if is_flood else _SHORT_PAUSE_MS if read > _BYTES_PER_SWEEP // 64 else _PAUSE_MS)
             return
+        if any(ring.filled for ring in self._rings):
+            # a record that is being written
+            self._busy.poll(_SHORT_PAUSE_MS)
+            return
         self._set_waiting(True)
         # what came before the flag was seen would wake nobody
         if not any(ring.filled for ring in self._rings):
-            self._idle.poll(_IDLE_MS / 1000 if self._plans else None)
+            self._idle.poll(_IDLE_MS / 1000 if self._plans or self._retired else None)
         self._set_waiting(False)
+
+    def _close_retired(self) -> None:
+        now = time.monotonic_ns()
+        for due in [due for due in self._retired if due[0] < now and not due[1].filled]:
+            self._retired.remove(due)
+            self._rings.remove(due[1])
+            self._idle.unregister(due[1])
+            due[1].close()
 
     def _sweep(self) -> int:
         """Read each ring once, deliver in the order of time, and answer how many bytes were read."""
@@ -148,7 +171,7 @@ class Reader:
                 complete_ns = min(complete_ns, int(records["time_ns"][-1]))
             if len(records):
                 found.append((ring, records))
-        if len(found) > 1:
+        if len(self._rings) > 1:
             found = [(ring, _until(records, complete_ns)) for ring, records in found]
         events: dict[Channel, list[Block]] = {}
         for ring, records in found:
@@ -156,11 +179,7 @@ class Reader:
                 events.setdefault(channel, []).append(block)
             ring.consume(len(records))
         for channel, blocks in events.items():
-            try:
-                channel.deliver(blocks)
-            except Exception:  # noqa: BLE001 - one subscription's trouble is not the others'
-                _log.exception("events could not be delivered")
-                channel.sink.lost(LossStage.DECODE, sum(map(len, blocks)))
+            channel.deliver(blocks)
         return sum(len(records) * ring.stride for ring, records in found)
 
     def _decoded(self, ring: Ring, records: Records) -> list[tuple[Channel, Block]]:
@@ -198,7 +217,7 @@ class Reader:
             missing = _missing(plan, reading.bit, totals)
             if missing > 0:
                 _log.error("%d events of one site were counted and never came", missing)
-                reading.channel.sink.lost(LossStage.DECODE, missing)
+                reading.channel.lost(LossStage.DECODE, missing)
 
 
 def _until(records: Records, moment_ns: int) -> Records:
@@ -211,16 +230,16 @@ class _Told:
     """A counter of the kernel's, and how much of it the subscriptions concerned were told."""
 
     def __init__(self, plan: ActivePlan, bit: int, counter: Counter) -> None:
-        self._sinks = [reading.channel.sink for reading in plan.readings if reading.bit == bit]
+        self._channels = [reading.channel for reading in plan.readings if reading.bit == bit]
         self._counter = counter
         self.count = 0
 
     def tell(self, count: int) -> None:
-        for sink in self._sinks:
+        for channel in self._channels:
             if self._counter is Counter.FILTERED:
-                sink.filtered(count)
+                channel.filtered(count)
             else:
-                sink.lost(LossStage.KERNEL_BUFFER, count)
+                channel.lost(LossStage.KERNEL_BUFFER, count)
 
 
 def _told_cells(plan: ActivePlan) -> dict[int, _Told]:

@@ -1,0 +1,427 @@
+"""A kernel for the bpf engine: tables and rings in memory, events in a list, bpf/stapsdt.bpf.c told again in Python.
+
+A hit runs the program of every event that reaches it, as an uprobe runs all of its consumers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import operator
+import os
+import re
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stapsdtd.capture.batch import Block
+from stapsdtd.capture.bpf import engine, layout, removals, rings
+from stapsdtd.capture.bpf.encode import _X86_64
+from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.layout import OperandKind, Take
+from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.predicates.program import ACCEPT, REJECT, Relation, Source
+from tests.unit.samples import event_rows
+
+CPUS = 2
+PROGRAM = 77
+LOAD_ADDRESS = 0x7F0000000000
+
+_PAGE = mmap.PAGESIZE
+_BUSY = 1 << 31
+_DISCARDED = 1 << 30
+_ALL_BITS = (1 << 64) - 1
+_COMPARE: dict[int, Callable[[int, int], bool]] = {
+    Relation.EQ: operator.eq, Relation.NE: operator.ne, Relation.LT: operator.lt,
+    Relation.LE: operator.le, Relation.GT: operator.gt, Relation.GE: operator.ge,
+}  # fmt: skip
+
+
+class RecordingSink:
+    """calls: what each delivery brought, as (time_ns, pid, tid, cpu, comm, site_id, values…)."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[tuple[Any, ...]]] = []
+        self.losses: Counter[LossStage] = Counter()
+        self.filtered_count = 0
+
+    def deliver(self, blocks: Sequence[Block]) -> None:
+        self.calls.append([row for block in blocks for row in event_rows(block)])
+
+    def filtered(self, count: int) -> None:
+        self.filtered_count += count
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        self.losses[stage] += count
+
+    @property
+    def rows(self) -> list[tuple[Any, ...]]:
+        return [row for rows in self.calls for row in rows]
+
+    @property
+    def values(self) -> list[tuple[Any, ...]]:
+        """(site_id, values…) of each event, in the order in which they came."""
+        return [row[5:] for row in self.rows]
+
+    @property
+    def pids(self) -> list[int]:
+        return [row[1] for row in self.rows]
+
+
+def record(
+    stride: int,
+    plan: int,
+    *values: int,
+    time_ns: int = 0,
+    pid: int = 10,
+    cpu: int = 0,
+    matched: int = 0,
+    missing: int = 0,
+) -> bytes:
+    """Of a thread 11 named app, as it is in a ring of this stride, behind the kernel's header."""
+    head = np.array([(time_ns, 11, pid, matched, plan, cpu, missing, b"app")], layout.RECORD)
+    body = head.tobytes() + struct.pack(f"={len(values)}Q", *(value & _ALL_BITS for value in values))
+    return body.ljust(stride - layout.RECORD_HEADER, b"\0")
+
+
+class MemoryRing(Ring):
+    """The second mapping of the data is a copy: everything is written twice. Needs `rings.create_ring` replaced."""
+
+    def __init__(self, stride: int, size: int) -> None:
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        super().__init__(stride, size)
+        self._memory = mmap.mmap(self._descriptor, 2 * _PAGE + 2 * size)
+        self._produced = 0
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def close(self) -> None:
+        assert not self.is_closed
+        os.close(self._wake)
+        super().close()
+        self.is_closed = True
+
+    def put(self, body: bytes, flags: int = 0) -> bool:
+        """Answer whether there was room."""
+        (consumed,) = struct.unpack_from("=Q", self._memory, 0)
+        if self._produced + self.stride - consumed > self.size:
+            return False
+        entry = struct.pack("=II", len(body) | flags, 0) + body
+        assert len(entry) == self.stride
+        begin = self._produced % self.size
+        for at, byte_count in ((begin, self.stride), (begin + self.size, min(self.stride, self.size - begin))):
+            self._memory[2 * _PAGE + at : 2 * _PAGE + at + byte_count] = entry[:byte_count]
+        if begin + self.stride > self.size:
+            rest = entry[self.size - begin :]
+            self._memory[2 * _PAGE : 2 * _PAGE + len(rest)] = rest
+        self._produced += self.stride
+        struct.pack_into("=Q", self._memory, _PAGE, self._produced)
+        return True
+
+    def put_busy(self, body: bytes) -> Callable[[], None]:
+        """Begin a record; what is answered completes it."""
+        begin = self._produced % self.size
+        assert self.put(body, _BUSY)
+
+        def complete() -> None:
+            for at in (begin, begin + self.size):
+                struct.pack_into("=I", self._memory, 2 * _PAGE + at, len(body))
+
+        return complete
+
+    def put_discarded(self, body: bytes) -> None:
+        assert self.put(body, _DISCARDED)
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+
+class FakeLoaded(Loaded):
+    """puts: (class, size) of each ring that the program was given."""
+
+    def __init__(self) -> None:
+        self.cpus = CPUS
+        self.program = PROGRAM
+        self.tables = {
+            ".bss.index": mmap.mmap(-1, 4 * layout.INDEX_ENTRIES),
+            ".bss.slots": mmap.mmap(-1, layout.SLOT.itemsize * layout.MAX_SLOTS),
+            ".bss.plans": mmap.mmap(-1, layout.PLAN.itemsize * layout.MAX_PLANS),
+            ".bss.operands": mmap.mmap(-1, layout.OPERAND.itemsize * layout.MAX_OPERANDS),
+            ".bss.tests": mmap.mmap(-1, layout.TEST.itemsize * layout.MAX_TESTS),
+            "counters": mmap.mmap(-1, 8 * layout.MAX_COUNTERS * CPUS),
+        }
+        self.reader_waits = False
+        self.is_closed = False
+        self.made: list[MemoryRing] = []
+        self.rings: dict[int, MemoryRing] = {}
+        self.puts: list[tuple[int, int]] = []
+        self.refuse_rings: OSError | None = None
+
+    def table(self, name: str) -> mmap.mmap:
+        return self.tables[name]
+
+    def make_ring(self, stride: int, size: int) -> MemoryRing:
+        if self.refuse_rings is not None:
+            raise self.refuse_rings
+        self.made.append(MemoryRing(stride, size))
+        return self.made[-1]
+
+    def put_ring(self, record_class: int, ring: int) -> None:
+        (found,) = (each for each in self.made if not each.is_closed and each.fileno() == ring)
+        assert found.stride == layout.STRIDES[record_class]
+        self.rings[record_class] = found
+        self.puts.append((record_class, found.size))
+
+    def take_ring(self, record_class: int) -> None:
+        del self.rings[record_class]
+
+    def set_reader_waits(self, waits: bool) -> None:
+        self.reader_waits = waits
+
+    def wake_up(self, ring: MemoryRing) -> None:
+        """As a hit does, which takes the flag back."""
+        if self.reader_waits:
+            self.reader_waits = False
+            ring.wake()
+
+    def counters(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """By CPU and cell."""
+        return np.frombuffer(self.tables["counters"], "u8").reshape(CPUS, layout.MAX_COUNTERS)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class _AtOnce:
+    """In place of a ThreadPoolExecutor."""
+
+    def __init__(self, workers: int, name: str) -> None:
+        assert (workers, name) == (1, "stapsdtd-removals")
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
+        done: Future[None] = Future()
+        work(*arguments)
+        done.set_result(None)
+        return done
+
+    def shutdown(self) -> None:
+        pass
+
+
+class FakeEvent:
+    """In place of ProbeEvent. scopes: the processes for which it is open, None for all."""
+
+    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[str]) -> None:
+        self._kernel = kernel
+        self._name = name.partition("_")[0]
+        self.places: list[tuple[str, int]] = []
+        self.scopes: set[int | None] = set()
+        self.cookie = 0
+        for place in places:
+            kernel.step(f"define {self._name} {place.partition(':')[2]}")
+            path, _, offset = place.partition("(")[0].rpartition(":")
+            self.places.append((os.readlink(path), int(offset, 0)))
+        kernel.events[self._name] = self
+
+    def arm(self, pid: int | None, program: int, cookie: int) -> None:
+        assert program == PROGRAM
+        self._kernel.step(f"arm {self._name} {pid}")
+        self.cookie = cookie
+        self.scopes.add(pid)
+        self._kernel.after_arming()
+
+    def reaches(self, path: str, offset: int, pid: int) -> bool:
+        return (path, offset) in self.places and bool(self.scopes & {None, pid})
+
+    def remove(self) -> None:
+        self._kernel.step(f"remove {self._name}", self.scopes.clear)
+        del self._kernel.events[self._name]
+
+
+class FakeKernel:
+    """log: each step, `define g0 0x10(0x20)`, `arm g0 None`, `remove g0`. path: the file that is hit.
+
+    fail: answers what a step raises; before_step is called first, while all is as it was; after_arming when a process
+    is armed and the engine does not know it yet.
+    memory: strings, by the address at which a process has them.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.loaded = FakeLoaded()
+        self.events: dict[str, FakeEvent] = {}
+        self.log: list[str] = []
+        self.memory: dict[int, bytes] = {}
+        self.fail: Callable[[str], Exception | None] = lambda _step: None
+        self.before_step: Callable[[], None] = lambda: None
+        self.after_arming: Callable[[], None] = lambda: None
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[FakeKernel]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rings, "create_ring", memory)
+            patch.setattr(engine, "Ring", self.loaded.make_ring)
+            patch.setattr(engine, "ProbeEvent", self._define)
+            patch.setattr(removals, "ThreadPoolExecutor", _AtOnce)
+            yield self
+        for ring in self.loaded.made:
+            if not ring.is_closed:
+                ring.close()
+
+    def _define(self, _tracefs: Tracefs, group: str, name: str, places: Sequence[str]) -> FakeEvent:
+        assert name.endswith(group.removeprefix("stapsdtd"))
+        return FakeEvent(self, name, places)
+
+    def step(self, text: str, in_any_case: Callable[[], None] = lambda: None) -> None:
+        self.before_step()
+        self.log.append(text)
+        in_any_case()
+        error = self.fail(text)
+        if error is not None:
+            raise error
+
+    def steps(self) -> list[str]:
+        """Answer those since the last time."""
+        found, self.log = self.log, []
+        return found
+
+    @property
+    def scopes(self) -> dict[str, set[int | None]]:
+        return {name: event.scopes for name, event in self.events.items()}
+
+    def hit(self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int) -> None:
+        by_place = {_X86_64[name]: value for name, value in registers.items()}
+        for event in list(self.events.values()):
+            if event.reaches(path or self.path, offset, pid):
+                _Hit(self, pid, cpu, by_place).run(event.cookie, LOAD_ADDRESS + offset)
+
+
+class _Hit:
+    """bpf/stapsdt.bpf.c, without what is there for the verifier."""
+
+    def __init__(self, kernel: FakeKernel, pid: int, cpu: int, registers: Mapping[int, int]) -> None:
+        self._loaded = kernel.loaded
+        self._memory = kernel.memory
+        self._pid = pid
+        self._cpu = cpu
+        self._registers = registers
+        self._plan: Any = None
+
+    def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
+        return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
+
+    def run(self, cookie: int, address: int) -> None:
+        group, mask, shift = cookie & 0xFFFFFFFF, cookie >> 32 & 0xFFF, cookie >> 48 & 0xF
+        entry = int(self._row(".bss.index", np.dtype("u4"), group + (address >> shift & mask)))
+        slot = self._row(".bss.slots", layout.SLOT, entry)
+        if not slot["plan"] or slot["group"] != group:
+            return
+        self._plan = self._row(".bss.plans", layout.PLAN, int(slot["plan"]))
+        self._count(layout.Counter.HITS)
+        matched = self._matched()
+        if matched and not self._write(int(slot["plan"]), matched):
+            for bit in range(layout.MAX_FILTERS):
+                if matched >> bit & 1:
+                    self._count(layout.Counter.LOST, bit)
+
+    def _count(self, counter: layout.Counter, bit: int = 0) -> None:
+        cell = int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit
+        self._loaded.counters()[self._cpu, cell] += np.uint64(1)
+
+    def _matched(self) -> int:
+        matched = int(self._plan["always"])
+        at = 0 if self._plan["has_tests"] else layout.JUMP_END
+        while at != layout.JUMP_END:
+            test = self._row(".bss.tests", layout.TEST, int(self._plan["tests"]) + at)
+            bit, jump = int(test["filter"]), self._jump(test)
+            if jump == ACCEPT:
+                matched |= 1 << bit
+            elif jump == REJECT:
+                self._count(layout.Counter.FILTERED, bit)
+            elif jump == layout.JUMP_EXCLUDE:
+                self._count(layout.Counter.EXCLUDED, bit)
+            at = jump if jump < layout.JUMP_END else int(test["next_filter"])
+        return matched
+
+    def _jump(self, test: Any) -> int:
+        assert test["source"] in {Source.PID, Source.ARGUMENT}
+        is_pid = test["source"] == Source.PID
+        value = self._pid if is_pid else self._fetched(self._operand(int(test["index"])))
+        if value is None:
+            return REJECT
+        holds = _COMPARE[int(test["relation"])](value & int(test["mask"]), int(test["value"]))
+        return int(test["on_true"] if holds else test["on_false"])
+
+    def _operand(self, number: int) -> Any:
+        return self._row(".bss.operands", layout.OPERAND, int(self._plan["operands"]) + number)
+
+    def _fetched(self, operand: Any) -> int | None:
+        value = int(operand["constant"])
+        if operand["kind"] == OperandKind.REGISTER:
+            value = self._registers.get(int(operand["base"]), 0)
+        elif operand["kind"] != OperandKind.CONSTANT:
+            return None
+        value = value << int(operand["left"]) & _ALL_BITS
+        if operand["is_signed"] and value >> 63:
+            value -= 1 << 64
+        return value >> int(operand["right"]) & _ALL_BITS
+
+    def _write(self, plan: int, matched: int) -> bool:
+        count = int(self._plan["values"])
+        begin = layout.RECORD.itemsize + 8 * count
+        values, missing, texts = [], 0, b""
+        for number in range(count):
+            operand = self._operand(number)
+            value = self._fetched(operand)
+            if value is not None and operand["take"] == Take.STRING:
+                assert self._plan["has_texts"]
+                text = self._memory[value][: int(operand["limit"]) - 1]
+                value = len(text) << 32 | begin + len(texts)
+                texts += text
+            missing |= (value is None) << number
+            values.append(value or 0)
+        record_class = layout.record_class(begin + len(texts))
+        ring = self._loaded.rings.get(record_class)
+        if ring is None:
+            return False
+        head = record(
+            begin + layout.RECORD_HEADER, plan, *values,
+            time_ns=time.monotonic_ns(), pid=self._pid, cpu=self._cpu, matched=matched, missing=missing,
+        )  # fmt: skip
+        is_written = ring.put((head + texts).ljust(ring.stride - layout.RECORD_HEADER, b"\0"))
+        if is_written:
+            self._loaded.wake_up(ring)
+        return is_written
+
+
+def memory(size: int) -> int:
+    """In place of create_ring."""
+    descriptor = os.memfd_create("ring")
+    os.ftruncate(descriptor, 2 * _PAGE + 2 * size)
+    return descriptor
+
+
+def descriptors_of(path: str) -> int:
+    """How often this process has a file open."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{descriptor}") == path
+    return found
+
+
+def offset_of(step: str) -> int:
+    """Where `define g0 0x10(0x20)` says that the site is."""
+    found = re.search(r"0x[0-9a-f]+", step)
+    assert found
+    return int(found[0], 16)

@@ -1,0 +1,1026 @@
+"""Engine, tables and reader together, over a kernel in memory that runs the program at each hit."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stapsdtd.capture.bpf import engine as engine_module
+from stapsdtd.capture.bpf import layout, tables
+from stapsdtd.capture.bpf import reader as reader_module
+from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.pool import Pool
+from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
+from stapsdtd.capture.names import Owner
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.perf import online_cpus
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.model import Capture, Constant, Memory, Object, Register, Site, Unavailable
+from stapsdtd.predicates.expression import Expression
+from stapsdtd.predicates.parse import parse
+from tests.support import wait_for
+from tests.unit.fake_bpf import FakeKernel, RecordingSink, descriptors_of, offset_of
+from tests.unit.samples import argument, captured, sample_object, site
+
+pytestmark = pytest.mark.timeout(60)
+
+OWNER = Owner(1, 2, 3)
+A, B, C = (
+    site("a", 0x10, [argument(Register("rdi"))]),
+    site("b", 0x1020, [argument(Register("rsi"))]),
+    site("c", 0x2030),
+)
+FOUND = sample_object(A, B, C)
+TABLES = {
+    "slots": "sites", "index": "groups", "plans": "plans", "operands": "operands", "tests": "tests",
+    "counters": "counters",
+}  # fmt: skip
+"""Pools of Tables, and what a refusal calls them."""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
+    binary = tmp_path / "app"
+    binary.touch()
+    with FakeKernel(str(binary)).in_place() as made:
+        yield made
+
+
+@pytest.fixture
+def engine(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Iterator[BpfEngine]:
+    # what is retired can be lent again at once
+    monkeypatch.setattr(tables, "_QUARANTINE_NS", -1)
+    made = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded)
+    yield made
+    kernel.fail = lambda _step: None
+    kernel.before_step = lambda: None
+    made.shutdown()
+    assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
+    assert kernel.loaded.is_closed
+    assert not made._reader._thread.is_alive()
+
+
+@pytest.fixture
+def sink(engine: BpfEngine) -> RecordingSink:
+    return opened(engine, 1)
+
+
+@pytest.fixture
+def other(engine: BpfEngine) -> RecordingSink:
+    return opened(engine, 2)
+
+
+def opened(engine: BpfEngine, ticket: int, kib: int = 64) -> RecordingSink:
+    made = RecordingSink()
+    engine.open(ticket, made, kib)
+    return made
+
+
+def target(kernel: FakeKernel, *sites: Site, pids: set[int] | None = None, of: Object = FOUND, **more: Any) -> Target:
+    """All of the object's sites where none are given; their site_ids are their places in the object, from 1 on."""
+    wanted = tuple(
+        TargetSite(captured(each), of.parsed.sites.index(each) + 1, None if pids is None else frozenset(pids))
+        for each in sites or of.parsed.sites
+    )
+    return Target(of, kernel.path, wanted, **more)
+
+
+def taking(kernel: FakeKernel, where: Site, *captures: Capture, of: Object) -> Target:
+    return Target(of, kernel.path, (TargetSite(captured(where, *captures), 1),))
+
+
+def where(text: str) -> Expression:
+    return parse(text, lambda _: None)
+
+
+def refused(refusals: Sequence[Refusal]) -> dict[str, str]:
+    return {refusal.site.name: refusal.reason for refusal in refusals}
+
+
+def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
+    """What each pool has to lend."""
+    engine._removals.collect()
+    engine._tables._release_quarantined()
+    return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
+
+
+def pool(engine: BpfEngine, name: str) -> Pool:
+    found = getattr(engine._tables, f"_free_{name}")
+    return found if isinstance(found, Pool) else found._pool
+
+
+def nothing_is_left(engine: BpfEngine, kernel: FakeKernel, before: dict[str, list[tuple[int, int]]]) -> None:
+    assert free(engine) == before
+    assert not np.frombuffer(kernel.loaded.table(".bss.slots"), "u8").any()
+    assert not np.frombuffer(kernel.loaded.table(".bss.index"), "u4").any()
+    assert (engine._reader._plans, engine._reader._told, engine._objects) == ({}, {}, {})
+    assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
+
+
+def rejecting(text: str) -> Callable[[str], Exception | None]:
+    """Refuse each step that has a text in it."""
+    return lambda step: TracefsRejectedError("uprobe_events", step, errno.EINVAL, "as told") if text in step else None
+
+
+def settled(engine: BpfEngine) -> None:
+    """Wait until what was written is delivered."""
+    wait_for(lambda: not any(ring.filled for ring in engine._reader._rings), "the rings to be empty")
+    engine._reader._jobs.call(lambda: None)
+
+
+class Traffic:
+    """Hits a site before each step of the kernel's and each change of a slot; fired counts the hits."""
+
+    def __init__(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *hits: tuple[Site, int]) -> None:
+        self.fired = 0
+        self._kernel = kernel
+        self._hits = hits
+        set_slot = Tables.set_slot
+
+        def set_slot_amid_hits(changed: Tables, slot: int, group: int, plan: int) -> None:
+            self.fire()
+            set_slot(changed, slot, group, plan)
+            self.fire()
+
+        kernel.before_step = kernel.after_arming = self.fire
+        monkeypatch.setattr(Tables, "set_slot", set_slot_amid_hits)
+
+    def fire(self) -> None:
+        for each, pid in self._hits:
+            self._kernel.hit(each.site_offset, pid=pid, rdi=self.fired, rsi=self.fired)
+        self.fired += 1
+
+
+# what is armed
+
+
+def test_sites_with_distinct_page_offsets_share_one_group(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    assert engine.arm(1, target(kernel)) == []
+    assert kernel.steps() == ["define g0 0x10", "define g0 0x1020", "define g0 0x2030", "arm g0 None"]
+    for each, value in ((A, 5), (B, 6), (C, 7), (A, 8)):
+        kernel.hit(each.site_offset, rdi=value, rsi=value + 100)
+    engine.close(1)
+    assert sorted(sink.values) == [(1, 5), (1, 8), (2, 106), (3,)]
+    assert sink.losses == {}
+
+
+def test_sites_with_the_same_page_offset_have_groups_of_their_own(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    same = [site(f"n{number}", 0x1000 * number + 0x44, [argument(Register("rdi"))]) for number in range(3)]
+    found = sample_object(*same, site("further", 0x45))
+    assert engine.arm(1, target(kernel, of=found)) == []
+    groups = sorted(sorted(offset for _, offset in event.places) for event in kernel.events.values())
+    assert groups == [[0x44, 0x45], [0x1044], [0x2044]]
+    for number in (2, 0, 1):
+        kernel.hit(0x1000 * number + 0x44, rdi=number)
+    engine.close(1)
+    assert sink.values == [(3, 2), (1, 0), (2, 1)]
+
+
+def test_many_sites_are_told_apart(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
+    found = sample_object(*(site(f"n{number}", 0x123 * number, [argument(Constant(number))]) for number in range(100)))
+    assert engine.arm(1, target(kernel, of=found)) == []
+    assert len(kernel.events) == 1
+    for each in found.parsed.sites:
+        kernel.hit(each.site_offset)
+    engine.close(1)
+    assert sink.values == [(number + 1, number) for number in range(100)]
+
+
+@pytest.mark.usefixtures("sink")
+def test_place_names_the_semaphore_and_a_descriptor_that_outlives_the_callers(
+    kernel: FakeKernel, engine: BpfEngine
+) -> None:
+    found = sample_object(site("a", 0x10, semaphore=0x4000), site("b", 0x20))
+    descriptor = os.open(kernel.path, os.O_RDONLY)
+    engine.arm(1, Target(found, f"/proc/self/fd/{descriptor}", target(kernel, of=found).sites))
+    os.close(descriptor)
+    assert kernel.steps()[:2] == ["define g0 0x10(0x4000)", "define g0 0x20"]
+    assert descriptors_of(kernel.path) == 1
+
+
+def test_objects_have_groups_of_their_own(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    library.touch()
+    second = sample_object(site("z", 0x10, [argument(Register("rdi"))]), inode=2)
+    assert engine.arm(1, target(kernel)) == []
+    assert engine.arm(1, Target(second, str(library), (TargetSite(captured(second.parsed.sites[0]), 9),))) == []
+    kernel.hit(0x10, rdi=1)
+    kernel.hit(0x10, rdi=2, path=str(library))
+    engine.disarm(1, FOUND)
+    kernel.hit(0x10, rdi=3)
+    kernel.hit(0x10, rdi=4, path=str(library))
+    assert (descriptors_of(kernel.path), descriptors_of(str(library))) == (0, 1)
+    engine.close(1)
+    assert sink.values == [(1, 1), (9, 2), (9, 4)]
+    assert descriptors_of(str(library)) == 0
+
+
+def test_first_hit_of_an_armed_site_finds_its_plan(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
+    """The kernel patches sites one by one, and they may be hit before the call returns."""
+    kernel.after_arming = lambda: kernel.hit(0x10, rdi=len(kernel.log))
+    engine.arm(1, target(kernel, A, pids={10, 11}))
+    engine.close(1)
+    assert sink.values == [(1, 2), (1, 3)]
+
+
+# several subscriptions
+
+
+def test_second_subscription_of_a_site_arms_nothing(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel))
+    kernel.hit(A.site_offset, rdi=1)
+    kernel.steps()
+    assert engine.arm(2, target(kernel, B, A)) == []
+    assert kernel.steps() == []
+    kernel.hit(A.site_offset, rdi=2)
+    kernel.hit(C.site_offset)
+    engine.close(2)
+    assert kernel.steps() == []
+    kernel.hit(A.site_offset, rdi=3)
+    engine.close(1)
+    assert sorted(sink.values) == [(1, 1), (1, 2), (1, 3), (3,)]
+    assert other.values == [(1, 2)]
+    assert sink.losses == other.losses == {}
+
+
+def test_subscriptions_take_different_values_of_one_record(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    arguments = [argument(Register("rdi"), 4, signed=True), argument(Register("rsi")), argument(Constant(9))]
+    both = site("a", 0x10, [*arguments, argument(Unavailable("no way")), argument(Register("xmm0"))])
+    found = sample_object(both)
+    kernel.memory[0x5000] = b"a long string"
+    text = Capture(1, is_string=True, max_bytes=6)
+    assert engine.arm(1, taking(kernel, both, Capture(2), text, Capture(0), of=found)) == []
+    longer = Capture(1, is_string=True, max_bytes=100)
+    unfit = Capture(3, is_string=True)
+    assert engine.arm(2, taking(kernel, both, longer, Capture(1), Capture(3), Capture(4), unfit, of=found)) == []
+    kernel.hit(0x10, rdi=(1 << 32) - 2, rsi=0x5000)
+    engine.close(1)
+    engine.close(2)
+    assert sink.values == [(1, 9, b"a long", -2)]
+    assert other.values == [(1, b"a long string", 0x5000, None, None, None)]
+
+
+def test_plan_is_swapped_amid_hits(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel))
+    traffic = Traffic(kernel, monkeypatch, (A, 10))
+    engine.arm(2, target(kernel))
+    engine.close(2)
+    traffic.fire()
+    assert traffic.fired >= 5
+    settled(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert sink.losses == other.losses == {}
+
+
+def test_disarm_of_one_of_two_leaves_the_event(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel))
+    engine.arm(2, target(kernel))
+    kernel.steps()
+    engine.disarm(2, FOUND)
+    assert kernel.steps() == []
+    kernel.hit(A.site_offset, rdi=1)
+    engine.close(1)
+    assert (sink.values, other.values) == ([(1, 1)], [])
+    assert kernel.steps() == ["remove g0"]
+
+
+def test_close_of_the_last_removes_the_event_and_closes_the_object(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    before = free(engine)
+    engine.arm(1, target(kernel))
+    engine.arm(2, target(kernel, A))
+    assert descriptors_of(kernel.path) == 1
+    engine.close(1)
+    assert descriptors_of(kernel.path) == 1
+    engine.close(2)
+    nothing_is_left(engine, kernel, before)
+    assert sink.values == other.values == []
+
+
+def test_sites_that_only_one_wants_are_disarmed_with_it(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel, A))
+    engine.arm(2, target(kernel))
+    traffic = Traffic(kernel, monkeypatch, (A, 10))
+    kernel.steps()
+    engine.close(2)
+    (event,) = kernel.events.values()
+    assert [offset for _, offset in event.places] == [A.site_offset]
+    traffic.fire()
+    settled(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert other.losses == {}
+
+
+def test_disarmed_object_may_come_back(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
+    before = free(engine)
+    engine.arm(1, target(kernel))
+    engine.disarm(1, FOUND)
+    nothing_is_left(engine, kernel, before)
+    engine.disarm(1, FOUND)
+    engine.disarm(1, sample_object(inode=77))
+    assert engine.arm(1, target(kernel)) == []
+    kernel.hit(A.site_offset, rdi=1)
+    engine.close(1)
+    assert sink.values == [(1, 1)]
+
+
+# scopes
+
+
+def test_only_the_processes_that_are_wanted_are_armed(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    assert engine.arm(1, target(kernel, A, B, pids={7, 8})) == []
+    assert kernel.steps() == ["define g0 0x10", "define g0 0x1020", "arm g0 7", "arm g0 8"]
+    for pid in (7, 8, 9):
+        kernel.hit(A.site_offset, pid=pid)
+    engine.close(1)
+    assert sink.pids == [7, 8]
+    assert (sink.filtered_count, sink.losses) == (0, {})
+
+
+def test_sites_that_are_wanted_of_different_processes_have_groups_of_their_own(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    scoped = [TargetSite(captured(A), 1, frozenset({7})), TargetSite(captured(B), 2), TargetSite(captured(C), 3)]
+    assert engine.arm(1, Target(FOUND, kernel.path, tuple(scoped))) == []
+    found = {tuple(offset for _, offset in event.places): event.scopes for event in kernel.events.values()}
+    assert found == {(A.site_offset,): {7}, (B.site_offset, C.site_offset): {None}}
+    assert sink.losses == {}
+
+
+def test_further_process_is_armed_in_the_same_event(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, pids={7}))
+    kernel.steps()
+    assert engine.arm(2, target(kernel, pids={7, 8, 9})) == []
+    assert kernel.steps() == ["arm g0 8", "arm g0 9"]
+    for pid in (7, 8, 9, 10):
+        kernel.hit(A.site_offset, pid=pid)
+    engine.close(1)
+    engine.close(2)
+    assert (sink.pids, sink.filtered_count) == ([7], 2)
+    assert (other.pids, other.filtered_count) == ([7, 8, 9], 0)
+
+
+def test_process_that_only_one_wants_is_disarmed_with_it(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    engine.arm(2, target(kernel, A, pids={7, 8}))
+    kernel.steps()
+    opened(engine, 3)
+    assert engine.arm(3, target(kernel, A, pids={8})) == []
+    engine.close(3)
+    assert kernel.steps() == []
+    engine.close(2)
+    assert kernel.steps() == ["define g1 0x10", "arm g1 7", "remove g0"]
+    assert sink.rows == other.rows == []
+
+
+def test_process_that_is_gone_is_no_reason_to_refuse(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    kernel.fail = lambda step: ProcessLookupError(errno.ESRCH, "gone") if step.endswith(" 7") else None
+    assert engine.arm(1, target(kernel, pids={7, 8})) == []
+    kernel.hit(A.site_offset, pid=8)
+    engine.close(1)
+    assert sink.pids == [8]
+
+
+def test_event_for_all_processes_is_armed_before_that_for_some_goes(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel, A, B, pids={7}))
+    kernel.steps()
+    traffic = Traffic(kernel, monkeypatch, (A, 7), (A, 8))
+    assert engine.arm(2, target(kernel, A, B)) == []
+    assert kernel.steps() == ["define g1 0x10", "define g1 0x1020", "arm g1 None", "remove g0"]
+    traffic.fire()
+    settled(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert set(sink.pids) == {7}
+    assert other.pids[-2:] == [7, 8]
+    assert sink.losses == other.losses == {}
+
+
+def test_event_for_some_processes_is_armed_before_that_for_all_goes(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    engine.arm(2, target(kernel, A))
+    kernel.steps()
+    traffic = Traffic(kernel, monkeypatch, (A, 7))
+    engine.close(2)
+    assert kernel.steps() == ["define g2 0x10", "arm g2 7", "remove g1"]
+    traffic.fire()
+    settled(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert sink.losses == other.losses == {}
+
+
+def test_all_processes_of_one_site_leave_the_others_as_they_were(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel, A, B, pids={7}))
+    traffic = Traffic(kernel, monkeypatch, (B, 7), (B, 8))
+    engine.arm(2, target(kernel, A))
+    found = {tuple(offset for _, offset in event.places): event.scopes for event in kernel.events.values()}
+    assert found == {(A.site_offset,): {None}, (B.site_offset,): {7}}
+    traffic.fire()
+    settled(engine)
+    assert sink.values == [(2, number) for number in range(traffic.fired)]
+    assert other.values == []
+
+
+def test_hits_of_the_excluded_are_as_if_they_had_never_been(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, exclude_pids=frozenset({7})))
+    for pid in (7, 8, 7):
+        kernel.hit(A.site_offset, pid=pid)
+    engine.close(1)
+    assert (sink.pids, sink.filtered_count, sink.losses) == ([8], 0, {})
+
+
+def test_hits_of_those_that_are_excluded_later_count_as_filtered(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, exclude_later=frozenset({7})))
+    for pid in (7, 8, 7):
+        kernel.hit(A.site_offset, pid=pid)
+    engine.close(1)
+    assert (sink.pids, sink.filtered_count, sink.losses) == ([8], 2, {})
+
+
+def test_predicate_may_read_what_is_not_taken(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    both = site("a", 0x10, [argument(Register("rdi")), argument(Register("rsi"))])
+    found = sample_object(both)
+    wanted = taking(kernel, both, Capture(0), of=found)
+    engine.arm(1, Target(found, kernel.path, wanted.sites, where("arg1 > 5")))
+    engine.arm(2, wanted)
+    for number in range(10):
+        kernel.hit(0x10, rdi=number, rsi=number)
+    engine.close(1)
+    engine.close(2)
+    assert sink.values == [(1, number) for number in range(6, 10)]
+    assert (sink.filtered_count, other.filtered_count) == (6, 0)
+    assert other.values == [(1, number) for number in range(10)]
+
+
+# refusals
+
+
+def test_sites_that_the_kernel_refuses_are_found_among_many(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    before = free(engine)
+    found = sample_object(*(site(f"n{number}", 16 * number, [argument(Constant(number))]) for number in range(50)))
+    bad = {16 * number for number in (3, 17, 18, 49)}
+    reject = rejecting("define")
+    kernel.fail = lambda step: reject(step) if "define" in step and offset_of(step) in bad else None
+    refusals = engine.arm(1, target(kernel, of=found))
+    assert sorted(refused(refusals)) == ["n17", "n18", "n3", "n49"]
+    assert all(
+        "the kernel refused 'define g" in reason and "as told" in reason for reason in refused(refusals).values()
+    )
+    armed = [offset for event in kernel.events.values() for _, offset in event.places]
+    assert sorted(armed) == [16 * number for number in range(50) if 16 * number not in bad]
+    assert all(event.scopes == {None} for event in kernel.events.values())
+    for each in found.parsed.sites:
+        kernel.hit(each.site_offset)
+    engine.close(1)
+    assert sink.values == [(number + 1, number) for number in range(50) if 16 * number not in bad]
+    nothing_is_left(engine, kernel, before)
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        ("define", TracefsRejectedError("uprobe_events", "p:x", errno.EINVAL, "Bad")),
+        ("arm", OSError(errno.EMFILE, "Too many open files")),
+        ("arm g0 8", PermissionError(errno.EPERM, "perf_event_open: no")),
+    ],
+)
+def test_refusal_of_an_event_leaves_nothing(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, step: str, error: Exception
+) -> None:
+    before = free(engine)
+    kernel.fail = lambda found: error if found.startswith(step) else None
+    assert refused(engine.arm(1, target(kernel, A, pids={7, 8}))) == {"a": str(error)}
+    nothing_is_left(engine, kernel, before)
+    kernel.fail = lambda _step: None
+    assert engine.arm(1, target(kernel, A, pids={7, 8})) == []
+    kernel.hit(A.site_offset, pid=8)
+    engine.close(1)
+    assert sink.pids == [8]
+
+
+def test_refusal_of_all_processes_leaves_some_armed(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EPERM, "not all") if step.endswith("None") else None
+    traffic = Traffic(kernel, monkeypatch, (A, 7))
+    assert refused(engine.arm(2, target(kernel, A))) == {"a": "[Errno 1] not all"}
+    assert kernel.scopes == {"g0": {7}}
+    engine.close(2)
+    traffic.fire()
+    settled(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert (other.values, other.losses, sink.losses) == ([], {}, {})
+
+
+def test_site_that_cannot_be_moved_stays_armed_as_it_was(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    wants = (TargetSite(captured(A), 1, frozenset({7})), TargetSite(captured(B), 2, frozenset({8})))
+    engine.arm(2, target(kernel, A, B))
+    engine.arm(1, Target(FOUND, kernel.path, wants))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "too many") if step.endswith(" 8") else None
+    engine.close(2)
+    assert "b stays armed as it was: [Errno 24] too many" in caplog.text
+    kernel.hit(A.site_offset, pid=7, rdi=1)
+    kernel.hit(B.site_offset, pid=8, rsi=2)
+    # the event for all processes is B's alone now
+    kernel.steps()
+    late = opened(engine, 3)
+    assert engine.arm(3, target(kernel, B)) == []
+    assert kernel.steps() == []
+    engine.close(1)
+    assert (sink.values, late.values, sink.losses) == ([(1, 1), (2, 2)], [], {})
+    assert other.losses == {}
+
+
+def test_processes_are_as_they_were_when_a_newcomer_is_refused(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    both = wide(1, 40)
+    found = sample_object(both)
+    first, second = (tuple(Capture(index) for index in range(begin, begin + 20)) for begin in (0, 20))
+    engine.arm(1, Target(found, kernel.path, (TargetSite(captured(both, *first), 1, frozenset({7})),)))
+    assert list(refused(engine.arm(2, taking(kernel, both, *second, of=found)))) == ["a"]
+    assert list(kernel.scopes.values()) == [{7}]
+    for pid in (7, 8):
+        kernel.hit(0x10, pid=pid, rdi=5)
+    engine.close(1)
+    assert (sink.values, sink.filtered_count, other.rows) == ([(1, *[5] * 20)], 0, [])
+
+
+def wide(operand: int, count: int, name: str = "a") -> Site:
+    return site(name, 0x10 * operand, [argument(Register("rdi")) for _ in range(count)])
+
+
+def test_neighbour_that_cannot_be_moved_is_no_refusal_of_the_newcomers_site(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, B, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "many") if step == "arm g2 7" else None
+    assert engine.arm(2, target(kernel, A)) == []
+    for each in (A, B):
+        kernel.hit(each.site_offset, pid=7)
+    kernel.hit(A.site_offset, pid=8)
+    settled(engine)
+    assert ([row[5] for row in sink.rows], [row[5] for row in other.rows]) == ([1, 2], [1, 1])
+
+
+def test_refused_newcomer_of_all_processes_costs_the_others_no_hit(
+    kernel: FakeKernel,
+    engine: BpfEngine,
+    sink: RecordingSink,
+    other: RecordingSink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = wide(1, 40)
+    found = sample_object(both)
+    low, high = (captured(both, *map(Capture, range(begin, begin + 20))) for begin in (0, 20))
+    engine.arm(1, Target(found, kernel.path, (TargetSite(low, 1, frozenset({7})),)))
+    kernel.steps()
+    traffic = Traffic(kernel, monkeypatch, (both, 7))
+    assert list(refused(engine.arm(2, Target(found, kernel.path, (TargetSite(high, 1),))))) == [both.name]
+    assert kernel.steps() == []
+    traffic.fire()
+    settled(engine)
+    assert [values[1] for values in sink.values] == list(range(traffic.fired))
+    assert other.rows == []
+
+
+def test_site_moves_though_there_is_no_room_for_a_new_plan(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    engine.arm(2, target(kernel, A))
+    pool(engine, "plans")._free = []
+    engine.close(2)
+    assert list(kernel.scopes.values()) == [{7}]
+    kernel.hit(A.site_offset, pid=7, rdi=5)
+    settled(engine)
+    assert (sink.values, other.values) == ([(1, 5)], [])
+
+
+def test_closed_subscription_is_told_nothing_though_its_site_could_not_be_narrowed(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(2, target(kernel, A, B))
+    engine.arm(1, target(kernel, A, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "many") if step.startswith("arm") else None
+    engine.close(2)
+    for pid in (7, 8):
+        kernel.hit(A.site_offset, pid=pid)
+    settled(engine)
+    assert (sink.pids, other.rows) == ([7], [])
+
+
+def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "many") if step in ("arm g0 8", "arm g1 8") else None
+    assert list(refused(engine.arm(2, target(kernel, A, B, pids={8})))) == [A.name]
+    kernel.hit(A.site_offset, pid=7)
+    kernel.hit(B.site_offset, pid=8)
+    settled(engine)
+    assert (sink.pids, other.pids) == ([7], [8])
+
+
+def test_ring_that_could_not_be_put_in_place_is_made_anew(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(_class: int, _ring: int) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.loaded, "put_ring", refusing)
+        assert "no memory" in refused(engine.arm(1, target(kernel, A)))[A.name]
+    assert engine.arm(1, target(kernel, A)) == []
+    kernel.hit(A.site_offset, rdi=5)
+    engine.close(1)
+    assert (sink.values, sink.losses) == ([(1, 5)], {})
+
+
+def test_large_rings_go_with_the_last_subscription(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "_KEPT_RING_BYTES", 64 * 1024)
+    monkeypatch.setattr(reader_module, "_RETIRED_NS", 0)
+    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded)
+    for kib in (4, 64, 256):
+        opened(engine, kib, kib)
+        engine.arm(kib, target(kernel, A))
+    for kib in (4, 64, 256):
+        assert kernel.loaded.rings
+        engine.close(kib)
+    assert kernel.loaded.rings == {}
+    assert [ring.size // 1024 // len(online_cpus()) for ring in kernel.loaded.made] == [4, 64, 256]
+    wait_for(lambda: all(ring.is_closed for ring in kernel.loaded.made), "the rings to be closed")
+    opened(engine, 1, 4)
+    engine.arm(1, target(kernel, A))
+    engine.close(1)
+    assert [ring.is_closed for ring in kernel.loaded.made] == [True, True, True, False]
+    engine.shutdown()
+    assert kernel.loaded.made[-1].is_closed
+
+
+def test_more_values_than_a_record_holds_are_refused(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    before = free(engine)
+    fits, exceeds = wide(1, 32, "fits"), wide(2, 33, "exceeds")
+    found = sample_object(fits, exceeds)
+    assert refused(engine.arm(1, target(kernel, of=found))) == {
+        "exceeds": "33 values are wanted of it, and 32 are possible"
+    }
+    assert kernel.steps() == ["define g0 0x10", "arm g0 None"]
+    kernel.hit(0x10, rdi=3)
+    engine.close(1)
+    assert sink.values == [(1, *[3] * 32)]
+    nothing_is_left(engine, kernel, before)
+
+
+def test_values_of_several_subscriptions_count_together(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    both = wide(1, 40)
+    found = sample_object(both)
+    assert engine.arm(1, taking(kernel, both, *(Capture(index) for index in range(20)), of=found)) == []
+    late = taking(kernel, both, *(Capture(index) for index in range(20, 40)), of=found)
+    assert refused(engine.arm(2, late)) == {"a": "40 values are wanted of it, and 32 are possible"}
+    kernel.hit(0x10, rdi=3)
+    engine.close(2)
+    engine.close(1)
+    assert (sink.values, other.values) == ([(1, *[3] * 20)], [])
+
+
+def test_strings_that_do_not_fit_a_record_are_refused(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    before = free(engine)
+    both = wide(1, 16)
+    found = sample_object(both)
+    strings = [Capture(index, is_string=True) for index in range(16)]
+    most, possible = layout.RECORD.itemsize + 16 * 8 + 16 * 4096, 65536 - 8 - 4096 - 1
+    reason = refused(engine.arm(1, taking(kernel, both, *strings, of=found)))["a"]
+    assert reason == f"{most} bytes are wanted of it at most, and {possible} are possible"
+    nothing_is_left(engine, kernel, before)
+    assert engine.arm(1, taking(kernel, both, *strings[:14], of=found)) == []
+    kernel.memory[0x5000] = b"x" * 4096
+    kernel.hit(0x10, rdi=0x5000)
+    engine.close(1)
+    assert sink.values == [(1, *[b"x" * 4096] * 14)]
+
+
+def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engine: BpfEngine) -> None:
+    sinks = [opened(engine, ticket) for ticket in range(layout.MAX_FILTERS + 1)]
+    *fit, last = range(layout.MAX_FILTERS + 1)
+    for ticket in fit:
+        assert engine.arm(ticket, target(kernel, A, pids={100 + ticket})) == []
+    assert refused(engine.arm(last, target(kernel, A, pids={100 + last}))) == {
+        "a": "65 different filters are wanted of it, more than are possible"
+    }
+    # as one that is there already, it fits
+    assert engine.arm(last, target(kernel, A, pids={100})) == []
+    kernel.hit(A.site_offset, pid=100)
+    kernel.hit(A.site_offset, pid=163)
+    settled(engine)
+    assert [ticket for ticket, sink in enumerate(sinks) if sink.rows] == [0, 63, 64]
+
+
+def test_more_tests_than_a_hit_may_take_are_refused(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
+    before = free(engine)
+    reason = "1 different filters are wanted of it, more than are possible"
+    many = frozenset(range(1000, 1000 + layout.MAX_STEPS + 1))
+    assert refused(engine.arm(1, target(kernel, A, exclude_pids=many))) == {"a": reason}
+    nothing_is_left(engine, kernel, before)
+    assert sink.rows == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_full_table_is_a_refusal_that_leaves_nothing(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, name: str
+) -> None:
+    found = pool(engine, name)
+    everything, found._free = found._free, []
+    before = free(engine)
+    wanted = target(kernel, A, B, pids={10})
+    reason = f"the bpf engine's table of {TABLES[name]} is full"
+    assert refused(engine.arm(1, wanted)) == {"a": reason, "b": reason}
+    nothing_is_left(engine, kernel, before)
+    found._free = everything
+    assert engine.arm(1, wanted) == []
+    kernel.hit(B.site_offset, rsi=4)
+    engine.close(1)
+    assert sink.values == [(2, 4)]
+
+
+@pytest.mark.usefixtures("sink")
+def test_as_many_sites_are_armed_as_there_is_room_for(kernel: FakeKernel, engine: BpfEngine) -> None:
+    pool(engine, "slots")._free = [(1, 2)]
+    refusals = engine.arm(1, target(kernel))
+    assert refused(refusals) == {"c": "the bpf engine's table of sites is full"}
+    assert kernel.steps() == ["define g0 0x10", "define g0 0x1020", "arm g0 None"]
+
+
+@pytest.mark.parametrize("name", ["plans", "counters", "tests"])
+def test_full_table_costs_the_newcomer_alone(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, name: str
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    found = pool(engine, name)
+    everything, found._free = found._free, []
+    assert list(refused(engine.arm(2, target(kernel, A, pids={7}, predicate=where("arg0 == 1"))))) == ["a"]
+    kernel.hit(A.site_offset, pid=7, rdi=1)
+    found._free += everything
+    engine.close(2)
+    engine.close(1)
+    assert (sink.values, other.values, sink.losses) == ([(1, 1)], [], {})
+
+
+def test_predicate_that_does_not_fit_a_site_is_refused_with_the_reason(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    refusals = engine.arm(1, target(kernel, predicate=where("arg0 == 1")))
+    assert refused(refusals) == {"c": "it has 0 arguments, so there is no arg0 to filter by"}
+    kernel.hit(A.site_offset, rdi=1)
+    kernel.hit(B.site_offset, rsi=2)
+    kernel.hit(C.site_offset)
+    engine.close(1)
+    assert (sink.values, sink.filtered_count) == ([(1, 1)], 1)
+
+
+def test_predicate_on_a_register_that_is_not_saved_is_refused(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    before = free(engine)
+    found = sample_object(site("a", 0x10, [argument(Register("xmm0"))]))
+    refusals = engine.arm(1, target(kernel, of=found, predicate=where("arg0 == 1")))
+    assert refused(refusals) == {"a": "%xmm0 is no register of x86-64 that the kernel saves at a probe"}
+    nothing_is_left(engine, kernel, before)
+    assert sink.rows == []
+
+
+@pytest.mark.usefixtures("sink")
+def test_ring_that_cannot_be_made_is_a_refusal(kernel: FakeKernel, engine: BpfEngine) -> None:
+    before = free(engine)
+    kernel.loaded.refuse_rings = OSError(errno.ENOMEM, "Cannot allocate memory")
+    assert refused(engine.arm(1, target(kernel, A))) == {"a": "[Errno 12] Cannot allocate memory"}
+    nothing_is_left(engine, kernel, before)
+    kernel.loaded.refuse_rings = None
+    assert engine.arm(1, target(kernel, A)) == []
+
+
+@pytest.mark.usefixtures("sink")
+def test_file_that_cannot_be_opened_leaves_nothing(kernel: FakeKernel, engine: BpfEngine, tmp_path: Path) -> None:
+    before = free(engine)
+    with pytest.raises(FileNotFoundError):
+        engine.arm(1, Target(FOUND, str(tmp_path / "gone"), target(kernel).sites))
+    nothing_is_left(engine, kernel, before)
+
+
+# rings and figures
+
+
+def test_rings_are_as_large_as_the_largest_that_was_asked_for(kernel: FakeKernel, engine: BpfEngine) -> None:
+    cpus = len(online_cpus())
+    each_kib = 16 // cpus if cpus <= 16 else 1
+    least = max(each_kib * cpus * 1024, 4096)
+    opened(engine, 1, each_kib)
+    engine.arm(1, target(kernel, A))
+    opened(engine, 2, each_kib)
+    engine.arm(2, target(kernel, A, pids={7}))
+    assert kernel.loaded.puts == [(0, 1 << (least - 1).bit_length())]
+    opened(engine, 3, 4 * each_kib)
+    engine.arm(3, target(kernel, A))
+    assert kernel.loaded.puts[1:] == [(0, 4 * kernel.loaded.puts[0][1])]
+
+
+@pytest.mark.usefixtures("sink")
+def test_rings_are_made_for_the_sizes_that_a_record_may_have(kernel: FakeKernel, engine: BpfEngine) -> None:
+    both = wide(1, 8)
+    found = sample_object(both)
+    engine.arm(1, taking(kernel, both, *(Capture(index) for index in range(5)), of=found))
+    assert [number for number, _ in kernel.loaded.puts] == [1]
+    engine.disarm(1, found)
+    engine.arm(1, taking(kernel, both, Capture(0, is_string=True, max_bytes=300), of=found))
+    assert sorted(number for number, _ in kernel.loaded.puts) == [0, 1, 2, 3, 4]
+    assert all(size >= 4 * layout.STRIDES[number] for number, size in kernel.loaded.puts)
+
+
+def test_hits_that_a_full_ring_did_not_take_are_lost(kernel: FakeKernel, engine: BpfEngine) -> None:
+    sink = opened(engine, 1, 1)
+    engine.arm(1, target(kernel, A))
+    (ring,) = kernel.loaded.made
+    fired = 2 * ring.size // ring.stride
+
+    def hit() -> None:
+        for number in range(fired):
+            kernel.hit(A.site_offset, rdi=number, cpu=number % 2)
+
+    # while it is busy with this, nothing is read
+    engine._reader._jobs.call(hit)
+    engine.close(1)
+    assert sink.values == [(1, number) for number in range(ring.size // ring.stride)]
+    assert sink.losses == {LossStage.KERNEL_BUFFER: fired - len(sink.values)}
+
+
+def test_close_tells_the_rest_before_it_returns_and_nothing_afterwards(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, predicate=where("arg0 != 3")))
+    engine.arm(2, target(kernel, A))
+    for number in range(10):
+        kernel.hit(A.site_offset, rdi=number)
+    engine.close(1)
+    told = list(sink.values), sink.filtered_count
+    assert told == ([(1, number) for number in range(10) if number != 3], 1)
+    for number in range(10):
+        kernel.hit(A.site_offset, rdi=number)
+    engine.close(2)
+    assert (sink.values, sink.filtered_count) == told
+    assert len(other.values) == 20
+
+
+# ends
+
+
+def test_cycles_leave_all_tables_as_they_were(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    before = free(engine)
+    scopes: list[set[int] | None] = [None, {7}, {7, 8}]
+    for first, second in itertools.product(scopes, repeat=2):
+        engine.arm(1, target(kernel, A, B, pids=first, predicate=where("arg0 > 1")))
+        engine.arm(2, target(kernel, B, C, pids=second, exclude_pids=frozenset({9})))
+        kernel.hit(B.site_offset, pid=7, rsi=5)
+        engine.disarm(1, FOUND)
+        engine.arm(1, target(kernel, A, pids=first))
+        engine.disarm(2, FOUND)
+        engine.disarm(1, FOUND)
+        nothing_is_left(engine, kernel, before)
+    assert len(sink.values) == len(other.values) == 9
+    assert {number for number, _ in kernel.loaded.puts} == {0}
+    assert len(kernel.loaded.made) == 1
+
+
+def test_plan_that_was_retired_is_not_lent_again_at_once(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hit that began under it may still read it."""
+    now = 0
+    monkeypatch.setattr(tables, "_QUARANTINE_NS", 2_000_000_000)
+    monkeypatch.setattr(tables, "time", SimpleNamespace(monotonic_ns=lambda: now))
+
+    def armed_plan() -> int:
+        engine.arm(1, target(kernel, A))
+        (plan,) = engine._reader._plans
+        engine.disarm(1, FOUND)
+        return plan
+
+    assert armed_plan() == 1
+    now = 1_999_999_999
+    assert armed_plan() == 2
+    now = 2_000_000_001
+    assert armed_plan() == 1
+    assert sink.losses == {}
+
+
+def test_event_that_cannot_be_removed_harms_no_other(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = free(engine)
+    engine.arm(1, target(kernel, A))
+    kernel.fail = rejecting("remove")
+    engine.disarm(1, FOUND)
+    assert "the next start removes it" in caplog.text
+    assert free(engine) == before
+    kernel.fail = lambda _step: None
+    assert engine.arm(1, target(kernel, A)) == []
+    kernel.hit(A.site_offset, rdi=1)
+    engine.close(1)
+    assert sink.values == [(1, 1)]
+    kernel.events.clear()
+
+
+def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel) -> None:
+    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded)
+    sinks = [opened(engine, ticket) for ticket in range(3)]
+    for ticket, each in enumerate((A, B, C)):
+        engine.arm(ticket, target(kernel, each))
+        kernel.hit(each.site_offset)
+    kernel.fail = rejecting("remove g1")
+    engine.shutdown()
+    assert sorted(step for step in kernel.log if "remove" in step) == ["remove g0", "remove g1", "remove g2"]
+    assert list(kernel.events) == ["g1"]
+    assert kernel.scopes == {"g1": set()}
+    assert [len(sink.rows) for sink in sinks] == [1, 1, 1]
+    assert (descriptors_of(kernel.path), kernel.loaded.is_closed) == (0, True)
+    assert not engine._reader._thread.is_alive()
+
+
+def test_shutdown_goes_on_where_a_removal_fails_unexpectedly(kernel: FakeKernel) -> None:
+    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded)
+    for ticket, each in enumerate((A, B, C)):
+        opened(engine, ticket)
+        engine.arm(ticket, target(kernel, each))
+    kernel.fail = lambda step: ZeroDivisionError() if step == "remove g1" else None
+    engine.shutdown()
+    assert list(kernel.events) == ["g1"]
+    assert kernel.loaded.is_closed
+    assert not engine._reader._thread.is_alive()
+
+
+def test_memory_that_cannot_be_read_is_a_missing_value(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    found = sample_object(site("a", 0x10, [argument(Memory("rbp", -8)), argument(Register("rdi"))]))
+    engine.arm(1, target(kernel, of=found))
+    kernel.hit(0x10, rdi=3)
+    engine.close(1)
+    assert sink.values == [(1, None, 3)]
