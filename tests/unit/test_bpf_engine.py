@@ -674,13 +674,14 @@ def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
 
 
 def test_ring_that_could_not_be_put_in_place_is_made_anew(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refusing(_class: int, _ring: int) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
     with monkeypatch.context() as patch:
         patch.setattr(kernel.loaded, "put_ring", refusing)
+        sink = opened(engine, 1)
         assert "no memory" in refused(engine.arm(1, target(kernel, A)))[A.name]
     assert engine.arm(1, target(kernel, A)) == []
     kernel.hit(A.site_offset, rdi=5)
@@ -846,10 +847,10 @@ def test_predicate_on_a_register_that_is_not_saved_is_refused(
     assert sink.rows == []
 
 
-@pytest.mark.usefixtures("sink")
 def test_ring_that_cannot_be_made_is_a_refusal(kernel: FakeKernel, engine: BpfEngine) -> None:
-    before = free(engine)
     kernel.loaded.refuse_rings = OSError(errno.ENOMEM, "Cannot allocate memory")
+    opened(engine, 1)
+    before = free(engine)
     assert refused(engine.arm(1, target(kernel, A))) == {"a": "[Errno 12] Cannot allocate memory"}
     nothing_is_left(engine, kernel, before)
     kernel.loaded.refuse_rings = None
@@ -886,7 +887,8 @@ def test_rings_are_made_for_the_sizes_that_a_record_may_have(kernel: FakeKernel,
     both = wide(1, 8)
     found = sample_object(both)
     engine.arm(1, taking(kernel, both, *(Capture(index) for index in range(5)), of=found))
-    assert [number for number, _ in kernel.loaded.puts] == [1]
+    # that of class 0 is there from the first subscription on
+    assert [number for number, _ in kernel.loaded.puts] == [0, 1]
     engine.disarm(1, found)
     engine.arm(1, taking(kernel, both, Capture(0, is_string=True, max_bytes=300), of=found))
     assert sorted(number for number, _ in kernel.loaded.puts) == [0, 1, 2, 3, 4]

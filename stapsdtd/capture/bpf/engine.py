@@ -145,6 +145,9 @@ class BpfEngine:
     def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
         self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes)
+        # the kernel takes a while to put one in place, which the first library to appear should not wait for
+        with contextlib.suppress(OSError):
+            self._make_rings([0])
 
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
