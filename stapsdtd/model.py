@@ -33,10 +33,26 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The argument is in the process's memory at base + displacement, `-8(%rbp)`."""
+    """The argument is in the process's memory at base + index * scale + displacement: `-8(%rbp)`, `8(%rbp,%rcx,4)`.
 
-    base: str
+    base and index are full-width registers. symbol: whose address is to be added, `NBuffers(%rip)`; once it is looked
+    up, its distance from the site is in the displacement, and base is the program counter.
+    """
+
+    base: str | None
     displacement: int = 0
+    index: str | None = None
+    scale: int = 1
+    symbol: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The argument is the address of a symbol, `$NBuffers`, or displacement bytes behind it; base as Memory has it."""
+
+    base: str | None
+    displacement: int = 0
+    symbol: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,7 @@ class Unavailable:
     reason: str
 
 
-Operand = Constant | Register | Memory | Unavailable
+Operand = Constant | Register | Memory | Address | Unavailable
 
 
 @dataclass(frozen=True, slots=True)

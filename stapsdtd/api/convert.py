@@ -14,7 +14,7 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
-from stapsdtd.model import Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
+from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
 from stapsdtd.predicates.expression import Cgroup
 from stapsdtd.predicates.parse import FindCgroup, no_cgroup, parse, wrong_comm
 from stapsdtd.predicates.scope import combined
@@ -157,9 +157,18 @@ def _argument(argument: Argument) -> pb.Argument:
         case Register(name, first_bit):
             message.register.name = name
             message.register.first_bit = first_bit
-        case Memory(base, displacement):
-            message.memory.base = base
-            message.memory.displacement = displacement
+        case Memory(base, displacement, index, scale, symbol):
+            message.memory.CopyFrom(
+                pb.MemoryOperand(
+                    base=base or "",
+                    displacement=displacement,
+                    index=index or "",
+                    scale=scale if index else 0,
+                    symbol=symbol or "",
+                )
+            )
+        case Address(base, displacement, symbol):
+            message.address.CopyFrom(pb.AddressOperand(base=base or "", displacement=displacement, symbol=symbol or ""))
         case Unavailable(reason):
             message.unavailable = reason
     return message
@@ -290,8 +299,15 @@ def _column(column: ValueColumn) -> pb.Column:
             ends=_bytes(column.ends, "<u4"),
             unavailable=unavailable,
         )
-    kind, type_code = (pb.Column.TYPE_SIGNED, "<i8") if column.is_signed else (pb.Column.TYPE_UNSIGNED, "<u8")
+    kind, type_code = _NUMBER_COLUMNS[column.layout]
     return pb.Column(type=kind, data=_bytes(column.data, type_code), unavailable=unavailable)
+
+
+_NUMBER_COLUMNS = {
+    "signed": (pb.Column.TYPE_SIGNED, "<i8"),
+    "unsigned": (pb.Column.TYPE_UNSIGNED, "<u8"),
+    "float": (pb.Column.TYPE_FLOAT, "<f8"),
+}
 
 
 def _bytes(column: npt.NDArray[Any], type_code: str) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ _Table: TypeAlias = npt.NDArray[np.uint8]
 _Piece: TypeAlias = "_Table | list[bytes]"
 """The same field of each event of a block: a line a piece, or pieces of different lengths."""
 
-_VARINT, _DELIMITED = 0, 2
+_VARINT, _FIXED_64, _DELIMITED = 0, 1, 2
 
 
 def messages(
@@ -102,13 +102,21 @@ def _values(column: ValueColumn, index: int, block: Block, sites: dict[int, Know
         case Strings():
             field = pb.Value.RAW_FIELD_NUMBER if column.is_raw else pb.Value.STRING_FIELD_NUMBER
             found = [_value(field, string or b"") for string in column.tolist()]
-        case Numbers() if column.is_signed:
-            # zigzag: small numbers of either sign become small numbers
-            folded = (column.data << 1) ^ (column.data >> 63)
-            found = _number_values(pb.Value.SIGNED_FIELD_NUMBER, folded)
         case Numbers():
-            found = _number_values(pb.Value.UNSIGNED_FIELD_NUMBER, column.data)
+            found = _number_column(column)
     return found if column.unavailable is None else _explained(found, column.unavailable, index, block, sites)
+
+
+def _number_column(column: Numbers) -> _Table:
+    match column.layout:
+        case "float":
+            return _float_values(column.data)
+        case "signed":
+            signed = column.data.view(np.int64)
+            # zigzag: small numbers of either sign become small numbers
+            return _number_values(pb.Value.SIGNED_FIELD_NUMBER, (signed << 1) ^ (signed >> 63))
+        case _:
+            return _number_values(pb.Value.UNSIGNED_FIELD_NUMBER, column.data.view(np.uint64))
 
 
 def _explained(
@@ -155,6 +163,13 @@ def _number_values(field: int, numbers: npt.NDArray[np.integer]) -> _Table:
     value = _numbers(field, numbers)
     head = _tag(pb.Event.VALUES_FIELD_NUMBER, _DELIMITED) + _varint(value.shape[1])
     return np.concatenate([_same(head, len(value)), value], axis=1)
+
+
+def _float_values(numbers: npt.NDArray[Any]) -> _Table:
+    value = _tag(pb.Value.FLOAT_FIELD_NUMBER, _FIXED_64)
+    head = _tag(pb.Event.VALUES_FIELD_NUMBER, _DELIMITED) + _varint(len(value) + 8) + value
+    digits = numbers.astype("<f8").view(np.uint8).reshape(len(numbers), 8)
+    return np.concatenate([_same(head, len(numbers)), digits], axis=1)
 
 
 def _varints(numbers: npt.NDArray[np.integer]) -> _Table:

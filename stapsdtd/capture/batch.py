@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
+F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 U32 = npt.NDArray[np.uint32]
 U16 = npt.NDArray[np.uint16]
@@ -20,20 +21,26 @@ Indices = npt.NDArray[np.intp]
 COMM_BYTES = 16
 
 
+_NUMBERS = {"i": "signed", "u": "unsigned", "f": "float"}
+
+
+def floats(bits: U64, size: int) -> F64:
+    """Read IEEE 754's numbers of 4 or 8 bytes, which are the lowest of 64 bits each."""
+    if size == 8:
+        return bits.view(np.float64)
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """One number an event, int64 or uint64. unavailable is None where every event has its value."""
+    """One number an event, int64, uint64 or float64. unavailable is None where every event has its value."""
 
-    data: I64 | U64
+    data: I64 | U64 | F64
     unavailable: Bools | None = None
 
     @property
-    def is_signed(self) -> bool:
-        return self.data.dtype.kind == "i"
-
-    @property
     def layout(self) -> str:
-        return "signed" if self.is_signed else "unsigned"
+        return _NUMBERS[self.data.dtype.kind]
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.render import complain, console, escape, plural, show_signature, show_some
-from stapsdtd.client import Client, Constant, Memory, Register, Unavailable
+from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -86,8 +86,12 @@ def _argument_record(argument: Argument) -> dict[str, Any]:
             return common | {"kind": "constant", "value": value}
         case Register(name, first_bit):
             return common | {"kind": "register", "name": name, "first_bit": first_bit}
-        case Memory(base, displacement):
-            return common | {"kind": "memory", "base": base, "displacement": displacement}
+        case Memory(base, displacement, index, scale, symbol):
+            indexed = {"index": index, "scale": scale} if index else {}
+            named = {"symbol": symbol} if symbol else {}
+            return common | {"kind": "memory", "base": base, "displacement": displacement} | indexed | named
+        case Address(base, displacement, symbol):
+            return common | {"kind": "address", "base": base, "displacement": displacement, "symbol": symbol}
         case Unavailable(reason):
             return common | {"kind": "unavailable", "reason": reason}
 

@@ -44,7 +44,7 @@ def show_value(value: Value, reason: str = "") -> str:
         return f"<{escape(reason)}>"
     if isinstance(value, bytes):
         return value.hex(" ")
-    return hex(value) if value in _ADDRESSES else str(value)
+    return hex(value) if isinstance(value, int) and value in _ADDRESSES else str(value)
 
 
 def show_argument(argument: Argument) -> str:

@@ -12,6 +12,7 @@ What came in one message is written and flushed at once: a single event is seen 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -111,10 +112,12 @@ def json_lines(events: Iterable[Event]) -> list[str]:
     return lines
 
 
-def _json_value(value: str | bytes | None) -> str:
-    """Bytes are shown in hexadecimal."""
+def _json_value(value: float | str | bytes | None) -> str:
+    """Bytes are shown in hexadecimal; `"nan"` and `"inf"` are strings, since JSON has no such numbers."""
     if value is None:
         return "null"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f'"{value}"'
     return encode_basestring_ascii(value.hex() if isinstance(value, bytes) else value)
 
 

@@ -32,6 +32,7 @@ from stapsdtd.client.errors import (
 )
 from stapsdtd.client.model import (
     Account,
+    Address,
     Argument,
     CapturedArgument,
     Column,
@@ -78,6 +79,7 @@ from stapsdtd.client.sync import Client, Subscription
 __all__ = [
     "AccessDeniedError",
     "Account",
+    "Address",
     "Argument",
     "AsyncClient",
     "AsyncSubscription",

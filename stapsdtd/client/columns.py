@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.client.model import DescribedSite
 
-_NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8"}
+_NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8", pb.Column.TYPE_FLOAT: "<f8"}
 
 
 def column_batch(columns: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> ColumnBatch:

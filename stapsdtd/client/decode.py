@@ -178,7 +178,13 @@ def _operand(argument: pb.Argument) -> model.Operand:
         case "register":
             return model.Register(argument.register.name, argument.register.first_bit)
         case "memory":
-            return model.Memory(argument.memory.base, argument.memory.displacement)
+            memory = argument.memory
+            return model.Memory(
+                memory.base or None, memory.displacement, memory.index or None, memory.scale or 1, memory.symbol or None
+            )
+        case "address":
+            address = argument.address
+            return model.Address(address.base or None, address.displacement, address.symbol or None)
         case "unavailable":
             return model.Unavailable(argument.unavailable)
         case None:

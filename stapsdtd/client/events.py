@@ -81,6 +81,8 @@ def _values(column: pb.Column, count: int) -> Sequence[Value]:
             values = _numbers(column.data, "q", count)
         case pb.Column.TYPE_UNSIGNED:
             values = _numbers(column.data, "Q", count)
+        case pb.Column.TYPE_FLOAT:
+            values = struct.unpack(f"<{count}d", column.data)
         case pb.Column.TYPE_STRING:
             values = list(map(_text, _pieces(column, count)))
         case pb.Column.TYPE_BYTES:

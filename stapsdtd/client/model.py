@@ -40,10 +40,25 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The value is in the process's memory at base + displacement."""
+    """The value is in the process's memory at base + index * scale + displacement, registers None where there is none.
 
-    base: str
+    symbol: what the note names; base is the program counter then, and the displacement counts from the site.
+    """
+
+    base: str | None
     displacement: int
+    index: str | None = None
+    scale: int = 1
+    symbol: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The value is the address of a symbol, displacement bytes from the base."""
+
+    base: str | None
+    displacement: int
+    symbol: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +68,7 @@ class Unavailable:
     reason: str
 
 
-Operand = Constant | Register | Memory | Unavailable
+Operand = Constant | Register | Memory | Address | Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +298,7 @@ class Descriptions:
     sites: tuple[DescribedSite, ...]
 
 
-Value = int | str | bytes | None
+Value = int | float | str | bytes | None
 """A string's bytes are decoded as UTF-8, others escaped (`\\xff`). A value of another size than a number's, such as a
 struct, is bytes as they were in memory; None is where there is no value.
 """
@@ -324,7 +339,7 @@ class EventBatch:
 class NumberColumn:
     """One number an event; unavailable is true where there is none, None where all events have one."""
 
-    values: NDArray[np.int64] | NDArray[np.uint64]
+    values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64]
     unavailable: NDArray[np.bool_] | None
 
 

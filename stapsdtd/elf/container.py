@@ -88,17 +88,20 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Container:
+    """is_fixed: it is loaded at the very addresses that it gives."""
+
     file: BoundedFile
     architecture: str
     word_bytes: int
     byte_order: ByteOrder
+    is_fixed: bool
     section_table: NDArray[np.void]
     _section_names: bytes
     _segment_table_at: tuple[FileOffset, int]
 
     def sections_named(self, name: bytes) -> list[Section]:
         """All sections of that name, in the file's order. (In their table names may share their tails.)"""
-        wanted = set(_positions(self._section_names, name + b"\0"))
+        wanted = set(positions(self._section_names, name + b"\0"))
         if not wanted:
             return []
         return [self.section(i) for i, at in enumerate(self.section_table["name"].tolist()) if at in wanted]
@@ -152,6 +155,7 @@ def open_container(file: BinaryIO) -> Container:
         _architecture(header["e_machine"], 8 * word_bytes, byte_order),
         word_bytes,
         byte_order,
+        header["e_type"] == "ET_EXEC",
         sections,
         _read_section_names(bounded, sections, header["e_shstrndx"]),
         (FileOffset(header["e_phoff"]), header["e_phnum"]),
@@ -217,7 +221,7 @@ def _read_table(file: BoundedFile, what: str, layout: np.dtype[np.void], offset:
     return np.frombuffer(data, layout)
 
 
-def _positions(data: bytes, wanted: bytes) -> Iterator[int]:
+def positions(data: bytes, wanted: bytes) -> Iterator[int]:
     position = data.find(wanted)
     while position >= 0:
         yield position

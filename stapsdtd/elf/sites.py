@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
@@ -17,8 +17,9 @@ from stapsdtd.elf.notes import (
     iter_notes,
 )
 from stapsdtd.elf.segments import SEMAPHORE_BYTES, LoadSegments
-from stapsdtd.elf.symbols import enclosing_functions
-from stapsdtd.model import FileOffset, Problem, Site, Vaddr
+from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
+from stapsdtd.model import Argument, FileOffset, Problem, Site, Vaddr
+from stapsdtd.operands import symbols_of, with_addresses
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
@@ -41,6 +42,7 @@ def read_sites(container: Container) -> tuple[tuple[Site, ...], tuple[Problem, .
     problems: list[Problem] = []
     located = list(_located(container, problems))
     functions = enclosing_functions(container, [note.location_vaddr for note in located]) if located else []
+    located_arguments = _ArgumentsLocator(container, located)
     sites = tuple(
         Site(
             note.texts.provider,
@@ -48,11 +50,30 @@ def read_sites(container: Container) -> tuple[tuple[Site, ...], tuple[Problem, .
             note.site_offset,
             note.semaphore_offset,
             function,
-            note.texts.arguments,
+            located_arguments.of(note),
         )
         for note, function in zip(located, functions, strict=True)
     )
     return sites, tuple(problems)
+
+
+class _ArgumentsLocator:
+    """Gives operands that name symbols their addresses; the others, most of all, stay the objects they are."""
+
+    def __init__(self, container: Container, located: Iterable[_Located]) -> None:
+        self._architecture = container.architecture
+        self._is_fixed = container.is_fixed
+        # equal strings are one tuple, which is looked at once
+        distinct = {id(note.texts.arguments): note.texts.arguments for note in located}
+        symbolic = {known: symbols_of(arguments) for known, arguments in distinct.items()}
+        self._symbolic = {known for known, symbols in symbolic.items() if symbols}
+        self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())))
+
+    def of(self, note: _Located) -> tuple[Argument, ...]:
+        arguments = note.texts.arguments
+        if id(arguments) not in self._symbolic:
+            return arguments
+        return with_addresses(arguments, self._found, note.location_vaddr, self._architecture, is_fixed=self._is_fixed)
 
 
 def _located(container: Container, problems: list[Problem]) -> Iterator[_Located]:

@@ -1,23 +1,30 @@
-"""Which function encloses an address: from `.symtab`, else `.dynsym`."""
+"""Which function encloses an address, and where a variable is: from `.symtab`, else `.dynsym`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stapsdtd.elf.container import SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ByteOrder, Container, Section
-from stapsdtd.model import Vaddr
+from stapsdtd.elf.container import SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ByteOrder, Container, Section, positions
+from stapsdtd.model import Unavailable, Vaddr
 
-_STT_FUNC, _STT_GNU_IFUNC = 2, 10
-_STB_GLOBAL = 1
+_STT_NOTYPE, _STT_OBJECT, _STT_FUNC, _STT_COMMON, _STT_TLS, _STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
+_STB_LOCAL, _STB_GLOBAL = 0, 1
+_SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 
 MAX_SYMBOLS_BYTES = 64 << 20
+MAX_SEARCHED_BYTES = 4 << 30
+"""Over all names that are looked for in the string tables of an object, which takes a second for each GiB."""
 MAX_FUNCTION_NAME_BYTES = 4096
 MAX_FUNCTION_NAMES_BYTES = 16 << 20
 """Over all functions of an object: in a hostile string table every byte begins another long name."""
+
+_MAX_PLACES = 1000
+"""Where a name stands in a string table; it is there once, and as the end of other names."""
 
 _MAX_NESTING = 16
 """How many symbols that begin nearer and end before the address are passed over."""
@@ -31,6 +38,63 @@ def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> lis
             if len(functions):
                 return _names(container, section, functions, addresses)
     return [None] * len(addresses)
+
+
+def symbol_addresses(container: Container, names: Iterable[str]) -> dict[str, Vaddr | Unavailable]:
+    """Where the object has each of these symbols, or why that cannot be told."""
+    tables = [
+        _SymbolTable(container, section)
+        for kind in (SHT_SYMTAB, SHT_DYNSYM)
+        for section in container.sections_of_kind(kind)[:1]
+    ]
+    found: dict[str, Vaddr | Unavailable] = {}
+    left = MAX_SEARCHED_BYTES
+    for name in names:
+        found[name] = Unavailable(f"no symbol table of the object names {name}")
+        for table in tables:
+            left -= len(table.strings)
+            if left < 0:
+                found[name] = Unavailable("the object names more symbols than are looked up")
+            elif (answer := table.find(name)) is not None:
+                found[name] = answer
+                if not isinstance(answer, Unavailable):
+                    break
+    return found
+
+
+class _SymbolTable:
+    def __init__(self, container: Container, section: Section) -> None:
+        layout = _symbol_layout(container.word_bytes, container.byte_order)
+        self._symbols = np.empty(0, layout)
+        self.strings = b""
+        if section.size > MAX_SYMBOLS_BYTES or section.entry_size != layout.itemsize:
+            return
+        if 0 < section.link < len(container.section_table):
+            strings = container.section(section.link)
+            if strings.kind != SHT_NOBITS and strings.size <= MAX_SYMBOLS_BYTES:
+                data = container.file.read(section.offset, section.size)
+                self._symbols = np.frombuffer(data, layout, len(data) // layout.itemsize)
+                self.strings = container.file.read(strings.offset, strings.size)
+
+    def find(self, name: str) -> Vaddr | Unavailable | None:
+        """Of several of a name the global one; static variables of several source files cannot be told apart."""
+        places = list(islice(positions(self.strings, name.encode() + b"\0"), _MAX_PLACES))
+        symbols = self._symbols[np.isin(self._symbols["name"], places)]
+        kinds = symbols["info"] & 0xF
+        if (kinds == _STT_TLS).any():
+            return Unavailable(f"{name} is thread-local")
+        symbols = symbols[np.isin(kinds, (_STT_NOTYPE, _STT_OBJECT, _STT_FUNC, _STT_COMMON, _STT_GNU_IFUNC))]
+        if not len(symbols):
+            return None
+        symbols = symbols[(symbols["shndx"] != _SHN_UNDEF) & (symbols["shndx"] != _SHN_ABS)]
+        if not len(symbols):
+            return Unavailable(f"{name} is in another object")
+        if (symbols["info"] >> 4 != _STB_LOCAL).any():
+            symbols = symbols[symbols["info"] >> 4 != _STB_LOCAL]
+        addresses = set(symbols["value"].tolist())
+        if len(addresses) > 1:
+            return Unavailable(f"the object has {len(addresses)} symbols that are named {name}")
+        return Vaddr(addresses.pop())
 
 
 def _read_functions(container: Container, section: Section) -> NDArray[np.void]:

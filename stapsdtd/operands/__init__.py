@@ -6,5 +6,6 @@ reason, so that it costs only itself.
 """
 
 from stapsdtd.operands.grammar import parse_arguments
+from stapsdtd.operands.symbols import symbols_of, with_addresses
 
-__all__ = ["parse_arguments"]
+__all__ = ["parse_arguments", "symbols_of", "with_addresses"]

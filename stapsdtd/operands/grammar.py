@@ -12,17 +12,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from stapsdtd.model import Argument, Constant, Memory, Operand, Register, Unavailable
-from stapsdtd.operands import x86_64
+from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
+from stapsdtd.operands import aarch64, arm, i386, loongarch64, ppc64le, riscv64, s390x, x86_64
 
 OperandParser = Callable[[str], tuple[Operand, int]]
 """Takes an operand's text; gives it and its own width in bytes, which counts where the note gives no size."""
 
-_PARSERS: Mapping[str, OperandParser] = {"x86-64": x86_64.parse_operand}
+_PARSERS: Mapping[str, OperandParser] = {
+    "x86-64": x86_64.parse_operand,
+    "i386": i386.parse_operand,
+    "aarch64": aarch64.parse_operand,
+    "arm": arm.parse_operand,
+    "riscv64": riscv64.parse_operand,
+    "s390x": s390x.parse_operand,
+    "ppc64le": ppc64le.parse_operand,
+    "loongarch64": loongarch64.parse_operand,
+}
 
 _WORD_BYTES = 8
+_OTHER_WORD_BYTES: Mapping[str, int] = {"i386": 4, "arm": 4}
 
 _NUMBER_BYTES = (1, 2, 4, 8)
+_FLOAT_BYTES = (4, 8)
 
 _PREFIX = re.compile(r"(?:^|(?<=\s))(?P<minus>-?)(?P<size>[0-9]+)(?P<float>f?)@")
 
@@ -62,13 +73,15 @@ def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: st
     operand: Operand
     if size > _LARGEST_SIZE:
         size, operand = 0, Unavailable("its size is out of range")
-    elif is_float:
-        operand = Unavailable("floating-point arguments are not supported yet")
-    elif size not in _NUMBER_BYTES:
+    elif size not in (_FLOAT_BYTES if is_float else _NUMBER_BYTES):
         operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size)
     else:
         operand, width = _parse_operand(operand_text, architecture)
         operand = _fit(operand, operand_text, width, size, signed=signed)
+        if isinstance(operand, Register) and size > _OTHER_WORD_BYTES.get(architecture, _WORD_BYTES):
+            operand = Unavailable(f"{size} bytes are in two registers, of which the note names one")
+        if is_float and isinstance(operand, Constant | Address):
+            operand = Unavailable("a constant is no floating-point number")
     return Argument(text, size, signed, is_float, operand)
 
 
@@ -88,7 +101,7 @@ def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
 def _fit_bytes(operand: Operand, size: int) -> Operand:
     """A value of another size than a number's is delivered as its bytes, which only memory can hold."""
     match operand:
-        case Constant() | Register():
+        case Constant() | Register() | Address():
             return Unavailable(f"{size} bytes are no number, and in memory they are not")
         case Memory() if not 0 < size <= _MOST_BYTES:
             return Unavailable(f"a value of {size} bytes is not delivered; {_MOST_BYTES} is the most")

@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from stapsdtd.model import Argument, Capture, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Address, Argument, Capture, Constant, Memory, Register, Unavailable
 
 _X86_64 = {
     "rax": "ax", "rbx": "bx", "rcx": "cx", "rdx": "dx", "rsi": "si", "rdi": "di", "rbp": "bp", "rsp": "sp",
+    "rip": "ip",
     **{f"r{number}": f"r{number}" for number in range(8, 16)},
 }  # fmt: skip
 _REGISTERS = {"x86-64": _X86_64}
@@ -63,14 +64,34 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
         return Unavailable(f"{argument.text}: the ftrace engine cannot take a value of {argument.size} bytes")
     if isinstance(operand, Constant):
         return Fetch(SlotKind.STRING, f"@{operand.value:#x}:ustring")
-    registers = _REGISTERS.get(architecture, {})
-    name = registers.get(operand.name if isinstance(operand, Register) else operand.base)
-    if name is None:
+    if isinstance(operand, Memory) and operand.index is not None:
+        return Unavailable(f"{argument.text}: tracefs cannot add a base and an index")
+    if isinstance(operand, Address):
+        return _symbol_address(operand, capture, argument, architecture)
+    place = _place(operand, architecture)
+    if place is None:
         return Unavailable(f"{argument.text}: tracefs has no name for this register on {architecture}")
-    place = f"%{name}" if isinstance(operand, Register) else f"{operand.displacement:+d}(%{name})"
     if capture.is_string:
         return Fetch(SlotKind.STRING, f"+0({place}):ustring")
     if isinstance(operand, Memory):
         kind = _BY_SIZE[argument.size]
         return Fetch(kind, f"{place}:{kind.type}")
     return Fetch(SlotKind.QUAD, f"{place}:u64")
+
+
+def _place(operand: Register | Memory, architecture: str) -> str | None:
+    registers = _REGISTERS.get(architecture, {})
+    if isinstance(operand, Memory) and operand.base is None:
+        return f"@{operand.displacement % (1 << 64):#x}"
+    name = registers.get(str(operand.name if isinstance(operand, Register) else operand.base))
+    if name is None:
+        return None
+    return f"%{name}" if isinstance(operand, Register) else f"{operand.displacement:+d}(%{name})"
+
+
+def _symbol_address(operand: Address, capture: Capture, argument: Argument, architecture: str) -> Fetch | Unavailable:
+    """The string at a symbol can be had; its address alone is what no fetch expression gives."""
+    place = _place(Memory(operand.base, operand.displacement), architecture)
+    if not capture.is_string or place is None:
+        return Unavailable(f"{argument.text}: tracefs cannot give the address of a symbol")
+    return Fetch(SlotKind.STRING, f"{place}:ustring")

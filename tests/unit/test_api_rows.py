@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,15 +40,16 @@ _events = st.lists(
         _signed,
         st.none() | _unsigned,
         st.none() | st.binary(max_size=300),
+        st.none() | st.floats(allow_nan=False),
     ),
     min_size=1,
     max_size=8,
 )
-_Event = tuple[int, int, int, int, bytes, int, int, int | None, bytes | None]
+_Event = tuple[int, int, int, int, bytes, int, int, int | None, bytes | None, float | None]
 
 
 def _block(events: list[_Event], *, with_string: bool) -> Block:
-    times, pids, tids, cpus, comms, site_ids, signed, unsigned, strings = zip(*events, strict=True)
+    times, pids, tids, cpus, comms, site_ids, signed, unsigned, strings, floats = zip(*events, strict=True)
     missing = np.array([number is None for number in unsigned])
     numbers = np.array([number or 0 for number in unsigned], np.uint64)
     values: list[ValueColumn] = [
@@ -56,6 +58,12 @@ def _block(events: list[_Event], *, with_string: bool) -> Block:
     ]
     if with_string:
         values.append(Strings.of(strings))
+        absent = np.array([number is None for number in floats])
+        values.append(
+            Numbers(
+                np.array([0.0 if number is None else number for number in floats]), absent if absent.any() else None
+            )
+        )
     return Block(
         np.array(times, np.int64),
         np.array(pids, np.int32),
@@ -68,11 +76,12 @@ def _block(events: list[_Event], *, with_string: bool) -> Block:
 
 
 def _wanted(seq: int, event: _Event, *, with_string: bool) -> pb.Event:
-    time_ns, pid, tid, cpu, comm, site_id, signed, unsigned, string = event
+    time_ns, pid, tid, cpu, comm, site_id, signed, unsigned, string, real = event
     unavailable = pb.Value(unavailable=_UNREADABLE)
     values = [pb.Value(signed=signed), unavailable if unsigned is None else pb.Value(unsigned=unsigned)]
     if with_string:
         values.append(unavailable if string is None else pb.Value(string=string))
+        values.append(unavailable if real is None else pb.Value(float=real))
     text = comm.decode(errors="backslashreplace")
     return pb.Event(
         seq=seq, time_ns=time_ns + _OFFSET_NS, pid=pid, tid=tid, cpu=cpu, comm=text, site_id=site_id, values=values
@@ -84,8 +93,10 @@ class _AnySite(dict[int, KnownSite]):
         return _KNOWN
 
 
-_SITE = site(arguments=[argument(signed=True), argument(), argument()])
-_KNOWN = KnownSite(sample_object(_SITE), captured(_SITE, Capture(0), Capture(1), Capture(2, is_string=True)))
+_SITE = site(arguments=[argument(signed=True), argument(), argument(), replace(argument(), is_float=True)])
+_KNOWN = KnownSite(
+    sample_object(_SITE), captured(_SITE, Capture(0), Capture(1), Capture(2, is_string=True), Capture(3))
+)
 _SITES = _AnySite()
 
 
@@ -116,7 +127,7 @@ def test_every_field_arrives_in_the_order_of_seq(numbers: list[_Event], strings:
 
 def test_a_message_is_no_larger_than_a_client_takes() -> None:
     string = b"x" * 60_000
-    event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, string)
+    event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, string, 0.5)
     many = list(rows.messages(_entry(1, [_block([event] * 2500, with_string=False)]), _OFFSET_NS, _SITES))
     assert [next_seq for _, next_seq in many] == [1001, 2001, 2501]
     long = list(rows.messages(_entry(1, [_block([event] * 100, with_string=True)]), _OFFSET_NS, _SITES))
@@ -164,7 +175,7 @@ def test_a_client_reads_the_same_from_columns(numbers: list[_Event], strings: li
 
 
 def test_columns_that_do_not_fit_together_are_an_error() -> None:
-    event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, b"x")
+    event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, b"x", 0.5)
     sent = columns(_entry(1, [_block([event] * 3, with_string=True)]), _OFFSET_NS)
     for field in ("seq", "pid", "comm", "site_id"):
         short = pb.Columns()

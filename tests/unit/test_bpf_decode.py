@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -481,3 +482,11 @@ def test_processes_that_are_not_excluded_are_not_filtered(excluded: list[int]) -
     assert isinstance(where.sink, Recorder)
     assert [row[1] for row in delivered(where)[0]] == [10, 20]
     assert where.sink.filtered_count == 0
+
+
+def test_floating_point_numbers_of_both_sizes() -> None:
+    single, double = (int.from_bytes(struct.pack(kind, -1.5), "little") for kind in ("<f", "<d"))
+    sources = NumberAt(0, is_signed=True, float_bytes=4), NumberAt(1, is_signed=False, float_bytes=8)
+    nothing = Fixed(None, is_signed=False, is_float=True)
+    assert columns((*sources, nothing), [single, double]) == [[-1.5], [-1.5], [None]]
+    assert {layout_of(source) for source in (NumberAt(0, is_signed=True, float_bytes=4), nothing)} == {"float"}

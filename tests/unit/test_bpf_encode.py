@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_filters, encode_value
 from stapsdtd.capture.bpf.layout import OperandKind, Take
-from stapsdtd.model import Argument, Constant, Memory, Operand, Register, Unavailable
+from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.operands import parse_arguments
 from stapsdtd.plan.values import Value
 from stapsdtd.predicates.expression import Expression
@@ -169,6 +170,30 @@ def test_memory_is_read_at_the_arguments_size_and_no_further(
     found = argument(Memory("rbp", displacement), size, signed=is_signed)
     expected = int.from_bytes(there[:size], "little", signed=is_signed)
     assert number_in(found, registers={"rbp": base}, memory=memory) == expected
+
+
+@given(st.sampled_from([1, 2, 4, 8]), st.integers(-(1 << 31), (1 << 31) - 1), WORDS, WORDS)
+def test_index_is_scaled_and_added(scale: int, displacement: int, base: int, index: int) -> None:
+    registers = {"rbp": base, "rcx": index}
+    whole = base + index * scale + displacement & ALL_BITS
+    found = argument(Memory("rbp", displacement, "rcx", scale), 4)
+    assert number_in(found, registers=registers, memory={whole: b"\5\0\0\0"}) == 5
+    alone = index * scale + displacement & ALL_BITS
+    found = argument(Memory(None, displacement, "rcx", scale), 4)
+    assert number_in(found, registers=registers, memory={alone: b"\6\0\0\0"}) == 6
+
+
+def test_address_of_a_symbol_counts_from_the_site() -> None:
+    found = argument(Address("rip", -16, "here"))
+    assert number_in(found, registers={"rip": 0x401010}) == 0x401000
+    narrow = argument(Address("rip", -16, "here"), 2)
+    assert number_in(narrow, registers={"rip": 0x401010}) == 0x1000
+
+
+def test_floating_point_number_travels_as_its_bytes() -> None:
+    found = replace(argument(Memory("rbp"), 4, signed=True), is_float=True)
+    bits = struct.pack("<f", -1.5)
+    assert number_in(found, registers={"rbp": 64}, memory={64: bits}) == int.from_bytes(bits, "little")
 
 
 def test_memory_that_cannot_be_read_has_no_value() -> None:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from stapsdtd.elf import symbols as symbols_module
+from stapsdtd.model import Address, Memory, Operand, Unavailable
 from tests.unit.elf_builder import (
     NOP,
     SHT_DYNSYM,
@@ -123,3 +125,58 @@ def test_a_hostile_symbol_table_costs_only_the_names(value: int) -> None:
     ):
         elf.more_sections = pair
         assert len(parse_notes(elf.note(), elf=elf).sites) == 1
+
+
+OBJECT, TLS, LOCAL, GLOBAL, UNDEFINED = 1, 6, 0, 1, 0
+
+
+def operand_of(text: bytes, *symbols: Symbol, offset: int = 0, bits: int = 64, kind: int = 2) -> Operand:
+    """Of a probe's only argument, at an offset in .text."""
+    elf = Elf(symbols=list(symbols), bits=bits, machine=X86_64, symbols_kind=kind)
+    (site,) = parse_notes(elf.note(TEXT_VADDR + offset, arguments=b"-4@" + text), elf=elf).sites
+    return site.arguments[0].operand
+
+
+@pytest.mark.parametrize("kind", [2, SHT_DYNSYM])
+@pytest.mark.parametrize(
+    ("text", "operand"),
+    [
+        (b"here(%rip)", Memory("rip", 0x4000 - 7, symbol="here")),
+        (b"8+here(%rip)", Memory("rip", 0x4008 - 7, symbol="here")),
+        (b"here", Memory("rip", 0x4000 - 7, symbol="here")),
+        (b"here(,%rax,4)", Memory("rip", 0x4000 - 7, "rax", 4, "here")),
+        (b"here-4(%rbx)", Memory("rip", 0x3FFC - 7, "rbx", 1, "here")),
+        (b"$here", Address("rip", 0x4000 - 7, "here")),
+        (b"here(%rbx,%rax,4)", Unavailable("a symbol, a base and an index are more than can be added")),
+        (b"nowhere(%rip)", Unavailable("no symbol table of the object names nowhere")),
+    ],
+)
+def test_operands_that_name_a_symbol(text: bytes, operand: Operand, kind: int) -> None:
+    symbols = Symbol(b"elsewhere", TEXT_VADDR, 4, OBJECT), Symbol(b"here", TEXT_VADDR + 0x4000, 4, OBJECT)
+    assert operand_of(text, *symbols, offset=7, kind=kind) == operand
+
+
+@pytest.mark.parametrize(
+    ("symbols", "operand"),
+    [
+        ([Symbol(b"x", TEXT_VADDR + 64, 4, TLS)], Unavailable("x is thread-local")),
+        ([Symbol(b"x", 0, 0, OBJECT, section=UNDEFINED)], Unavailable("x is in another object")),
+        (
+            [Symbol(b"x", TEXT_VADDR + place, 4, OBJECT, LOCAL) for place in (64, 128)],
+            Unavailable("the object has 2 symbols that are named x"),
+        ),
+        (
+            [Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT, LOCAL), Symbol(b"x", TEXT_VADDR + 128, 4, OBJECT, GLOBAL)],
+            Memory("rip", 128, symbol="x"),
+        ),
+        ([Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT, LOCAL)] * 2, Memory("rip", 64, symbol="x")),
+    ],
+)
+def test_symbols_that_cannot_be_told_are_unavailable(symbols: list[Symbol], operand: Operand) -> None:
+    assert operand_of(b"x(%rip)", *symbols) == operand
+
+
+def test_names_beyond_the_bound_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols_module, "MAX_SEARCHED_BYTES", 1)
+    found = operand_of(b"x(%rip)", Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT))
+    assert found == Unavailable("the object names more symbols than are looked up")

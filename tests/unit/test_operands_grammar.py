@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.model import Argument, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.operands import parse_arguments
 
 SIZES = st.sampled_from([1, 2, 4, 8])
@@ -96,11 +96,22 @@ def test_a_size_that_fits_no_integer_of_the_api(digits: str) -> None:
     assert (argument.size, argument.operand) == (0, Unavailable("its size is out of range"))
 
 
-@pytest.mark.parametrize("text", ["8f@%rax", "4f@-20(%rbp)", "8f@%xmm0", "-8f@(%rax)", "16f@(%rax)"])
-def test_floats(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "size", "operand"),
+    [
+        ("8f@%rax", 8, Register("rax")),
+        ("4f@-20(%rbp)", 4, Memory("rbp", -20)),
+        ("-8f@(%rax)", 8, Memory("rax")),
+        ("16f@(%rax)", 16, Memory("rax")),
+        ("8f@%xmm0", 8, Unavailable("%xmm0 is not among the registers saved at a probe")),
+        ("8f@$5", 8, Unavailable("a constant is no floating-point number")),
+        ("8f@$sym", 8, Unavailable("a constant is no floating-point number")),
+        ("2f@%ax", 2, Unavailable("2 bytes are no number, and in memory they are not")),
+    ],
+)
+def test_floats(text: str, size: int, operand: Operand) -> None:
     (argument,) = parse_arguments(text, "x86-64")
-    assert argument.is_float
-    assert argument.operand == Unavailable("floating-point arguments are not supported yet")
+    assert (argument.is_float, argument.size, argument.operand) == (True, size, operand)
 
 
 def test_above_a_high_byte_register_lies_nothing() -> None:

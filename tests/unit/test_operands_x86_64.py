@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stapsdtd.model import Constant, Memory, Operand, Register, Unavailable
+from stapsdtd.model import Address, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.operands.x86_64 import parse_operand
 
 WIDTHS = {
@@ -57,6 +57,21 @@ def test_names_of_no_register(name: str) -> None:
         ("0xfffffffffffffff8(%rbp)", Memory("rbp", -8)),
         ("2147483647(%rbp)", Memory("rbp", 2**31 - 1)),
         ("-2147483648(%rbp)", Memory("rbp", -(2**31))),
+        ("(%rax,%rcx)", Memory("rax", 0, "rcx")),
+        ("8(%rbp,%rcx,4)", Memory("rbp", 8, "rcx", 4)),
+        ("(,%rcx,8)", Memory(None, 0, "rcx", 8)),
+        ("NBuffers(%rip)", Memory(None, symbol="NBuffers")),
+        ("52+CheckpointStats(%rip)", Memory(None, 52, symbol="CheckpointStats")),
+        ("CheckpointStats-4(%rip)", Memory(None, -4, symbol="CheckpointStats")),
+        ("seq.6(%rip)", Memory(None, symbol="seq.6")),
+        ("sym", Memory(None, symbol="sym")),
+        ("-8+sym+4", Memory(None, -4, symbol="sym")),
+        ("table(%rax)", Memory("rax", symbol="table")),
+        ("table(,%rax,8)", Memory(None, 0, "rax", 8, "table")),
+        ("8+table(%rax,%rbx,2)", Memory("rax", 8, "rbx", 2, "table")),
+        ("4096", Memory(None, 4096)),
+        ("$sym", Address(None, symbol="sym")),
+        ("$.LC0+4", Address(None, 4, ".LC0")),
     ],
 )
 def test_constants_and_memory(text: str, operand: Operand) -> None:
@@ -66,26 +81,22 @@ def test_constants_and_memory(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("(%rax,%rcx)", "base plus index is not supported yet"),
-        ("8(%rbp,%rcx,4)", "base plus index is not supported yet"),
-        ("(,%rcx,8)", "base plus index is not supported yet"),
-        ("NBuffers(%rip)", "memory at a symbol is not supported yet"),
-        ("52+CheckpointStats(%rip)", "memory at a symbol is not supported yet"),
-        ("seq.6(%rip)", "memory at a symbol is not supported yet"),
-        ("stdout@GOTPCREL(%rip)", "memory at a symbol is not supported yet"),
-        ("sym", "memory at a symbol is not supported yet"),
-        ("sym+8", "memory at a symbol is not supported yet"),
-        ("table(%rax)", "memory at a symbol is not supported yet"),
-        ("8(%rip)", "memory relative to %rip is not supported yet"),
-        ("$sym", "the address of a symbol is not supported yet"),
-        ("$.LC0+4", "the address of a symbol is not supported yet"),
-        ("4096", "an absolute address is not supported yet"),
-        ("%fs:0x10", "memory relative to a segment register is not supported"),
-        ("%gs:8(%rax)", "memory relative to a segment register is not supported"),
+        ("stdout@GOTPCREL(%rip)", "what the linker made of this relocation is not known"),
+        ("callee@PLT", "what the linker made of this relocation is not known"),
+        ("$.LC0-.", "what the linker made of this relocation is not known"),
+        ("8(%rip)", "which instruction's %rip is meant is not known"),
+        ("(%rax,%rcx,3)", "not an operand of x86-64"),
+        ("(%rax,,2)x", "not an operand of x86-64"),
+        ("(,)", "not an operand of x86-64"),
+        ("8(%rax,%ecx)", "a base register of 4 bytes is not supported"),
+        ("sym+0x100000000", "the displacement does not fit 32 bits"),
+        ("2147483648", "the displacement does not fit 32 bits"),
+        ("%fs:0x10", "memory relative to a segment register cannot be reached"),
+        ("%gs:8(%rax)", "memory relative to a segment register cannot be reached"),
         ("(%eax)", "a base register of 4 bytes is not supported"),
         ("(%xmm0)", "the base is not a register of x86-64"),
         ("(rax)", "the base is not a register of x86-64"),
-        ("()", "the base is not a register of x86-64"),
+        ("()", "not an operand of x86-64"),
         ("2147483648(%rbp)", "the displacement does not fit 32 bits"),
         ("$", "not an operand of x86-64"),
         ("$5 %rax", "not an operand of x86-64"),

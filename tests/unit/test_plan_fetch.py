@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stapsdtd.model import Capture, Constant, Memory, Operand, Register, Unavailable
+from stapsdtd.model import Address, Capture, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.plan.fetch import Fetch, SlotKind, fetch
 from tests.unit.samples import argument
 
@@ -68,6 +68,20 @@ def test_constants_and_the_unavailable_are_not_fetched() -> None:
 def test_registers_without_a_name_in_tracefs(operand: Operand, is_string: bool) -> None:
     reason = "TEXT: tracefs has no name for this register on x86-64"
     assert taken(operand, is_string=is_string) == Unavailable(reason)
+
+
+@pytest.mark.parametrize("is_string", [False, True])
+def test_base_and_index_are_more_than_tracefs_can_add(is_string: bool) -> None:
+    reason = "TEXT: tracefs cannot add a base and an index"
+    assert taken(Memory("rbp", 8, "rcx", 4), is_string=is_string) == Unavailable(reason)
+
+
+def test_what_lies_at_a_symbol_is_found_from_the_site() -> None:
+    assert taken(Memory("rip", 4096, symbol="x"), 4) == Fetch(SlotKind.DOUBLE, "+4096(%ip):u32")
+    assert taken(Memory("rip", -16, symbol="x"), is_string=True) == Fetch(SlotKind.STRING, "+0(-16(%ip)):ustring")
+    assert taken(Address("rip", 32, "text"), is_string=True) == Fetch(SlotKind.STRING, "+32(%ip):ustring")
+    assert taken(Address("rip", 32, "text")) == Unavailable("TEXT: tracefs cannot give the address of a symbol")
+    assert taken(Memory(None, 0x601040), 2) == Fetch(SlotKind.WORD, "@0x601040:u16")
 
 
 def test_other_architectures_have_no_registers_yet() -> None:

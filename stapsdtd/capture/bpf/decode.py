@@ -29,6 +29,7 @@ from stapsdtd.capture.batch import (
     Numbers,
     Strings,
     ValueColumn,
+    floats,
     merge,
 )
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
@@ -41,10 +42,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NumberAt:
-    """The record's value at a position, extended to 64 bits by the program."""
+    """The record's value at a position, extended to 64 bits by the program; of a floating-point number its bytes."""
 
     position: int
     is_signed: bool
+    float_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Fixed:
 
     value: int | None
     is_signed: bool
+    is_float: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +272,17 @@ class Batch:
     def _column(self, source: Source, rows: Rows) -> ValueColumn:
         count = len(self._records) if rows is None else len(rows)
         match source:
-            case NumberAt(position, is_signed):
-                numbers = self._values(position, rows)
-                return Numbers(numbers.view(np.int64) if is_signed else numbers, self._missing(position, rows))
+            case NumberAt(position, is_signed, float_bytes):
+                numbers, missing = self._values(position, rows), self._missing(position, rows)
+                if float_bytes:
+                    return Numbers(floats(numbers, float_bytes), missing)
+                return Numbers(numbers.view(np.int64) if is_signed else numbers, missing)
             case TextAt():
                 return self._texts(rows, source)
-            case Fixed(value, is_signed):
+            case Fixed(value, is_signed, is_float):
                 missing = np.ones(count, np.bool_) if value is None else None
+                if is_float:
+                    return Numbers(np.zeros(count, np.float64), missing)
                 bits = np.full(count, (value or 0) % (1 << 64), np.uint64)
                 return Numbers(bits.view(np.int64) if is_signed else bits, missing)
             case NoText():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
-from stapsdtd.model import Argument, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import Value
 from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
@@ -36,6 +36,7 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
     """Raises NotEncodableError."""
     unused = _BITS - 8 * argument.size
     base = index = _ZERO
+    scale = 1
     kind, constant, width, left, right = OperandKind.CONSTANT, 0, 0, 0, 0
     is_raw = value.is_text and not value.is_string
     match argument.operand:
@@ -43,20 +44,27 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
             constant = number % (1 << _BITS)
         case Register(name, first_bit):
             kind, base, left, right = OperandKind.REGISTER, _register(name, architecture), unused - first_bit, unused
-        case Memory(name, displacement):
-            kind, base, constant = OperandKind.MEMORY, _register(name, architecture), displacement % (1 << _BITS)
+        case Memory(base_name, displacement, index_name, scale):
+            base, index = _register(base_name, architecture), _register(index_name, architecture)
+            constant = displacement % (1 << _BITS)
             if is_raw:
                 kind = OperandKind.ADDRESS
             else:
-                width, left, right = argument.size, unused, unused
+                kind, width, left, right = OperandKind.MEMORY, argument.size, unused, unused
+        case Address(base_name, displacement):
+            kind, base, constant = OperandKind.ADDRESS, _register(base_name, architecture), displacement % (1 << _BITS)
+            left, right = unused, unused
         case Unavailable(reason):
             raise NotEncodableError(reason)
     take = Take.STRING if value.is_string else Take.BYTES if is_raw else Take.NUMBER
     limit = value.limit + value.is_string
-    return _OPERAND.pack(constant, limit, take, kind, base, index, 0, width, left, right, argument.signed)
+    is_signed = argument.signed and not argument.is_float
+    return _OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, is_signed)
 
 
-def _register(name: str, architecture: str) -> int:
+def _register(name: str | None, architecture: str) -> int:
+    if name is None:
+        return _ZERO
     place = _REGISTERS.get(architecture, {}).get(name)
     if place is None:
         raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")

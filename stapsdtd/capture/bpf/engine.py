@@ -460,18 +460,20 @@ class _Fetcher:
         """positions: of the record's values, by number and is_string."""
         sources: list[Source] = []
         for capture, found in zip(want.target.capture.captures, self._sources[want.channel.ticket], strict=True):
-            is_signed = self._arguments[capture.index].signed
+            argument = self._arguments[capture.index]
+            is_signed = argument.signed
             match found:
                 case Value(is_text=True):
                     sources.append(TextAt(positions[found[:2]], found.limit, is_raw=not found.is_string))
                 case Value():
-                    sources.append(NumberAt(positions[found[:2]], is_signed))
+                    float_bytes = argument.size if argument.is_float else 0
+                    sources.append(NumberAt(positions[found[:2]], is_signed, float_bytes))
                 case Constant(value=number):
                     sources.append(Fixed(number, is_signed))
                 case Unavailable() if capture.is_string:
                     sources.append(NoText())
                 case Unavailable():
-                    sources.append(Fixed(None, is_signed))
+                    sources.append(Fixed(None, is_signed, argument.is_float))
         return tuple(sources)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from stapsdtd.capture.batch import (
     COMM_BYTES,
+    F64,
     I32,
     I64,
     U64,
@@ -19,6 +20,7 @@ from stapsdtd.capture.batch import (
     Numbers,
     Strings,
     ValueColumn,
+    floats,
 )
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
 from stapsdtd.capture.ftrace.pages import Records
@@ -97,7 +99,11 @@ class Decoder:
                 index: self._numbers(position, captures.index(Capture(index)), records)
                 for index in wish.program.arguments
             }
-            arguments = {index: Values(column.data, column.unavailable) for index, column in numbers.items()}
+            arguments = {
+                # no program reads a floating-point number
+                index: Values(column.data.view(np.uint64), column.unavailable)
+                for index, column in numbers.items()
+            }
             wanted &= evaluate(wish.program, replace(hits, arguments=arguments))
         return wanted
 
@@ -136,12 +142,14 @@ def _numbers(records: Records, place: FieldPlace) -> U64:
     return gathered if bits == 64 else gathered & np.uint64((1 << bits) - 1)
 
 
-def _narrowed(values: U64, argument: Argument) -> I64 | U64:
+def _narrowed(values: U64, argument: Argument) -> I64 | U64 | F64:
     """Cut a register's or memory's content to the argument's width, and give it its sign."""
     bits = 8 * argument.size
     first_bit = argument.operand.first_bit if isinstance(argument.operand, Register) else 0
     unused = np.uint64(max(64 - bits, 0))
     top = (values >> np.uint64(first_bit)) << unused
+    if argument.is_float:
+        return floats(top >> unused, argument.size)
     return top.view(np.int64) >> np.int64(unused) if argument.signed else top >> unused
 
 
