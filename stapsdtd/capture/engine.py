@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from stapsdtd.capture.batch import Block
-from stapsdtd.model import Object, Site, SiteCapture
+from stapsdtd.model import Argument, Capture, Object, Site, SiteCapture
 from stapsdtd.predicates.expression import Expression
 
 Ticket = int
@@ -79,6 +79,9 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
+        """Answer why an argument of an object of this architecture cannot be taken so; None where it can."""
 
     def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
         """Begin a subscription with nothing armed."""

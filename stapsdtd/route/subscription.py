@@ -11,7 +11,7 @@ from enum import Enum
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Ticket
-from stapsdtd.model import Object, ObjectKey, Site, SiteCapture, Unavailable
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.log import EventLog
@@ -94,28 +94,32 @@ class Account:
         return self.lost_kernel_buffer + self.lost_queue + self.lost_decode
 
 
+WhyNot = Callable[[Capture, Argument, str], str | None]
+"""As `Engine.why_not`."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownSite:
     """A site that events of this subscription name."""
 
     object: Object
     capture: SiteCapture
+    why_not: WhyNot
 
     def why_missing(self, position: int) -> str:
-        """Why an event has no value there: its operand, else the process's memory at that moment."""
+        """Why an event has no value there: its operand or the engine, else the process's memory at that moment."""
         capture = self.capture.captures[position]
         argument = self.capture.site.arguments[capture.index]
-        if isinstance(argument.operand, Unavailable):
-            return argument.operand.reason
-        if capture.is_string and argument.size != 8:
-            return "the argument is no pointer"
-        return "the memory it points to could not be read"
+        reason = self.why_not(capture, argument, self.object.parsed.architecture)
+        return reason or "the memory it points to could not be read"
 
 
 class Subscription:
     """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
 
-    def __init__(self, ident: str, ticket: Ticket, wish: Wish, own_pid: int) -> None:
+    def __init__(self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot) -> None:
+        """why_not: the engine's."""
+        self._why_not = why_not
         self.id = ident
         self.ticket = ticket
         self.wish = wish
@@ -167,7 +171,7 @@ class Subscription:
             number = self._next_site_id
             self._next_site_id += 1
             self._ids[found.key, choice.capture] = number
-            self._sites[number] = KnownSite(found, choice.capture)
+            self._sites[number] = KnownSite(found, choice.capture, self._why_not)
             return number
 
     def changed(self, statuses: Sequence[SiteStatus]) -> None:

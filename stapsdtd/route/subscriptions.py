@@ -55,7 +55,7 @@ class Subscriptions:
         if len(self._held) >= self._limits.max_subscriptions:
             raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
         self._watcher.refresh()
-        subscription = Subscription(secrets.token_hex(8), next(self._tickets), wish, os.getpid())
+        subscription = Subscription(secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not)
         self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
         held = _Held(subscription)
         self._held[subscription.id] = held

@@ -21,7 +21,18 @@ from stapsdtd.capture.engine import LossStage, Refusal, Sink, Target, Ticket
 from stapsdtd.config import Limits
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
-from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, Problem, ProcessKey, Site
+from stapsdtd.model import (
+    Argument,
+    Capture,
+    FileOffset,
+    Mapping,
+    Object,
+    ObjectKey,
+    Problem,
+    ProcessKey,
+    Site,
+    Unavailable,
+)
 from stapsdtd.probes.registry import Registry
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -78,6 +89,11 @@ class FakeEngine:
         if self.last_events:
             sink.deliver(self.last_events)
         self._begin("close")
+
+    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
+        assert architecture == "x86-64"
+        assert not capture.is_string or argument.size == 8
+        return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
 
     def settled(self) -> Future[None]:
         done: Future[None] = Future()

@@ -509,7 +509,7 @@ class TestObjectsThatComeAndGo:
 def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> None:
     """Its successor begins with the same events, and is the one to say whether they were delivered."""
     wish = Wish((parse("app:*"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, wish, 999)
+    subscription = Subscription("id", 1, wish, 999, lambda *_: None)
     subscription.deliver([block([1, 2])])
     stream = SubscriptionStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
 

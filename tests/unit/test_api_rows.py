@@ -95,7 +95,9 @@ class _AnySite(dict[int, KnownSite]):
 
 _SITE = site(arguments=[argument(signed=True), argument(), argument(), replace(argument(), is_float=True)])
 _KNOWN = KnownSite(
-    sample_object(_SITE), captured(_SITE, Capture(0), Capture(1), Capture(2, is_string=True), Capture(3))
+    sample_object(_SITE),
+    captured(_SITE, Capture(0), Capture(1), Capture(2, is_string=True), Capture(3)),
+    lambda *_: None,
 )
 _SITES = _AnySite()
 

@@ -16,7 +16,7 @@ A, B = FOUND.parsed.sites
 
 def make(queue_bytes: int = 1 << 20, exclude_pids: frozenset[int] = frozenset()) -> Subscription:
     wish = Wish((parse("app:*"),), Scope(exclude_pids=exclude_pids), 30, queue_bytes, 64)
-    return Subscription("id", 1, wish, OWN_PID)
+    return Subscription("id", 1, wish, OWN_PID, lambda *_: None)
 
 
 def status(subscription: Subscription, choice: Choice, state: SiteState = SiteState.ARMED) -> SiteStatus:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
-from stapsdtd.capture.bpf.encode import Filter, encode_value
+from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
@@ -31,7 +31,7 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Capture, Constant, Object, ObjectKey, Unavailable
+from stapsdtd.model import Argument, Capture, Constant, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.groups import Window, colours
 from stapsdtd.plan.values import Value, united, value_of
@@ -141,6 +141,10 @@ class BpfEngine:
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
         self._rings: dict[int, Ring] = {}
+
+    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
+        found = source_of(capture, argument, architecture)
+        return found.reason if isinstance(found, Unavailable) else None
 
     def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
@@ -426,6 +430,17 @@ class BpfEngine:
                 del self._rings[number]
 
 
+def source_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
+    """What a record holds for a capture, if it has to."""
+    found = value_of(capture, argument)
+    if isinstance(found, Value):
+        try:
+            encode_value(found, argument, architecture)
+        except NotEncodableError as error:
+            return Unavailable(str(error))
+    return found
+
+
 class _Fetcher:
     """What a site's record has to hold for each of its wants, and how each one reads it."""
 
@@ -433,18 +448,12 @@ class _Fetcher:
         self._arguments = site.site.arguments
         self._architecture = site.object.architecture
         self._sources = {
-            want.channel.ticket: [self._source(capture) for capture in want.target.capture.captures]
+            want.channel.ticket: [
+                source_of(capture, self._arguments[capture.index], self._architecture)
+                for capture in want.target.capture.captures
+            ]
             for want in site.wants.values()
         }
-
-    def _source(self, capture: Capture) -> Value | Constant | Unavailable:
-        found = value_of(capture, self._arguments[capture.index])
-        if isinstance(found, Value):
-            try:
-                self.encode(found)
-            except ValueError as error:
-                return Unavailable(str(error))
-        return found
 
     def values(self) -> Iterator[Value]:
         for sources in self._sources.values():

@@ -18,7 +18,7 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
 from stapsdtd.plan.actions import Enable, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
@@ -214,6 +214,10 @@ class FtraceEngine:
                 self._doomed.remove(instance)
                 self._executor.instance_gone(instance)
         self._bring_in_step()
+
+    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
+        found = fetch(capture, argument, architecture)
+        return found.reason if isinstance(found, Unavailable) else None
 
     def settled(self) -> Future[None]:
         """It takes events away before it returns."""
