@@ -135,6 +135,8 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 		__u64 address = value + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
 		__u32 width = op->width;
 
+		if (op->is_narrow)
+			address = (__u32)address;
 		value = address;
 		if (op->kind == OPERAND_MEMORY) {
 			value = 0;

@@ -49,7 +49,8 @@ struct operand {
 	__u8 left;		/* shifts that cut the value out and extend it */
 	__u8 right;
 	__u8 is_signed;
-	__u8 unused[3];
+	__u8 is_narrow;		/* addresses have 32 bits, as in an i386 process */
+	__u8 unused[2];
 };
 
 enum test_source {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROVIDER = "truth"
+SDT_HEADERS = Path("/usr/include/x86_64-linux-gnu/sys")
 
 _HEAD = """
 #include <sys/sdt.h>
@@ -218,6 +219,11 @@ class _Generator:
 
 def compiled(program: Program, compiler: Sequence[str], output: Path) -> Path:
     source = output.with_suffix(".c")
+    # apart from the host's other headers, which are not those of -m32
+    headers = output.parent / "include" / "sys"
+    headers.mkdir(parents=True)
+    for header in SDT_HEADERS.glob("sdt*.h"):
+        (headers / header.name).symlink_to(header)
     source.write_text(program.source)
-    subprocess.run([*compiler, "-w", "-o", str(output), str(source)], check=True)
+    subprocess.run([*compiler, "-w", f"-I{headers.parent}", "-o", str(output), str(source)], check=True)
     return output

@@ -18,8 +18,8 @@ from stapsdtd.elf.notes import (
 )
 from stapsdtd.elf.segments import SEMAPHORE_BYTES, LoadSegments
 from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
-from stapsdtd.model import Argument, FileOffset, Problem, Site, Vaddr
-from stapsdtd.operands import symbols_of, with_addresses
+from stapsdtd.model import Argument, FileOffset, Problem, Site, Unavailable, Vaddr
+from stapsdtd.operands import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
@@ -68,6 +68,10 @@ class _ArgumentsLocator:
         symbolic = {known: symbols_of(arguments) for known, arguments in distinct.items()}
         self._symbolic = {known for known, symbols in symbolic.items() if symbols}
         self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())))
+        if isinstance(self._found.get(GLOBAL_OFFSET_TABLE), Unavailable):
+            # strip takes the symbol; the linker puts it at the begin of this section
+            for section in container.sections_named(b".got.plt")[:1] or container.sections_named(b".got")[:1]:
+                self._found[GLOBAL_OFFSET_TABLE] = section.address_vaddr
 
     def of(self, note: _Located) -> tuple[Argument, ...]:
         arguments = note.texts.arguments

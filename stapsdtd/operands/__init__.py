@@ -6,6 +6,6 @@ reason, so that it costs only itself.
 """
 
 from stapsdtd.operands.grammar import parse_arguments
-from stapsdtd.operands.symbols import symbols_of, with_addresses
+from stapsdtd.operands.symbols import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 
-__all__ = ["parse_arguments", "symbols_of", "with_addresses"]
+__all__ = ["GLOBAL_OFFSET_TABLE", "parse_arguments", "symbols_of", "with_addresses"]

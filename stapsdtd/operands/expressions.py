@@ -14,6 +14,9 @@ from stapsdtd.model import Address, Constant, Memory, Operand, Unavailable
 
 RELOCATED = Unavailable("what the linker made of this relocation is not known")
 
+GOTOFF = "@GOTOFF"
+"""Behind a symbol: its distance from the global offset table is meant, as i386 has it."""
+
 _IN_THE_GOT = Unavailable("where the global offset table is, is not known")
 _TOO_FAR = Unavailable("the displacement does not fit 32 bits")
 

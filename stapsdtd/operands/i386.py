@@ -2,18 +2,26 @@
 
     $-9   $counter   %eax   %ah   (%edx)   -8(%ebp)   (%ebx,%eax,4)   counter   pairs(,%eax,4)   table+4(%ecx)
 
-Position-independent code reaches its variables from the global offset table, `hidden@GOTOFF(%eax)`, and those
-of a thread by `%gs:mine@ntpoff`: neither can be fetched. A value of 8 bytes in registers is in two of them, of
-which the note names one.
+Position-independent code reaches its variables by their distance from the global offset table, whose address is
+in a register, `hidden@GOTOFF(%eax)`. Those of a thread, `%gs:mine@ntpoff`, cannot be fetched. A value of 8 bytes in
+registers is in two of them, of which the note names one.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import NamedTuple
 
-from stapsdtd.model import Operand, Register, Unavailable
-from stapsdtd.operands.expressions import not_an_operand, not_saved, parse_expression, parse_memory, parse_value
+from stapsdtd.model import Memory, Operand, Register, Unavailable
+from stapsdtd.operands.expressions import (
+    GOTOFF,
+    not_an_operand,
+    not_saved,
+    parse_expression,
+    parse_memory,
+    parse_value,
+)
 
 _NAME = "i386"
 _WORD_BYTES = 4
@@ -76,6 +84,11 @@ def _parse_other(text: str) -> Operand | None:
 
 def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
     """`displacement(base,index,scale)`, of which any may be missing."""
+    if displacement.endswith(GOTOFF):
+        plain = _parse_registers(displacement.removesuffix(GOTOFF), parts)
+        if not isinstance(plain, Memory) or plain.symbol is None:
+            return plain
+        return replace(plain, symbol=plain.symbol + GOTOFF)
     if isinstance(expression := parse_expression(displacement or "0"), Unavailable):
         return expression
     base, index, scale, *more = [*parts, "", ""][: max(3, len(parts))]

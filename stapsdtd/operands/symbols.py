@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stapsdtd.model import Address, Argument, Memory, Operand, Unavailable, Vaddr
+from stapsdtd.operands.expressions import GOTOFF
 
 _PROGRAM_COUNTERS = {
     "x86-64": "rip", "i386": "eip", "aarch64": "pc", "arm": "r15", "riscv64": "pc", "s390x": "pswa", "ppc64le": "nip",
@@ -22,9 +23,14 @@ Found = Mapping[str, Vaddr | Unavailable]
 """What is known of each symbol that is named."""
 
 
+GLOBAL_OFFSET_TABLE = "_GLOBAL_OFFSET_TABLE_"
+
+
 def symbols_of(arguments: Iterable[Argument]) -> set[str]:
     operands = (argument.operand for argument in arguments)
-    return {operand.symbol for operand in operands if isinstance(operand, Memory | Address) and operand.symbol}
+    named = {operand.symbol for operand in operands if isinstance(operand, Memory | Address) and operand.symbol}
+    table = {GLOBAL_OFFSET_TABLE} if any(symbol.endswith(GOTOFF) for symbol in named) else set()
+    return {symbol.removesuffix(GOTOFF) for symbol in named} | table
 
 
 def with_addresses(
@@ -41,9 +47,14 @@ def with_addresses(
 def _located(operand: Operand, found: Found, site: Vaddr, counter: str | None, *, is_fixed: bool) -> Operand:
     if not isinstance(operand, Memory | Address) or operand.symbol is None:
         return operand
-    address = found[operand.symbol]
+    address = found[operand.symbol.removesuffix(GOTOFF)]
     if isinstance(address, Unavailable):
         return address
+    if isinstance(operand, Memory) and operand.symbol.endswith(GOTOFF):
+        table = found[GLOBAL_OFFSET_TABLE]
+        if isinstance(table, Unavailable):
+            return table
+        return replace(operand, displacement=address + operand.displacement - table)
     if counter is None:
         return Unavailable("a symbol's distance from the site cannot be told on this architecture")
     distance = address + operand.displacement - site

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stapsdtd.model import Address, Argument, Capture, Constant, Memory, Register, Unavailable
+from stapsdtd.plan.values import pointer_bytes
 
 _X86_64 = {
     "rax": "ax", "rbx": "bx", "rcx": "cx", "rdx": "dx", "rsi": "si", "rdi": "di", "rbp": "bp", "rsp": "sp",
     "rip": "ip",
     **{f"r{number}": f"r{number}" for number in range(8, 16)},
 }  # fmt: skip
-_REGISTERS = {"x86-64": _X86_64}
-_POINTER_BYTES = 8
+_I386 = {f"e{name}": name for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")}
+_REGISTERS = {"x86-64": _X86_64, "i386": _I386}
 
 
 class SlotKind(Enum):
@@ -58,7 +59,7 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
         return operand
     if isinstance(operand, Constant) and not capture.is_string:
         return operand
-    if capture.is_string and argument.size != _POINTER_BYTES:
+    if capture.is_string and argument.size != pointer_bytes(architecture):
         return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
     if not capture.is_string and argument.size not in _BY_SIZE:
         return Unavailable(f"{argument.text}: the ftrace engine cannot take a value of {argument.size} bytes")

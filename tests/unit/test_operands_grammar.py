@@ -148,9 +148,10 @@ def test_other_architectures_arguments_are_told_apart(architecture: str, text: s
     arguments = parse_arguments(text, architecture)
     assert len(arguments) == pieces
     assert " ".join(argument.text for argument in arguments) == text
-    for argument in arguments:
-        if not argument.is_float:
-            assert argument.operand == Unavailable(f"operands of {architecture} are not understood yet")
+    if architecture == "machine-8":
+        assert {argument.operand for argument in arguments} == {
+            Unavailable("operands of machine-8 are not understood yet")
+        }
 
 
 def reduced(value: int, size: int, *, signed: bool) -> int:

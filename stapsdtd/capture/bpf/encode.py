@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
 from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import Value
+from stapsdtd.plan.values import Value, pointer_bytes
 from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
-_OPERAND = struct.Struct("=QI9B3x")
+_OPERAND = struct.Struct("=QI10B2x")
 _TEST = struct.Struct("=QQ16s4BHHH6x")
 """As layout.OPERAND and layout.TEST; packing a row takes a tenth of filling one of numpy's."""
 
@@ -19,8 +19,11 @@ _X86_64 = {
     "r15": 0, "r14": 1, "r13": 2, "r12": 3, "rbp": 4, "rbx": 5, "r11": 6, "r10": 7, "r9": 8, "r8": 9, "rax": 10,
     "rcx": 11, "rdx": 12, "rsi": 13, "rdi": 14, "rip": 16, "rsp": 19,
 }  # fmt: skip
-_REGISTERS = {"x86-64": _X86_64}
-"""Places in struct pt_regs, in words (arch/x86/include/uapi/asm/ptrace.h)."""
+_I386 = {
+    "ebp": 4, "ebx": 5, "eax": 10, "ecx": 11, "edx": 12, "esi": 13, "edi": 14, "eip": 16, "esp": 19,
+}  # fmt: skip
+_REGISTERS = {"x86-64": _X86_64, "i386": _I386}
+"""Places in struct pt_regs, in words (arch/x86/include/uapi/asm/ptrace.h); the host's, for its 32-bit processes too."""
 
 _ZERO = 0xFF
 """Any place beyond the registers reads as 0."""
@@ -59,7 +62,8 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
     take = Take.STRING if value.is_string else Take.BYTES if is_raw else Take.NUMBER
     limit = value.limit + value.is_string
     is_signed = argument.signed and not argument.is_float
-    return _OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, is_signed)
+    is_narrow = pointer_bytes(architecture) == 4
+    return _OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, is_signed, is_narrow)
 
 
 def _register(name: str | None, architecture: str) -> int:

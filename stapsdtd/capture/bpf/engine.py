@@ -432,7 +432,7 @@ class BpfEngine:
 
 def source_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
     """What a record holds for a capture, if it has to."""
-    found = value_of(capture, argument)
+    found = value_of(capture, argument, architecture)
     if isinstance(found, Value):
         try:
             encode_value(found, argument, architecture)

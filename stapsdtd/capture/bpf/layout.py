@@ -57,7 +57,8 @@ OPERAND = np.dtype(
         ("left", "u1"),
         ("right", "u1"),
         ("is_signed", "u1"),
-        ("unused", "u1", 3),
+        ("is_narrow", "u1"),
+        ("unused", "u1", 2),
     ]
 )
 
