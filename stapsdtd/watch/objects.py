@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.overlays import real_file
 from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
 
 _log = logging.getLogger(__name__)
@@ -56,12 +57,12 @@ class ObjectStore:
             return self.recall(mapping.dev, mapping.inode, mapping.path)
         for way in procfs.ways_to(pid, mapping):
             try:
-                key = _key(os.stat(way), mapping, way)
+                key = _key(os.stat(way), pid, mapping, way)
                 if key is None:
                     continue
                 parsed = self._parsed.get(key)
                 if parsed is None:
-                    parsed = self._parse(way, mapping, key)
+                    parsed = self._parse(way, pid, mapping, key)
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
                     raise
@@ -99,9 +100,9 @@ class ObjectStore:
         return key
 
     @staticmethod
-    def _parse(way: str, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
+    def _parse(way: str, pid: int, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
         with open(way, "rb", opener=_open_now) as file:
-            if _key(os.fstat(file.fileno()), mapping, way) != key:
+            if _key(os.fstat(file.fileno()), pid, mapping, way) != key:
                 return None
             try:
                 return parse_object(file)
@@ -126,7 +127,7 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
                 descriptor = _open_now(way, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-            if _leads_to(descriptor, _key(os.fstat(descriptor), mapping, way), found):
+            if _leads_to(descriptor, _key(os.fstat(descriptor), pid, mapping, way), found):
                 return descriptor
             os.close(descriptor)
     raise ObjectGoneError(found.path)
@@ -156,11 +157,12 @@ def is_host_file(found: Object) -> bool:
         status = os.stat(found.path)
     except (OSError, ValueError):
         return False
+    status = real_file(os.getpid(), found.path, status) or status
     return (status.st_dev, status.st_ino) == (found.key.dev, found.key.inode)
 
 
-def _key(status: os.stat_result, mapping: Mapping, way: str) -> ObjectKey | None:
-    """None where a way leads to another file than the one mapped.
+def _key(status: os.stat_result, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
+    """None where a way leads to another file than the one mapped. A file of an overlay is its layer's.
 
     map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
     another inode in maps than stat does (overlayfs before Linux 6.8), so there the path may vouch for it.
@@ -171,4 +173,7 @@ def _key(status: os.stat_result, mapping: Mapping, way: str) -> ObjectKey | None
         is_it = status.st_ino == mapping.inode or procfs.shown_link(way) == mapping.path
     else:
         is_it = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
-    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) if is_it else None
+    if not is_it:
+        return None
+    status = real_file(pid, mapping.path, status) or status
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
