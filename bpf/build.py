@@ -16,30 +16,35 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "bpf" / "stapsdt.bpf.c"
 TARGET = ROOT / "stapsdtd" / "capture" / "bpf" / "stapsdt.bpf.o"
 
-_ARCHITECTURES = {"x86_64": "x86", "aarch64": "arm64", "riscv64": "riscv"}
+ARCHITECTURES = {
+    "x86_64": "x86", "aarch64": "arm64", "riscv64": "riscv", "s390x": "s390", "ppc64le": "powerpc",
+    "loongarch64": "loongarch",
+}  # fmt: skip
 
 
 def build() -> None:
     machine = platform.machine()
-    architecture = _ARCHITECTURES.get(machine)
-    if architecture is None:
+    if machine not in ARCHITECTURES:
         print(f"bpf/build.py: {machine} is not known to bpf/stapsdt.bpf.c; the ftrace engine does without")
         return
     # where Debian and Ubuntu keep asm/types.h, which clang does not look for when it compiles for bpf
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{machine}-linux-gnu"
     made = TARGET.with_suffix(".new")
-    command = [
-        "clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3",
-        f"-D__TARGET_ARCH_{architecture}", f"-I/usr/include/{multiarch}",
-        "-c", str(SOURCE), "-o", str(made),
-    ]  # fmt: skip
     try:
-        done = subprocess.run(command, check=False)
+        done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made), check=False)
     except FileNotFoundError:
         sys.exit("bpf/build.py: clang is missing; apt-get install clang libbpf-dev")
     if done.returncode:
         sys.exit("clang refused bpf/stapsdt.bpf.c; its message stands above")
     made.replace(TARGET)
+
+
+def command(machine: str, headers: str, output: Path) -> list[str]:
+    """headers: where that machine's asm/types.h is."""
+    return [
+        "clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpfeb" if machine == "s390x" else "bpfel",
+        "-mcpu=v3", f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", f"-I{headers}", "-c", str(SOURCE), "-o", str(output),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,6 +27,15 @@
 #elif defined(__TARGET_ARCH_riscv)
 #define REG_IP 0
 #define REG_COUNT 32
+#elif defined(__TARGET_ARCH_s390)
+#define REG_IP 2
+#define REG_COUNT 19
+#elif defined(__TARGET_ARCH_powerpc)
+#define REG_IP 32
+#define REG_COUNT 33
+#elif defined(__TARGET_ARCH_loongarch)
+#define REG_IP 33
+#define REG_COUNT 34
 #else
 #error "which of pt_regs' words is the instruction pointer on this architecture?"
 #endif
@@ -142,6 +151,9 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 			value = 0;
 			if (width > sizeof(value) || bpf_probe_read_user(&value, width, (void *)address))
 				return false;
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+			value >>= 8 * (sizeof(value) - width) & 63;
+#endif
 		}
 	}
 	value <<= op->left & 63;

@@ -20,7 +20,24 @@ _X86_64 = {
     **{f"r{number}": f"r{number}" for number in range(8, 16)},
 }  # fmt: skip
 _I386 = {f"e{name}": name for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")}
-_REGISTERS = {"x86-64": _X86_64, "i386": _I386}
+_AARCH64 = {name: name for name in ("sp", "pc", *(f"x{number}" for number in range(31)))}
+_RISCV64 = {
+    "pc": "epc",
+    **{name: name for name in ("ra", "sp", "gp", "tp")},
+    **{
+        f"{kind}{number}": f"{kind}{number}"
+        for kind, count in (("t", 7), ("s", 12), ("a", 8))
+        for number in range(count)
+    },
+}
+_S390X = {f"r{number}": f"r{number}" for number in range(16)}
+_PPC64LE = {"nip": "nip", **{f"r{number}": f"gpr{number}" for number in range(32)}}
+_LOONGARCH64 = {"csr_era": "csr_era", **{f"r{number}": f"r{number}" for number in range(32)}}
+_REGISTERS = {
+    "x86-64": _X86_64, "i386": _I386, "aarch64": _AARCH64, "riscv64": _RISCV64, "s390x": _S390X, "ppc64le": _PPC64LE,
+    "loongarch64": _LOONGARCH64,
+}  # fmt: skip
+"""As the host's regs_query_register_offset names them (arch/*/kernel/ptrace.c); only x86's were tried."""
 
 
 class SlotKind(Enum):

@@ -19,6 +19,7 @@ from stapsdtd.errors import (
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
+from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.model import Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
@@ -166,7 +167,8 @@ class Subscriptions:
         except ObjectGoneError as error:
             _log.debug("%s", error)
             return
-        refused = [missing_argument(choice.capture) for choice in choices]
+        foreign = why_foreign(found.parsed.architecture)
+        refused = [foreign or missing_argument(choice.capture) for choice in choices]
         fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
         try:
             refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}

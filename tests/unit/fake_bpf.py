@@ -22,7 +22,7 @@ import pytest
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import engine, layout, removals, rings
-from stapsdtd.capture.bpf.encode import _X86_64
+from stapsdtd.capture.bpf.registers import PLACES
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.rings import Ring
@@ -300,7 +300,7 @@ class FakeKernel:
         return {name: event.scopes for name, event in self.events.items()}
 
     def hit(self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int) -> None:
-        by_place = {_X86_64[name]: value for name, value in registers.items()}
+        by_place = {PLACES["x86-64"][name]: value for name, value in registers.items()}
         for event in list(self.events.values()):
             if event.reaches(path or self.path, offset, pid):
                 _Hit(self, pid, cpu, by_place).run(event.cookie, LOAD_ADDRESS + offset)

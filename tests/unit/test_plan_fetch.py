@@ -84,6 +84,23 @@ def test_what_lies_at_a_symbol_is_found_from_the_site() -> None:
     assert taken(Memory(None, 0x601040), 2) == Fetch(SlotKind.WORD, "@0x601040:u16")
 
 
-def test_other_architectures_have_no_registers_yet() -> None:
-    found = fetch(Capture(0), argument(Register("x0"), text="8@x0"), "aarch64")
-    assert found == Unavailable("8@x0: tracefs has no name for this register on aarch64")
+@pytest.mark.parametrize(
+    ("architecture", "operand", "expression"),
+    [
+        ("i386", Register("eax"), "%ax:u64"),
+        ("aarch64", Register("x0"), "%x0:u64"),
+        ("aarch64", Memory("sp", 16), "+16(%sp):u64"),
+        ("riscv64", Memory("pc", 64, symbol="x"), "+64(%epc):u64"),
+        ("riscv64", Register("s11"), "%s11:u64"),
+        ("ppc64le", Register("r3"), "%gpr3:u64"),
+        ("s390x", Memory("r15", 160), "+160(%r15):u64"),
+        ("loongarch64", Register("r4"), "%r4:u64"),
+    ],
+)
+def test_registers_as_each_kernel_names_them(architecture: str, operand: Operand, expression: str) -> None:
+    assert fetch(Capture(0), argument(operand), architecture) == Fetch(SlotKind.QUAD, expression)
+
+
+def test_unknown_architectures_have_no_registers() -> None:
+    found = fetch(Capture(0), argument(Register("x0"), text="8@x0"), "machine-8")
+    assert found == Unavailable("8@x0: tracefs has no name for this register on machine-8")

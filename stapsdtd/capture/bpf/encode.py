@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
+from stapsdtd.capture.bpf.registers import PLACES
 from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import Value, pointer_bytes
 from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, Test
@@ -14,16 +15,6 @@ from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Sourc
 _OPERAND = struct.Struct("=QI10B2x")
 _TEST = struct.Struct("=QQ16s4BHHH6x")
 """As layout.OPERAND and layout.TEST; packing a row takes a tenth of filling one of numpy's."""
-
-_X86_64 = {
-    "r15": 0, "r14": 1, "r13": 2, "r12": 3, "rbp": 4, "rbx": 5, "r11": 6, "r10": 7, "r9": 8, "r8": 9, "rax": 10,
-    "rcx": 11, "rdx": 12, "rsi": 13, "rdi": 14, "rip": 16, "rsp": 19,
-}  # fmt: skip
-_I386 = {
-    "ebp": 4, "ebx": 5, "eax": 10, "ecx": 11, "edx": 12, "esi": 13, "edi": 14, "eip": 16, "esp": 19,
-}  # fmt: skip
-_REGISTERS = {"x86-64": _X86_64, "i386": _I386}
-"""Places in struct pt_regs, in words (arch/x86/include/uapi/asm/ptrace.h); the host's, for its 32-bit processes too."""
 
 _ZERO = 0xFF
 """Any place beyond the registers reads as 0."""
@@ -69,7 +60,7 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
 def _register(name: str | None, architecture: str) -> int:
     if name is None:
         return _ZERO
-    place = _REGISTERS.get(architecture, {}).get(name)
+    place = PLACES.get(architecture, {}).get(name)
     if place is None:
         raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")
     return place
