@@ -37,6 +37,7 @@ from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.probes.registry import Registry
 from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
 
@@ -99,6 +100,9 @@ class Daemon:
         # each ring, client and file looked at takes a descriptor, and the usual soft limit is 1,024
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        # it starts while the rest does
+        parser = SandboxedParser()
+        self._on_stop(parser.close)
         bpf = load()
         features = (*probe_features(), feature(bpf))
         tracefs = Tracefs.locate()
@@ -111,10 +115,12 @@ class Daemon:
         engine = make_engine(self._config.engine, bpf, tracefs, threads)
         self._on_stop(engine.shutdown)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads))
+        watcher = await self._control.run(lambda: Watcher(registry, threads, parser.parse))
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
-        subscriptions = await self._control.run(lambda: Subscriptions(registry, engine, watcher, self._config.limits))
+        subscriptions = await self._control.run(
+            lambda: Subscriptions(registry, engine, watcher, parser.parse, self._config.limits)
+        )
         backend = Backend(
             self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name
         )

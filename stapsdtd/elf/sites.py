@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
@@ -24,6 +25,9 @@ from stapsdtd.operands import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
 """Both over all sections of an object. Files with 400,000 notes, some 30 MB, exist."""
+
+MAX_LOCATED_ARGUMENTS = 1 << 18
+"""Arguments that name symbols are other ones at each site, some 500 bytes each; postgres has 5."""
 
 _CONFLICT = "another note has the same location with other arguments or another semaphore"
 
@@ -67,6 +71,8 @@ class _ArgumentsLocator:
         distinct = {id(note.texts.arguments): note.texts.arguments for note in located}
         symbolic = {known: symbols_of(arguments) for known, arguments in distinct.items()}
         self._symbolic = {known for known, symbols in symbolic.items() if symbols}
+        self._left = MAX_LOCATED_ARGUMENTS
+        self._without: dict[int, tuple[Argument, ...]] = {}
         self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())))
         if isinstance(self._found.get(GLOBAL_OFFSET_TABLE), Unavailable):
             # strip takes the symbol; the linker puts it at the begin of this section
@@ -77,7 +83,18 @@ class _ArgumentsLocator:
         arguments = note.texts.arguments
         if id(arguments) not in self._symbolic:
             return arguments
+        self._left -= len(arguments)
+        if self._left < 0:
+            return self._given_up(arguments)
         return with_addresses(arguments, self._found, note.location_vaddr, self._architecture, is_fixed=self._is_fixed)
+
+    def _given_up(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        if id(arguments) not in self._without:
+            reason = Unavailable("the object has more arguments that name symbols than are looked up")
+            self._without[id(arguments)] = tuple(
+                replace(argument, operand=reason) if symbols_of([argument]) else argument for argument in arguments
+            )
+        return self._without[id(arguments)]
 
 
 def _located(container: Container, problems: list[Problem]) -> Iterator[_Located]:

@@ -54,10 +54,10 @@ def _located(operand: Operand, found: Found, site: Vaddr, counter: str | None, *
         table = found[GLOBAL_OFFSET_TABLE]
         if isinstance(table, Unavailable):
             return table
-        return replace(operand, displacement=address + operand.displacement - table)
+        return replace(operand, displacement=_signed(address + operand.displacement - table))
     if counter is None:
         return Unavailable("a symbol's distance from the site cannot be told on this architecture")
-    distance = address + operand.displacement - site
+    distance = _signed(address + operand.displacement - site)
     match operand:
         case Address():
             return replace(operand, base=counter, displacement=distance)
@@ -66,6 +66,11 @@ def _located(operand: Operand, found: Found, site: Vaddr, counter: str | None, *
         case Memory(base=base, index=None):
             return replace(operand, base=counter, displacement=distance, index=base, scale=1)
         case _ if is_fixed:
-            return replace(operand, displacement=address + operand.displacement)
+            return replace(operand, displacement=_signed(address + operand.displacement))
         case _:
             return Unavailable("a symbol, a base and an index are more than can be added")
+
+
+def _signed(distance: int) -> int:
+    """As addresses wrap: a hostile symbol table may have any."""
+    return (distance + (1 << 63)) % (1 << 64) - (1 << 63)

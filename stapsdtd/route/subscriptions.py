@@ -24,7 +24,7 @@ from stapsdtd.model import Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
-from stapsdtd.watch.objects import is_host_file, open_object
+from stapsdtd.watch.objects import Parse, is_host_file, open_object
 from stapsdtd.watch.watcher import Watcher
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ _ENDED_KEPT_SECONDS = 10.0
 class Subscriptions:
     """Runs on the control thread's event loop; `get` and `all` may be called from any thread."""
 
-    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, limits: Limits) -> None:
+    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits) -> None:
+        self._parse = parse
         self._registry = registry
         self._engine = engine
         self._watcher = watcher
@@ -163,7 +164,7 @@ class Subscriptions:
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
         try:
-            descriptor = open_object(found, mappings.items())
+            descriptor = open_object(found, mappings.items(), self._parse)
         except ObjectGoneError as error:
             _log.debug("%s", error)
             return

@@ -8,9 +8,10 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
 
-from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.overlays import real_file
@@ -24,10 +25,18 @@ _REMEMBERED = 500_000
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
+class Parse(Protocol):
+    """Reads the ELF file that is open there. Raises ObjectUnreadableError; and OSError where that may pass."""
+
+    def __call__(self, descriptor: int, pid: int) -> ParsedObject:
+        """pid: of a process that maps it."""
+
+
 class ObjectStore:
     """Remembers what it parsed, files without probes too, until so many newer ones came."""
 
-    def __init__(self) -> None:
+    def __init__(self, parse: Parse) -> None:
+        self._parse_file = parse
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
         self._identities: dict[tuple[int, int], ObjectKey] = {}
         self._weight = 0
@@ -99,13 +108,12 @@ class ObjectStore:
         self._identities[key.dev, key.inode] = key
         return key
 
-    @staticmethod
-    def _parse(way: str, pid: int, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
+    def _parse(self, way: str, pid: int, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
         with open(way, "rb", opener=_open_now) as file:
             if _key(os.fstat(file.fileno()), pid, mapping, way) != key:
                 return None
             try:
-                return parse_object(file)
+                return self._parse_file(file.fileno(), pid)
             except ObjectUnreadableError as error:
                 _log.debug("%s: %s", mapping.path, error)
                 return ParsedObject("", None, (), ())
@@ -119,7 +127,7 @@ def _weight(parsed: ParsedObject) -> int:
     return 1 + len(parsed.sites) + len(parsed.problems)
 
 
-def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
+def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse) -> int:
     """Open the very file that was parsed, through any process that maps it. Raises ObjectGoneError."""
     for pid, mapping in mappings:
         for way in procfs.ways_to(pid, mapping):
@@ -127,23 +135,22 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]]) -> int:
                 descriptor = _open_now(way, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-            if _leads_to(descriptor, _key(os.fstat(descriptor), pid, mapping, way), found):
+            if _leads_to(descriptor, _key(os.fstat(descriptor), pid, mapping, way), found, partial(parse, pid=pid)):
                 return descriptor
             os.close(descriptor)
     raise ObjectGoneError(found.path)
 
 
-def _leads_to(descriptor: int, key: ObjectKey | None, found: Object) -> bool:
+def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Callable[[int], ParsedObject]) -> bool:
     if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
         return False
     if key == found.key:
         return True
     # touched or written to since; it counts whether a probe would still be where it was
-    with open(descriptor, "rb", closefd=False) as file:
-        try:
-            return parse_object(file) == found.parsed
-        except (ObjectUnreadableError, OSError):
-            return False
+    try:
+        return parse(descriptor) == found.parsed
+    except (ObjectUnreadableError, OSError):
+        return False
 
 
 def _open_now(path: str, flags: int) -> int:

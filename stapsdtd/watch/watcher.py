@@ -25,7 +25,7 @@ from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overf
 from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.probes.registry import Registry
-from stapsdtd.watch.objects import ObjectStore
+from stapsdtd.watch.objects import ObjectStore, Parse
 from stapsdtd.watch.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ _DEAD = frozenset("ZX")
 class Watcher:
     """Runs on one event loop, all methods but `catch_up` in its thread."""
 
-    def __init__(self, registry: Registry, threads: Threads) -> None:
+    def __init__(self, registry: Registry, threads: Threads, parse: Parse) -> None:
         self._registry = registry
         self._threads = threads
-        self._store = ObjectStore()
+        self._store = ObjectStore(parse)
         self._loop = asyncio.get_running_loop()
         self._rings: list[MappingRing] = []
         self._connector: ProcessConnector | None = None

@@ -40,6 +40,7 @@ from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from stapsdtd.watch.watcher import Watcher
 from tests.support import wait_for
 from tests.unit.samples import sample_object
+from tests.unit.test_objects import parse_here
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 20
@@ -129,7 +130,9 @@ class Served:
         self._control = ControlThread()
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
-        self.subscriptions = self.in_control(lambda: Subscriptions(self.registry, self.engine, watcher, limits))
+        self.subscriptions = self.in_control(
+            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits)
+        )
         backend = Backend(
             self._control, self.registry, watcher.refresh, self.subscriptions, limits, FEATURES, self.engine.name
         )

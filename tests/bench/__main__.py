@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stapsdtd.client import Client
-from tests.bench import arming, delay, hit, jvm, rate, subscribers, watching
+from tests.bench import arming, delay, hit, jvm, rate, sandbox, subscribers, watching
 from tests.bench.report import Figure, table
 from tests.bench.setup import Setup
 from tests.bench.tracers import missing
@@ -27,6 +27,7 @@ _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "jvm": jvm.run,
     "arming": arming.run,
     "watching": watching.run,
+    "sandbox": sandbox.run,
 }
 
 

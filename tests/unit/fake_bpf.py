@@ -22,9 +22,9 @@ import pytest
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import engine, layout, removals, rings
-from stapsdtd.capture.bpf.registers import PLACES
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
+from stapsdtd.capture.bpf.registers import PLACES
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.kernel.tracefs import Tracefs

@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
-from stapsdtd.model import FileOffset, Mapping, Object
+from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
 from stapsdtd.watch import objects
 from stapsdtd.watch.objects import ObjectStore, is_host_file, open_object
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 
 PID = os.getpid()
+
+
+def parse_here(descriptor: int, pid: int) -> ParsedObject:  # noqa: ARG001
+    with open(descriptor, "rb", closefd=False) as file:
+        return parse_object(file)
 
 
 def image(*names: bytes) -> bytes:
@@ -37,7 +43,7 @@ def resolved(store: ObjectStore, path: Path) -> Object:
 
 
 def opened(found: Object, path: Path) -> bytes:
-    descriptor = open_object(found, [(PID, mapping_of(path))])
+    descriptor = open_object(found, [(PID, mapping_of(path))], parse_here)
     try:
         # as the kernel does, which opens the file by this path anew
         return Path(f"/proc/self/fd/{descriptor}").read_bytes()
@@ -54,7 +60,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store() -> ObjectStore:
-    return ObjectStore()
+    return ObjectStore(parse_here)
 
 
 def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
@@ -80,7 +86,7 @@ def test_addresses_that_another_file_took_meanwhile_lead_nowhere(store: ObjectSt
 
 def test_file_is_parsed_once(store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = resolved(store, path)
-    monkeypatch.setattr(objects, "parse_object", None)
+    monkeypatch.setattr(store, "_parse_file", None)
     assert resolved(store, path) == found
 
 
@@ -144,7 +150,7 @@ def test_another_file_under_the_same_name_is_not_taken_for_it(store: ObjectStore
     assert not is_host_file(found)
     os.close(keeping_the_inode)
     with pytest.raises(ObjectGoneError):
-        open_object(found, [(PID, mapping)])
+        open_object(found, [(PID, mapping)], parse_here)
 
 
 def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: Path) -> None:
@@ -186,10 +192,10 @@ def test_file_that_was_written_to_is_another_object(store: ObjectStore, path: Pa
     assert [site.name for site in after.parsed.sites] == ["other"]
     # arming the earlier one's sites might corrupt what is at these places now
     with pytest.raises(ObjectGoneError):
-        open_object(before, [(PID, mapping_of(path))])
+        open_object(before, [(PID, mapping_of(path))], parse_here)
     path.write_bytes(b"no ELF any more")
     with pytest.raises(ObjectGoneError):
-        open_object(after, [(PID, mapping_of(path))])
+        open_object(after, [(PID, mapping_of(path))], parse_here)
 
 
 def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: Path, tmp_path: Path) -> None:
@@ -199,7 +205,7 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     gone = dataclasses.replace(mapping_of(path), path=str(tmp_path / "gone"))
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ObjectGoneError):
-        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)])
+        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)], parse_here)
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

@@ -23,6 +23,7 @@ from stapsdtd.watch import watcher as module
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
 from tests.unit.samples import sample_object, site
+from tests.unit.test_objects import parse_here
 
 T = TypeVar("T")
 NEVER = 3600.0
@@ -94,7 +95,7 @@ class Host:
         monkeypatch.setattr(module, "MappingRing", lambda _cpu: self.ring)
         monkeypatch.setattr(module, "ProcessConnector", lambda: self.connector)
         monkeypatch.setattr(module, "online_cpus", lambda: [0])
-        monkeypatch.setattr(module, "ObjectStore", lambda: self.files)
+        monkeypatch.setattr(module, "ObjectStore", lambda _parse: self.files)
         monkeypatch.setattr(procfs, "pids", self._pids)
         monkeypatch.setattr(procfs, "stat", self._stat)
         monkeypatch.setattr(procfs, "executable_mappings", self._mappings)
@@ -151,7 +152,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(host: Host, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
     async def run() -> None:
-        watcher = Watcher(host.registry, host.threads)
+        watcher = Watcher(host.registry, host.threads, parse_here)
         watcher.start()
         host.looks.clear()
         host.changes.clear()

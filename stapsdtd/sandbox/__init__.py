@@ -1,0 +1,13 @@
+"""Files are parsed in processes that can do nothing else: a file that gets the better of a parser gets nothing.
+
+    daemon                        zygote                             worker
+    parser.SandboxedParser ─────► worker.serve: drops all rights,
+                                  never sees a file ────fork───────► lockdown.confine
+         descriptor of a file ─────────────────────────────────────► parse ──► protocol.encode
+         protocol.decode ◄─────────────────────────────────────────── answer
+           └─► model.ParsedObject
+
+What a worker says is as hostile as the file that it read: `protocol` lets nothing through that `elf` could not have
+found, and `parser` never shows a worker files of two owners. When the daemon goes, however it goes, the zygote finds
+its socket closed and ends, and the kernel kills the workers with it.
+"""

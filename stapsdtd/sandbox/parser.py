@@ -1,0 +1,311 @@
+"""The daemon's side of the sandbox: a file's descriptor goes in, a `model.ParsedObject` comes out.
+
+A worker reads many files, but of one owner on one file system: what a file can do to a worker reaches none but other
+files of whoever made it. Files that others may write to, or that have no name, are read by a worker for the process that
+maps them: what it does to that worker reaches none but others that it maps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from stapsdtd.errors import ObjectUnreadableError
+from stapsdtd.model import ParsedObject
+from stapsdtd.sandbox import protocol
+from stapsdtd.sandbox.lockdown import Measure
+from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError
+from stapsdtd.sandbox.worker import PID
+
+_log = logging.getLogger(__name__)
+
+NOBODY = 65534
+
+COMMAND = (sys.executable, "-I", "-m", "stapsdtd.sandbox.worker")
+
+_WORKERS = 2
+_FILES_OF_A_WORKER = 1000
+_LONG_SECONDS = 1.0
+"""A file that took longer has filled the worker's memory, or used much of its CPU time: the next one gets another."""
+
+_START_SECONDS = 30.0
+_ZYGOTE_SECONDS = 5.0
+_PAUSE_SECONDS = 5.0
+"""After a failure to start; the file is looked at again anyway."""
+
+_RECEIVED_BYTES = 1 << 16
+
+_Owner = tuple[int, int]
+_NO_DEVICE = -1
+
+
+class _WorkerGoneError(Exception):
+    """It closed its end, or what is at the other end of a socket says nothing."""
+
+
+class SandboxedParser:
+    """Parses in processes without rights. `close` leaves none behind; all calls come from one thread.
+
+    user, group: the ids they take where this process may change its own. command: what becomes the zygote when a
+    socket's descriptor and both ids are added.
+    """
+
+    def __init__(
+        self,
+        *,
+        user: int = NOBODY,
+        group: int = NOBODY,
+        deadline_seconds: float = 10.0,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._arguments = user, group, tuple(command)
+        self._deadline_seconds = deadline_seconds
+        self._workers: OrderedDict[_Owner, _Worker] = OrderedDict()
+        self._missing: Measure | None = None
+        self._next_start = 0.0
+        # it starts while the daemon does other things
+        self._zygote: _Zygote | None = self._start_zygote()
+
+    def parse(self, descriptor: int, pid: int) -> ParsedObject:
+        """Read the file that is open there, for reading only, and that a process maps.
+
+        Raises ObjectUnreadableError where the file is why it cannot be read, which says nothing of files to come; and
+        OSError where there is no process to read it: with ENOMEM, after which it is worth to try again later.
+        """
+        status = os.fstat(descriptor)
+        is_private = status.st_nlink > 0 and not status.st_mode & 0o022
+        owner = (status.st_dev, status.st_uid) if is_private else (_NO_DEVICE, pid)
+        for is_last in (False, True):
+            worker = self._worker(owner)
+            was_new = not worker.files
+            begin = time.monotonic()
+            try:
+                parsed = protocol.decode(worker.ask(descriptor, self._deadline_seconds), status.st_size)
+            except ObjectUnreadableError as error:
+                self._keep(worker, owner, begin)
+                if isinstance(error, ParserFailedError):
+                    _log.warning("%r cannot be parsed: %s", _name(descriptor), error)
+                raise
+            except (RefusedError, TimeoutError, _WorkerGoneError) as error:
+                what = self._end(worker, error)
+                # a worker that had read other files may have been at fault, or whoever ended it
+                if is_last or isinstance(error, TimeoutError) or (was_new and isinstance(error, RefusedError)):
+                    _log.warning("%r cannot be parsed: %s", _name(descriptor), what)
+                    raise ObjectUnreadableError(what) from error
+            except BaseException:
+                self._end(worker, None)
+                raise
+            else:
+                self._keep(worker, owner, begin)
+                return parsed
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """End all processes; the parser is of no use after that."""
+        self._next_start = float("inf")
+        self._lose_zygote()
+
+    def _worker(self, owner: _Owner) -> _Worker:
+        """Answer one that may read files of the owner, which is nobody else's until it is kept."""
+        if known := self._workers.pop(owner, None):
+            return known
+        for is_last in (False, True):
+            try:
+                zygote = self._zygote = self._zygote or self._start_zygote()
+                worker = zygote.fork()
+            except (_WorkerGoneError, TimeoutError, ValueError) as error:
+                self._lose_zygote()
+                if is_last:
+                    self._next_start = time.monotonic() + _PAUSE_SECONDS
+                    raise OSError(errno.ENOMEM, f"the sandbox does not start: {error}") from error
+            else:
+                self._tell(worker.missing)
+                return worker
+        raise AssertionError("unreachable")
+
+    def _start_zygote(self) -> _Zygote:
+        if time.monotonic() < self._next_start:
+            raise OSError(errno.ENOMEM, "the sandbox does not start")
+        return _Zygote(*self._arguments)
+
+    def _lose_zygote(self) -> None:
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+        if self._zygote is not None:
+            self._zygote.close()
+        self._zygote = None
+
+    def _tell(self, missing: Measure) -> None:
+        if missing and missing != self._missing:
+            names = ", ".join(str(measure.name).lower().replace("_", " ") for measure in Measure if measure in missing)
+            _log.warning("files are parsed in a sandbox that this host does not let have: %s", names)
+        self._missing = missing
+
+    def _keep(self, worker: _Worker, owner: _Owner, begin: float) -> None:
+        worker.files += 1
+        if worker.files >= _FILES_OF_A_WORKER or time.monotonic() - begin > _LONG_SECONDS:
+            self._end(worker, None)
+            return
+        self._workers[owner] = worker
+        if len(self._workers) > _WORKERS:
+            self._end(self._workers.popitem(last=False)[1], None)
+
+    def _end(self, worker: _Worker, error: Exception | None) -> str:
+        """End a worker; answer what an error means in a user's words."""
+        worker.close()
+        status = None
+        if self._zygote is not None:
+            try:
+                status = self._zygote.end(worker.pid)
+            except (_WorkerGoneError, TimeoutError):
+                self._lose_zygote()
+        if isinstance(error, TimeoutError):
+            return f"parsing it took longer than {self._deadline_seconds:g} s"
+        if isinstance(error, RefusedError):
+            return f"the process that parsed it said nonsense: {error}"
+        return f"the process that parsed it {_ended(status)}"
+
+
+def _ended(status: int | None) -> str:
+    if status is None or not os.WIFSIGNALED(status):
+        return "ended"
+    number = os.WTERMSIG(status)
+    try:
+        return f"was ended by {signal.Signals(number).name}"
+    except ValueError:
+        return f"was ended by signal {number}"
+
+
+def _name(descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return "a file"
+
+
+class _Worker:
+    def __init__(self, pid: int, channel: socket.socket, missing: Measure) -> None:
+        self.pid = pid
+        self.missing = missing
+        self.files = 0
+        self._channel = channel
+
+    def ask(self, descriptor: int, seconds: float) -> bytearray:
+        """Answer the answer. Raises TimeoutError, RefusedError and _WorkerGoneError."""
+        deadline = time.monotonic() + seconds
+        try:
+            self._channel.settimeout(seconds)
+            socket.send_fds(self._channel, [protocol.REQUEST], [descriptor])
+            begin = bytearray()
+            while len(begin) < protocol.LENGTH.size:
+                begin += self._receive(deadline)
+            length = protocol.length_of(bytes(begin[: protocol.LENGTH.size]))
+            if len(begin) - protocol.LENGTH.size > length:
+                raise RefusedError("an answer longer than it says")
+            answer = begin[protocol.LENGTH.size :]
+            while len(answer) < length:
+                answer += self._receive(deadline, length - len(answer))
+        except (ConnectionError, BrokenPipeError) as error:
+            raise _WorkerGoneError("the connection broke") from error
+        return answer
+
+    def _receive(self, deadline: float, most: int = _RECEIVED_BYTES) -> bytes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+        data = self._channel.recv(min(most, 1 << 20))
+        if not data:
+            raise _WorkerGoneError("it ended")
+        return data
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _Zygote:
+    """The process that workers are forked from. Raises _WorkerGoneError where it ended, TimeoutError where it hangs."""
+
+    def __init__(self, user: int, group: int, command: Sequence[str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(user), str(group)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._control.close()
+                raise
+        self._seconds = _START_SECONDS
+
+    def fork(self) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                pid = self._ask(b"F", [theirs.fileno()])
+            self._seconds = _ZYGOTE_SECONDS
+            return _Worker(pid, ours, _missing(pid, ours))
+        except BaseException:
+            ours.close()
+            raise
+
+    def end(self, pid: int) -> int:
+        """Kill a worker; answer its wait status."""
+        return self._ask(PID.pack(pid))
+
+    def _ask(self, message: bytes, descriptors: Sequence[int] = ()) -> int:
+        self._control.settimeout(self._seconds)
+        try:
+            socket.send_fds(self._control, [message], descriptors)
+            answer = self._control.recv(PID.size)
+        except ConnectionError as error:
+            raise _WorkerGoneError("its process ended") from error
+        if len(answer) != PID.size:
+            raise _WorkerGoneError("its process ended")
+        number: int = PID.unpack(answer)[0]
+        return number
+
+    def close(self) -> None:
+        """It ends its workers and itself when the socket is closed."""
+        self._control.close()
+        for seconds in (_ZYGOTE_SECONDS, 1.0):
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                _log.warning("the sandbox's process %d does not end, and is killed", self._process.pid)
+                # which takes CAP_KILL, where it has another user
+                with contextlib.suppress(PermissionError):
+                    self._process.kill()
+            else:
+                break
+
+
+def _missing(pid: int, channel: socket.socket) -> Measure:
+    """What a new worker says first; pid is negative where there is none."""
+    if pid < 0:
+        raise OSError(errno.ENOMEM, f"no process can be forked to parse with: {os.strerror(-pid)}")
+    channel.settimeout(_ZYGOTE_SECONDS)
+    said = channel.recv(1)
+    if not said:
+        raise _WorkerGoneError("a process to parse with could not give up its rights")
+    return Measure(said[0])
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the daemon's but where libraries are; numpy's is not to start threads."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", **kept}

@@ -1,0 +1,326 @@
+"""Every object comes back as it was, and nothing else gets through."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stapsdtd.elf.sites import MAX_NOTES
+from stapsdtd.errors import ObjectUnreadableError
+from stapsdtd.model import (
+    Address,
+    Argument,
+    Constant,
+    FileOffset,
+    Memory,
+    Operand,
+    ParsedObject,
+    Problem,
+    Register,
+    Site,
+    Unavailable,
+)
+from stapsdtd.operands import parse_arguments
+from stapsdtd.sandbox import protocol, shapes
+from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError, decode, encode, encode_reason
+from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf, parse_notes
+from tests.unit.samples import argument, site
+
+FILE_SIZE = 1 << 40
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
+MAYBE_TEXTS = st.none() | TEXTS
+REGISTERS = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)
+DISPLACEMENTS = st.integers(-(1 << 63), (1 << 63) - 1)
+NEVER = st.just(value=False)
+NUMBER_SIZES = st.sampled_from([1, 2, 4, 8])
+
+
+@st.composite
+def constants(draw: st.DrawFn) -> Argument:
+    size, signed = draw(NUMBER_SIZES), draw(st.booleans())
+    low, high = (-(1 << 8 * size - 1), (1 << 8 * size - 1) - 1) if signed else (0, (1 << 8 * size) - 1)
+    value = draw(st.integers(low, high) | st.sampled_from([low, high]))
+    return Argument(draw(TEXTS), size, signed, False, Constant(value))
+
+
+def of(
+    sizes: st.SearchStrategy[int], operands: st.SearchStrategy[Operand], floats: st.SearchStrategy[bool] = NEVER
+) -> st.SearchStrategy[Argument]:
+    return st.builds(Argument, TEXTS, sizes, st.booleans(), floats, operands)
+
+
+MEMORIES = st.builds(Memory, st.none() | REGISTERS, DISPLACEMENTS, st.none() | REGISTERS, NUMBER_SIZES, MAYBE_TEXTS)
+ARGUMENTS = st.one_of(
+    constants(),
+    of(NUMBER_SIZES, st.builds(Register, REGISTERS)),
+    of(st.just(1), st.builds(Register, REGISTERS, st.just(8))),
+    of(st.sampled_from([4, 8]), st.builds(Register, REGISTERS), st.booleans()),
+    of(st.integers(1, 4096), MEMORIES, st.booleans()),
+    of(NUMBER_SIZES, st.builds(Address, st.none() | REGISTERS, DISPLACEMENTS, MAYBE_TEXTS)),
+    of(st.integers(0, 1 << 20), st.builds(Unavailable, TEXTS), st.booleans()),
+)
+
+SITES = st.builds(
+    Site,
+    TEXTS,
+    TEXTS,
+    st.integers(0, FILE_SIZE - 1).map(FileOffset),
+    st.none() | st.integers(1, FILE_SIZE // 2 - 1).map(lambda half: FileOffset(2 * half)),
+    MAYBE_TEXTS,
+    st.lists(ARGUMENTS, max_size=4).map(tuple),
+)
+
+OBJECTS = st.builds(
+    ParsedObject,
+    st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True),
+    st.none() | st.binary(min_size=1, max_size=64).map(bytes.hex),
+    st.lists(SITES, max_size=6, unique_by=lambda site: (site.site_offset, site.provider, site.name)).map(tuple),
+    st.lists(st.builds(Problem, st.just("") | TEXTS, st.just("") | TEXTS, TEXTS), max_size=4).map(tuple),
+)
+
+
+def encoded(parsed: ParsedObject) -> bytes:
+    return b"".join(encode(parsed))
+
+
+def sample(*sites: Site) -> ParsedObject:
+    return ParsedObject("x86-64", "c0ffee", sites, (Problem("app", "", "no nop"),))
+
+
+SAMPLE = sample(
+    site("one", 0x10, [argument(), argument(Memory("rbp", -8, "rcx", 4, "NBuffers"), 4)], semaphore=0x20, function="f"),
+    site("two", 0x11, [argument(Constant(-5), 4, signed=True, text="-4@$-5"), argument(Unavailable("no"), 0)]),
+    site("three", 0x12, [argument(Address(None, 3, "s"))], function="gé"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(OBJECTS)
+def test_round_trip(parsed: ParsedObject) -> None:
+    assert decode(encoded(parsed), FILE_SIZE) == parsed
+
+
+def test_each_operand_of_the_model_has_a_shape_with_all_its_fields() -> None:
+    assert {shape.type for shape in shapes.SHAPES} == set(get_args(Operand))
+    for shape in shapes.SHAPES:
+        assert list(shape.fields) == [field.name for field in dataclasses.fields(shape.type)]
+
+
+ARCHITECTURES = ("x86-64", "i386", "aarch64", "arm", "riscv64", "s390x", "ppc64le", "loongarch64", "machine-8")
+SIZES = (
+    "",
+    "1@",
+    "-1@",
+    "2@",
+    "-2@",
+    "4@",
+    "-4@",
+    "8@",
+    "-8@",
+    "2f@",
+    "4f@",
+    "8f@",
+    "16@",
+    "16f@",
+    "3@",
+    "0@",
+    "9999999@",
+)
+OPERANDS = (
+    *("$5", "$-1", "$0xffffffffffffffff", "$-9223372036854775808", "$x", "%rdi", "%ah", "%eax", "%ax", "%xmm0"),
+    *("(%rax)", "-8(%rbp)", "8(%rbp,%rcx,4)", "8(,%rcx,8)", "-4096(%r15)", "(%ax)", "N(%rip)", "N+8(%rip)"),
+    *("N", "$N", "%fs:0", "0x1000", "nonsense", "\xff", "N@GOTOFF(%eax)", "x0", "w3", "[sp, 96]", "[x1, x2]", "#7"),
+    *("r3", "[r3, #4]", "[fp, -8]", "a0", "8(a0)", "%r2", "160(%r15)", "0(%r1,%r2)", "3", "8(9)", "3,9", "i42", "$r4"),
+    *("$r4,8", "7", "table+24"),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from(OPERANDS)), max_size=8), st.sampled_from(ARCHITECTURES)
+)
+def test_what_the_grammar_makes_is_never_refused(arguments: list[tuple[str, str]], architecture: str) -> None:
+    text = " ".join(f"{size}{operand}" for size, operand in arguments)
+    parsed = ParsedObject(architecture, None, (site(arguments=parse_arguments(text, architecture)),), ())
+    assert decode(encoded(parsed), FILE_SIZE) == parsed
+
+
+def test_equal_things_cross_once() -> None:
+    note, sites = Elf().note, 1000
+    elf = Elf(NOP * sites)
+    parsed = parse_notes(*(note(TEXT_VADDR + i, arguments=b"8@%rdi -4@-8(%rbp)") for i in range(sites)), elf=elf)
+    assert len(parsed.sites) == sites
+    assert len(encoded(parsed)) < sites * 40
+    found = decode(encoded(parsed), FILE_SIZE)
+    assert len({id(site.arguments) for site in found.sites}) == len({id(site.name) for site in found.sites}) == 1
+
+
+def test_reasons() -> None:
+    with pytest.raises(ObjectUnreadableError, match=r"^not an ELF file$"):
+        decode(b"".join(encode_reason("not an ELF file")), 0)
+    with pytest.raises(ParserFailedError, match=r"^the parser failed: KeyError: 'a'\?b$"):
+        decode(b"".join(encode_reason("KeyError: 'a'\nb", failed=True)), 0)
+    with pytest.raises(ObjectUnreadableError):
+        decode(b"".join(encode_reason("\N{SNOWMAN}" * 10_000 + "\udcff")), 0)
+
+
+def test_every_truncated_or_extended_answer_is_refused() -> None:
+    answer = encoded(SAMPLE)
+    for length in range(len(answer)):
+        with pytest.raises(RefusedError):
+            decode(answer[:length], FILE_SIZE)
+    with pytest.raises(RefusedError):
+        decode(answer + b"\0", FILE_SIZE)
+
+
+EXTREMES = st.sampled_from([0, 1, 2, 3, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**63 - 1, 2**63, 2**64 - 1])
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    answer = bytearray(encoded(draw(st.just(SAMPLE) | OBJECTS)))
+    for _ in range(draw(st.integers(1, 4))):
+        width = draw(st.sampled_from([1, 2, 4, 8]))
+        at = draw(st.integers(0, len(answer) - width))
+        answer[at : at + width] = (draw(EXTREMES | st.integers(0, 2**64 - 1)) % 2 ** (8 * width)).to_bytes(
+            width, "little"
+        )
+    return bytes(answer)
+
+
+def believe(answer: bytes, file_size: int) -> ParsedObject | None:
+    """None where it is refused."""
+    try:
+        parsed = decode(answer, file_size)
+    except (RefusedError, ObjectUnreadableError):
+        return None
+    for found in parsed.sites:
+        assert 0 <= found.site_offset < file_size
+        assert found.semaphore_offset is None or 0 < found.semaphore_offset <= file_size - 2
+        assert found.provider
+        assert found.name
+        for one in found.arguments:
+            _check(one)
+    assert len({(s.site_offset, s.provider, s.name) for s in parsed.sites}) == len(parsed.sites)
+    assert all(problem.reason for problem in parsed.problems)
+    repr(parsed).encode()
+    return parsed
+
+
+def _check(one: Argument) -> None:
+    """What readers rely on."""
+    assert 0 <= one.size <= 1 << 20
+    match one.operand:
+        case Constant(value):
+            assert one.size in (1, 2, 4, 8)
+            np.array([value], f"{'i' if one.signed else 'u'}{one.size}")
+        case Register(name, first_bit):
+            assert name.replace("_", "a").isalnum()
+            assert first_bit == 0 or (first_bit == 8 and one.size == 1)
+        case Memory(base, displacement, index, scale, symbol):
+            assert all(name is None or name.replace("_", "a").isalnum() for name in (base, index))
+            assert scale in (1, 2, 4, 8)
+            assert symbol != ""
+            struct.pack("<q", displacement)
+        case Address(base, displacement, symbol):
+            assert base is None or base.replace("_", "a").isalnum()
+            assert symbol != ""
+            struct.pack("<q", displacement)
+        case Unavailable(reason):
+            assert reason
+
+
+@settings(max_examples=3000, deadline=None)
+@given(mutations())
+def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) -> None:
+    parsed = believe(answer, FILE_SIZE)
+    if parsed is not None:
+        assert decode(encoded(parsed), FILE_SIZE) == parsed
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
+    believe(answer, FILE_SIZE)
+    believe(b"\1" + answer, FILE_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "because"),
+    [
+        (sample(site(offset=FILE_SIZE)), "index"),
+        (sample(site(semaphore=FILE_SIZE)), "index"),
+        (sample(site(semaphore=FILE_SIZE - 1)), "index"),
+        (sample(site(semaphore=7)), "odd"),
+        (sample(site(), site()), "twice"),
+        (sample(site(name="")), "shorter"),
+        (sample(site(name="n" * 2049)), "longer"),
+        (sample(site(function="f" * 20_000)), "longer"),
+        (sample(site(name="a\0b")), "NUL"),
+        (sample(site(arguments=[argument(Register("di\np:x"))])), "text"),
+        (sample(site(arguments=[argument(Memory("rdi", index="%rax"))])), "text"),
+        (sample(site(arguments=[argument(Constant(256), 1)])), "operand"),
+        (sample(site(arguments=[argument(Constant(-1), 4)])), "operand"),
+        (sample(site(arguments=[argument(Register("rdi"), 3)])), "operand"),
+        (sample(site(arguments=[argument(Register("rax", 8), 8)])), "operand"),
+        (sample(site(arguments=[argument(Memory("rdi"), 5000)])), "operand"),
+        (sample(site(arguments=[argument(Address("rdi"), 16)])), "operand"),
+        (sample(site(arguments=[argument(size=(1 << 20) + 1)])), "index"),
+        (sample(site(arguments=[argument()] * 129)), "too long"),
+        (sample(site(arguments=[argument(text="t" * 17_000)])), "longer"),
+        (sample(site(arguments=[argument(Unavailable("r" * 17_000))])), "characters"),
+        (ParsedObject("x86 64", None, (), ()), "architecture"),
+        (ParsedObject("x86-64", "abc", (), ()), "build-id"),
+        (ParsedObject("x86-64", "ab" * 65, (), ()), "build-id"),
+    ],
+)
+def test_what_no_file_could_have_said(wrong: ParsedObject, because: str) -> None:
+    with pytest.raises(RefusedError, match=because):
+        decode(encoded(wrong), FILE_SIZE)
+
+
+@pytest.mark.parametrize(
+    "operand", [Memory("rax", 1 << 63), Memory("rax", scale=3), Register("ax", 1), Constant(1 << 64)]
+)
+def test_operands_without_a_shape_are_a_defect_of_the_worker(operand: Operand) -> None:
+    with pytest.raises(ValueError, match="has no shape"):
+        encode(sample(site(arguments=[argument(operand)])))
+
+
+def test_a_text_that_stands_there_twice() -> None:
+    answer = encoded(sample(site("aaa"), site("bbb", 0x20)))
+    with pytest.raises(RefusedError, match="twice"):
+        decode(answer.replace(b"bbb", b"aaa"), FILE_SIZE)
+
+
+def test_a_text_that_is_no_utf_8() -> None:
+    with pytest.raises(RefusedError, match="UTF-8"):
+        decode(encoded(SAMPLE).replace("é".encode(), b"\xed\xa0"), FILE_SIZE)
+
+
+def test_counts_are_compared_with_their_bounds_before_anything_is_made() -> None:
+    answer = bytearray(encoded(SAMPLE))
+    for at in range(1, 1 + 4 * 11, 4):
+        wrong = bytearray(answer)
+        wrong[at : at + 4] = b"\xff\xff\xff\xff"
+        with pytest.raises(RefusedError, match="more than"):
+            decode(wrong, FILE_SIZE)
+
+
+@pytest.mark.parametrize("length", [0, protocol.MAX_ANSWER_BYTES + 1, 2**64 - 1])
+def test_lengths_beyond_the_bound(length: int) -> None:
+    with pytest.raises(RefusedError):
+        protocol.length_of(struct.pack("<Q", length))
+
+
+def test_an_object_that_is_more_than_the_daemon_takes() -> None:
+    one = site()
+    with pytest.raises(ObjectUnreadableError, match="500001 sites, more than 500000"):
+        encode(ParsedObject("x86-64", None, (one,) * (MAX_NOTES + 1), ()))
