@@ -73,7 +73,9 @@ def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: st
     operand: Operand
     if size > _LARGEST_SIZE:
         size, operand = 0, Unavailable("its size is out of range")
-    elif size not in (_FLOAT_BYTES if is_float else _NUMBER_BYTES):
+    elif is_float and size in _NUMBER_BYTES and size not in _FLOAT_BYTES:
+        operand = Unavailable(f"a floating-point number of {size} bytes is not known")
+    elif size not in _NUMBER_BYTES:
         operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size)
     else:
         operand, width = _parse_operand(operand_text, architecture)

@@ -81,7 +81,7 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
     if not capture.is_string and argument.size not in _BY_SIZE:
         return Unavailable(f"{argument.text}: the ftrace engine cannot take a value of {argument.size} bytes")
     if isinstance(operand, Constant):
-        return Fetch(SlotKind.STRING, f"@{operand.value:#x}:ustring")
+        return Fetch(SlotKind.STRING, f"@{operand.value % (1 << 8 * pointer_bytes(architecture)):#x}:ustring")
     if isinstance(operand, Memory) and operand.index is not None:
         return Unavailable(f"{argument.text}: tracefs cannot add a base and an index")
     if isinstance(operand, Address):

@@ -1,8 +1,8 @@
 """The daemon's side of the sandbox: a file's descriptor goes in, a `model.ParsedObject` comes out.
 
 A worker reads many files, but of one owner on one file system: what a file can do to a worker reaches none but other
-files of whoever made it. Files that others may write to, or that have no name, are read by a worker for the process that
-maps them: what it does to that worker reaches none but others that it maps.
+files of whoever made it. Files that others may write to, or that have no name, are read by a worker for the process
+that maps them: what it does to that worker reaches none but others that it maps.
 """
 
 from __future__ import annotations

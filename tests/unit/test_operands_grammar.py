@@ -106,7 +106,8 @@ def test_a_size_that_fits_no_integer_of_the_api(digits: str) -> None:
         ("8f@%xmm0", 8, Unavailable("%xmm0 is not among the registers saved at a probe")),
         ("8f@$5", 8, Unavailable("a constant is no floating-point number")),
         ("8f@$sym", 8, Unavailable("a constant is no floating-point number")),
-        ("2f@%ax", 2, Unavailable("2 bytes are no number, and in memory they are not")),
+        ("2f@%ax", 2, Unavailable("a floating-point number of 2 bytes is not known")),
+        ("1f@(%rax)", 1, Unavailable("a floating-point number of 1 bytes is not known")),
     ],
 )
 def test_floats(text: str, size: int, operand: Operand) -> None:

@@ -20,6 +20,7 @@ _ZERO = 0xFF
 """Any place beyond the registers reads as 0."""
 
 _BITS = 64
+_MOST_SCALE = 255
 
 
 class NotEncodableError(ValueError):
@@ -40,6 +41,8 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
             kind, base, left, right = OperandKind.REGISTER, _register(name, architecture), unused - first_bit, unused
         case Memory(base_name, displacement, index_name, scale):
             base, index = _register(base_name, architecture), _register(index_name, architecture)
+            if scale > _MOST_SCALE:
+                raise NotEncodableError(f"an index times {scale} is more than is added")
             constant = displacement % (1 << _BITS)
             if is_raw:
                 kind = OperandKind.ADDRESS
