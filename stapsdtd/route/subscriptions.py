@@ -159,7 +159,10 @@ class Subscriptions:
         if not mappings:
             return
         scope = subscription.wish.scope
-        chosen = choose(subscription.wish.selectors, found.path, found.parsed.sites)
+        # a file with several names is one object, which is known by the first that was seen
+        names = dict.fromkeys([found.path, *(mapping.path for mapping in mappings.values())])
+        by_name = (choose(subscription.wish.selectors, name, found.parsed.sites) for name in names)
+        chosen = next(filter(None, by_name), [])
         choices = [choice for choice in chosen if _pids(scope, choice) != frozenset()]
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return

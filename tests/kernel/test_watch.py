@@ -211,3 +211,18 @@ def test_without_perf_and_connector_it_says_so_once_and_rescans(tmp_path: Path, 
         assert recorder.values() == [(0,), (1,)]
         for feature in ("perf events", "process connector"):
             assert daemon.log().count(f"{feature}: ") == 1
+
+
+def test_file_with_two_names_is_found_by_either(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copy(ticker_program, first)
+    os.link(first, second)
+    with Client(daemon.target) as client, Ticker(first) as one:
+        wait_for(lambda: client.list_probes(f":{first}::tick").probes, "the first name to be seen")
+        with Ticker(second) as other:
+            for name in (first, second):
+                with Recorder(daemon.target, f":{name}::tick(arg0)") as recorder:
+                    assert len(recorder.armed()) == 1
+                    one.do("fire 1")
+                    other.do("fire 1")
+                assert sorted(event.pid for event in recorder.events) == sorted([one.pid, other.pid])
