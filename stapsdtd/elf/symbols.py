@@ -18,7 +18,7 @@ _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 
 MAX_SYMBOLS_BYTES = 64 << 20
 MAX_SEARCHED_BYTES = 4 << 30
-"""Over all names that are looked for in the symbols and strings of an object, some 20 GiB/s to 1 GiB/s of them."""
+"""Over all names that are looked for in the symbols and strings of an object, which takes some seconds."""
 MAX_FUNCTION_NAME_BYTES = 4096
 MAX_FUNCTION_NAMES_BYTES = 16 << 20
 """Over all functions of an object: in a hostile string table every byte begins another long name."""

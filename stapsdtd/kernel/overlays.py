@@ -31,7 +31,8 @@ def real_file(pid: int, path: str, shown: os.stat_result) -> os.stat_result | No
     Only mounts of this process's own mount namespace are believed, and those that a process of the same user namespace
     sees: in one of their own, anybody may mount what they like.
     """
-    if os.major(shown.st_dev) or not path.startswith("/"):
+    if os.major(shown.st_dev) or not shown.st_nlink or not path.startswith("/"):
+        # on a device, or without a name, as memfds are: they need not wait for mountinfo
         return None
     for witness in ("self", str(pid)):
         mounts = _mounts(witness, shown.st_dev)

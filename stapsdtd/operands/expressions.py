@@ -18,7 +18,7 @@ GOTOFF = "@GOTOFF"
 """Behind a symbol: its distance from the global offset table is meant, as i386 has it."""
 
 _IN_THE_GOT = Unavailable("where the global offset table is, is not known")
-_TOO_FAR = Unavailable("the displacement does not fit 32 bits")
+TOO_FAR = Unavailable("the displacement does not fit 32 bits")
 
 _SUM = re.compile(r"[+-]?[\w.$@]++(?:[+-][\w.$@]++)*+")
 _TERM = re.compile(r"([+-]?)([\w.$@]++)")
@@ -40,7 +40,7 @@ def parse_expression(text: str) -> Expression | Unavailable | None:
     symbols: list[tuple[str, str, str]] = []
     for sign, term in _TERM.findall(text):
         if _NUMBER.fullmatch(term):
-            offset += -_number(term) if sign == "-" else _number(term)
+            offset += -number_of(term) if sign == "-" else number_of(term)
         elif symbol := _SYMBOL.fullmatch(term):
             symbols.append((sign, symbol[1], symbol[2]))
         else:
@@ -63,7 +63,7 @@ def parse_value(text: str) -> Operand | None:
         case Expression(offset, None):
             return Constant(offset)
         case Expression(offset, symbol):
-            return Address(None, offset, symbol) if _fits(offset) else _TOO_FAR
+            return Address(None, offset, symbol) if fits(offset) else TOO_FAR
         case None if _FLOAT.fullmatch(text):
             return Unavailable("floating-point constants are not supported")
         case unavailable:
@@ -72,7 +72,7 @@ def parse_value(text: str) -> Operand | None:
 
 def parse_memory(
     displacement: str, base: str | None, index: str | None = None, scale: int = 1, *, word_bytes: int = 8
-) -> Operand | None:
+) -> Memory | Unavailable | None:
     """Memory at registers and a displacement, which may be missing; None where it is no expression.
 
     A displacement wraps as the processor's addresses do, and none of them has one of more than 32 bits.
@@ -82,7 +82,7 @@ def parse_memory(
             bits = 8 * word_bytes
             offset &= (1 << bits) - 1
             offset -= offset >> (bits - 1) << bits
-            return Memory(base, offset, index, scale, symbol) if _fits(offset) else _TOO_FAR
+            return Memory(base, offset, index, scale, symbol) if fits(offset) else TOO_FAR
         case other:
             return other
 
@@ -95,11 +95,13 @@ def not_saved(register: str) -> Unavailable:
     return Unavailable(f"{register} is not among the registers saved at a probe")
 
 
-def _fits(displacement: int) -> bool:
+def fits(displacement: int) -> bool:
+    """Whether it fits the 32 bits that an instruction has for it."""
     return -(1 << 31) <= displacement < 1 << 31
 
 
-def _number(digits: str) -> int:
+def number_of(digits: str) -> int:
+    """Like gas, which takes a leading zero for octal."""
     if digits[:2] in ("0x", "0X"):
         return int(digits, 16)
     is_octal = digits.startswith("0") and not set(digits) & {"8", "9"}
