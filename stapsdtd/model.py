@@ -102,12 +102,17 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ParsedObject:
-    """What one ELF file says of its probes. build_id is lower-case hex; architecture is a name in `operands`."""
+    """What one ELF file says of its probes.
+
+    build_id is lower-case hex; architecture is a name in `operands`. lacks_symbols: operands name some that the file
+    was stripped of, and that its debug file may have.
+    """
 
     architecture: str
     build_id: str | None
     sites: tuple[Site, ...]
     problems: tuple[Problem, ...]
+    lacks_symbols: bool = False
 
 
 @dataclass(frozen=True, slots=True)

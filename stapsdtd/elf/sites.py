@@ -39,14 +39,16 @@ class _Located(NamedTuple):
     semaphore_offset: FileOffset | None
 
 
-def read_sites(container: Container) -> tuple[tuple[Site, ...], tuple[Problem, ...]]:
-    """Every usable note as a site, in the order of the notes, and every other one as a problem."""
+def read_sites(
+    container: Container, debug: Container | None = None
+) -> tuple[tuple[Site, ...], tuple[Problem, ...], bool]:
+    """Every usable note as a site, in the order of the notes, every other one as a problem, and lacks_symbols."""
     if not container.sections_named(b".note.stapsdt"):
-        return (), ()
+        return (), (), False
     problems: list[Problem] = []
     located = list(_located(container, problems))
     functions = enclosing_functions(container, [note.location_vaddr for note in located]) if located else []
-    located_arguments = _ArgumentsLocator(container, located)
+    located_arguments = _ArgumentsLocator(container, located, debug)
     sites = tuple(
         Site(
             note.texts.provider,
@@ -58,13 +60,13 @@ def read_sites(container: Container) -> tuple[tuple[Site, ...], tuple[Problem, .
         )
         for note, function in zip(located, functions, strict=True)
     )
-    return sites, tuple(problems)
+    return sites, tuple(problems), located_arguments.lacks_symbols
 
 
 class _ArgumentsLocator:
     """Gives operands that name symbols their addresses; the others, most of all, stay the objects they are."""
 
-    def __init__(self, container: Container, located: Iterable[_Located]) -> None:
+    def __init__(self, container: Container, located: Iterable[_Located], debug: Container | None) -> None:
         self._architecture = container.architecture
         self._is_fixed = container.is_fixed
         # equal strings are one tuple, which is looked at once
@@ -73,11 +75,12 @@ class _ArgumentsLocator:
         self._symbolic = {known for known, symbols in symbolic.items() if symbols}
         self._left = MAX_LOCATED_ARGUMENTS
         self._without: dict[int, tuple[Argument, ...]] = {}
-        self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())))
+        self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())), debug)
         if isinstance(self._found.get(GLOBAL_OFFSET_TABLE), Unavailable):
             # strip takes the symbol; the linker puts it at the begin of this section
             for section in container.sections_named(b".got.plt")[:1] or container.sections_named(b".got")[:1]:
                 self._found[GLOBAL_OFFSET_TABLE] = section.address_vaddr
+        self.lacks_symbols = any(isinstance(found, Unavailable) for found in self._found.values())
 
     def of(self, note: _Located) -> tuple[Argument, ...]:
         arguments = note.texts.arguments

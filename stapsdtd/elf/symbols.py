@@ -1,4 +1,6 @@
-"""Which function encloses an address, and where a variable is: from `.symtab`, else `.dynsym`."""
+"""Which function encloses an address, and where a variable is: from `.symtab`, else `.dynsym`; where a variable is also
+from the `.symtab` of a separate debug file.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,12 @@ def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> lis
     return [None] * len(addresses)
 
 
-def symbol_addresses(container: Container, names: Iterable[str]) -> dict[str, Vaddr | Unavailable]:
-    """Where the object has each of these symbols, or why that cannot be told."""
-    tables = [
-        _SymbolTable(container, section)
-        for kind in (SHT_SYMTAB, SHT_DYNSYM)
-        for section in container.sections_of_kind(kind)[:1]
-    ]
+def symbol_addresses(
+    container: Container, names: Iterable[str], debug: Container | None = None
+) -> dict[str, Vaddr | Unavailable]:
+    """Where the object has each of these symbols, or why that cannot be told. debug: its separate debug file."""
+    places = [(container, SHT_SYMTAB), (container, SHT_DYNSYM), *([(debug, SHT_SYMTAB)] if debug else [])]
+    tables = [_SymbolTable(holder, section) for holder, kind in places for section in holder.sections_of_kind(kind)[:1]]
     found: dict[str, Vaddr | Unavailable] = {}
     left = MAX_SEARCHED_BYTES
     for name in names:

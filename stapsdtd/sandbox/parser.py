@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from stapsdtd.errors import ObjectUnreadableError
+from stapsdtd.kernel.debug_files import debug_file
 from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
@@ -76,11 +77,21 @@ class SandboxedParser:
         self._zygote: _Zygote | None = self._start_zygote()
 
     def parse(self, descriptor: int, pid: int) -> ParsedObject:
-        """Read the file that is open there, for reading only, and that a process maps.
+        """Read the file that is open there, for reading only, and that a process maps; with its debug file where it
+        was stripped of symbols that its notes name.
 
         Raises ObjectUnreadableError where the file is why it cannot be read, which says nothing of files to come; and
         OSError where there is no process to read it: with ENOMEM, after which it is worth to try again later.
         """
+        parsed = self._parse([descriptor], pid)
+        if parsed.lacks_symbols and parsed.build_id:
+            with contextlib.suppress(ObjectUnreadableError), debug_file(parsed.build_id) as found:
+                if found is not None:
+                    parsed = self._parse([descriptor, found], pid)
+        return parsed
+
+    def _parse(self, descriptors: Sequence[int], pid: int) -> ParsedObject:
+        descriptor = descriptors[0]
         status = os.fstat(descriptor)
         is_private = status.st_nlink > 0 and not status.st_mode & 0o022
         owner = (status.st_dev, status.st_uid) if is_private else (_NO_DEVICE, pid)
@@ -89,7 +100,7 @@ class SandboxedParser:
             was_new = not worker.files
             begin = time.monotonic()
             try:
-                parsed = protocol.decode(worker.ask(descriptor, self._deadline_seconds), status.st_size)
+                parsed = protocol.decode(worker.ask(descriptors, self._deadline_seconds), status.st_size)
             except ObjectUnreadableError as error:
                 self._keep(worker, owner, begin)
                 if isinstance(error, ParserFailedError):
@@ -200,12 +211,12 @@ class _Worker:
         self.files = 0
         self._channel = channel
 
-    def ask(self, descriptor: int, seconds: float) -> bytearray:
+    def ask(self, descriptors: Sequence[int], seconds: float) -> bytearray:
         """Answer the answer. Raises TimeoutError, RefusedError and _WorkerGoneError."""
         deadline = time.monotonic() + seconds
         try:
             self._channel.settimeout(seconds)
-            socket.send_fds(self._channel, [protocol.REQUEST], [descriptor])
+            socket.send_fds(self._channel, [protocol.REQUEST], descriptors)
             begin = bytearray()
             while len(begin) < protocol.LENGTH.size:
                 begin += self._receive(deadline)

@@ -1,6 +1,6 @@
 """What crosses the sockets, and the daemon's disbelief.
 
-    request   1 byte, and a descriptor by SCM_RIGHTS
+    request   1 byte, and by SCM_RIGHTS a descriptor, or two: that of the debug file
     answer    u64 length of what follows | u8 status
               status 0, 2: the reason in UTF-8
               status 1:    u32 counts (_Counts) | u32 lengths of all texts | the texts in UTF-8 | columns
@@ -95,6 +95,7 @@ class _Counts(NamedTuple):
     problems: int
     architecture: int
     maybe_build_id: int
+    lacks_symbols: int
 
 
 _COUNTS = struct.Struct(f"<{len(_Counts._fields)}I")
@@ -112,6 +113,7 @@ _MOST = _Counts(
     problems=_MAX_PROBLEMS,
     architecture=2 * MAX_NOTES,
     maybe_build_id=2 * MAX_NOTES,
+    lacks_symbols=1,
 )
 
 _COLUMNS = (
@@ -171,7 +173,12 @@ def encode(parsed: ParsedObject) -> list[bytes]:
     columns["text_lengths"] = np.fromiter(map(len, raw), "<u4", len(raw))
     columns["text_bytes"] = np.frombuffer(b"".join(raw), "u1")
     lengths = {count: len(columns[name]) for count, name, _ in _COLUMNS}
-    counts = _Counts(**lengths, architecture=architecture, maybe_build_id=maybe_build_id)
+    counts = _Counts(
+        **lengths,
+        architecture=architecture,
+        maybe_build_id=maybe_build_id,
+        lacks_symbols=int(parsed.lacks_symbols),
+    )
     for what, count, most in zip(_Counts._fields, counts, _MOST, strict=True):
         if count > most:
             raise ObjectUnreadableError(f"it has {count} {what.replace('_', ' ')}, more than {most}")
@@ -258,6 +265,7 @@ def decode(answer: bytes | bytearray, file_size: int) -> ParsedObject:
         texts.matching(_BUILD_ID, counts.maybe_build_id - 1) if counts.maybe_build_id else None,
         _sites(columns, texts, lists, file_size),
         _problems(columns, texts),
+        bool(counts.lacks_symbols),
     )
 
 

@@ -32,7 +32,8 @@ from stapsdtd.provider.image import build_image
 from stapsdtd.sandbox import lockdown, protocol
 from stapsdtd.sandbox.lockdown import Measure
 
-Parse = Callable[[BinaryIO], ParsedObject]
+Parse = Callable[[BinaryIO, BinaryIO | None], ParsedObject]
+"""Reads a file, with its debug file beside it."""
 
 PID = struct.Struct("<i")
 
@@ -134,13 +135,14 @@ def _end(pid: int) -> int:
 
 def _answer(channel: socket.socket, parse: Parse) -> bool:
     """Answer one request; False where it was the last one."""
-    message, descriptors, _, _ = socket.recv_fds(channel, len(protocol.REQUEST), 1)
+    message, descriptors, _, _ = socket.recv_fds(channel, len(protocol.REQUEST), 2)
     if not message:
         return False
     is_exhausted = False
     try:
-        with open(descriptors[0], "rb") as file:
-            parts = protocol.encode(parse(file))
+        with contextlib.ExitStack() as opened:
+            file, *debug_files = [opened.enter_context(open(descriptor, "rb")) for descriptor in descriptors]
+            parts = protocol.encode(parse(file, debug_files[0] if debug_files else None))
     except ObjectUnreadableError as error:
         parts = protocol.encode_reason(error.reason)
         is_exhausted = isinstance(error.__cause__, MemoryError)

@@ -121,7 +121,7 @@ COMMANDS: dict[bytes, Callable[[BinaryIO], ParsedObject]] = {
 }
 
 
-def parse(file: BinaryIO) -> ParsedObject:
+def parse(file: BinaryIO, _debug_file: BinaryIO | None) -> ParsedObject:
     # the position is shared with whoever read it before
     file.seek(0)
     command = COMMANDS.get(file.read(16))

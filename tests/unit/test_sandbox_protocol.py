@@ -83,6 +83,7 @@ OBJECTS = st.builds(
     st.none() | st.binary(min_size=1, max_size=64).map(bytes.hex),
     st.lists(SITES, max_size=6, unique_by=lambda site: (site.site_offset, site.provider, site.name)).map(tuple),
     st.lists(st.builds(Problem, st.just("") | TEXTS, st.just("") | TEXTS, TEXTS), max_size=4).map(tuple),
+    st.booleans(),
 )
 
 
