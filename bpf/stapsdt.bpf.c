@@ -14,6 +14,7 @@
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 
 #include "stapsdt.h"
 
@@ -40,6 +41,10 @@
 #error "which of pt_regs' words is the instruction pointer on this architecture?"
 #endif
 #define REG_ZERO REG_COUNT
+
+/* include/linux/sched/coredump.h */
+#define MMF_DUMPABLE_MASK 3
+#define SUID_DUMP_USER 1
 
 #define PAGE_BYTES 4096 /* where pages are larger, a byte too many is touched, which does no harm */
 
@@ -113,10 +118,34 @@ struct {
 } layout SEC(".bss.layout");
 
 /* As much of the kernel's as is needed; libbpf finds where it is. */
+typedef struct {
+	__u32 val;
+} kuid_t, kgid_t;
+
+struct cred {
+	kuid_t uid, suid, euid;
+	kgid_t gid, sgid, egid;
+} __attribute__((preserve_access_index));
+
+struct mm_struct {
+	unsigned long flags;
+} __attribute__((preserve_access_index));
+
+/* Since Linux 6.18. */
+typedef struct {
+	unsigned long __mm_flags[1];
+} mm_flags_t;
+
+struct mm_struct___bitmap {
+	mm_flags_t flags;
+} __attribute__((preserve_access_index));
+
 struct task_struct {
 	int pid;
 	int tgid;
 	char comm[COMM_BYTES];
+	const struct cred *real_cred;
+	const struct mm_struct *mm;
 } __attribute__((preserve_access_index));
 
 struct hit {
@@ -202,6 +231,30 @@ static __always_inline bool has_name(const struct test *test)
 	return comm[0] == test->comm[0] && comm[1] == test->comm[1];
 }
 
+/* What prctl(2) calls dumpable: no program that has other rights than its user, nor one that asked to be left alone. */
+static __always_inline bool is_dumpable(const struct mm_struct *mm)
+{
+	const struct mm_struct___bitmap *newer = (const void *)mm;
+	unsigned long flags;
+
+	if (bpf_core_field_exists(newer->flags))
+		flags = newer->flags.__mm_flags[0];
+	else
+		flags = mm->flags;
+	return (flags & MMF_DUMPABLE_MASK) == SUID_DUMP_USER;
+}
+
+/* Whose process it is wholly, by the rules of ptrace(2) for who has no capabilities. */
+static __always_inline __u32 owner_of(const struct task_struct *task)
+{
+	const struct cred *cred = task->real_cred;
+	__u32 uid = cred->uid.val, gid = cred->gid.val;
+
+	if (cred->euid.val != uid || cred->suid.val != uid || cred->egid.val != gid || cred->sgid.val != gid)
+		return NOBODY;
+	return is_dumpable(task->mm) ? uid : NOBODY;
+}
+
 /* Run one test; answer where to go on. */
 static __always_inline __u32 decide(const struct hit *hit, const struct test *test)
 {
@@ -218,6 +271,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_UID: value = (__u32)bpf_get_current_uid_gid(); break;
 	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
 	case SOURCE_EXECNAME: value = !has_name(test); break;
+	case SOURCE_OWNER: value = owner_of(hit->task); break;
 	default: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
 	}
 	result = holds(test->relation, value & test->mask, test->value);

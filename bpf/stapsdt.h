@@ -61,7 +61,10 @@ enum test_source {
 	SOURCE_GID = 4,
 	SOURCE_EXECNAME = 5,
 	SOURCE_CGROUP = 6,	/* index: the level of the ancestor whose id is compared */
+	SOURCE_OWNER = 7,	/* the user whom the kernel lets trace the process, or NOBODY */
 };
+
+#define NOBODY 0xffffffffU /* as (uid_t)-1 */
 
 enum test_relation {
 	RELATION_EQ = 0,

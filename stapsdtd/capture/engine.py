@@ -52,6 +52,7 @@ class Target:
 
     file_path opens the object's file in this process; it need not live beyond the call.
     predicate: which hits are wanted, None for all; others count as filtered.
+    owners: users whose own processes count, None for everybody's; hits of others are as if they had never been.
     exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
     exclude_later: others that are to leave no events should they come to map it; their hits may count as filtered.
     is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
@@ -64,6 +65,7 @@ class Target:
     exclude_pids: frozenset[int] = frozenset()
     is_passing: bool = False
     exclude_later: frozenset[int] = frozenset()
+    owners: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Source(IntEnum):
     GID = 4
     EXECNAME = 5
     CGROUP = 6
+    OWNER = 7
 
 
 class Relation(IntEnum):

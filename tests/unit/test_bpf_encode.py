@@ -259,9 +259,10 @@ class Wanted:
     pids: frozenset[int] | None
     excluded: frozenset[int]
     predicate: Expression | None
+    owners: frozenset[int] | None
 
     def verdict(self, arguments: Sequence[Argument], row: Row) -> str:
-        if row.pid in self.excluded:
+        if row.pid in self.excluded or (self.owners is not None and owner_of(row) not in self.owners):
             return "excluded"
         if self.pids is not None and row.pid not in self.pids:
             return "filtered"
@@ -270,7 +271,12 @@ class Wanted:
 
     def filter(self, arguments: Sequence[Argument]) -> Filter:
         program = None if self.predicate is None else compile_for(self.predicate, site(arguments=arguments))
-        return Filter(self.pids, self.excluded, program)
+        return Filter(self.pids, self.excluded, program, self.owners)
+
+
+def owner_of(row: Row) -> int:
+    """Some processes belong to nobody, as the program puts it."""
+    return row.pid if row.pid < 4 else (1 << 32) - 1
 
 
 COMMS = st.sampled_from([b"psql", b"fifteen bytes !", b""])
@@ -280,6 +286,7 @@ WANTED = st.builds(
     st.none() | st.frozensets(PIDS, min_size=1, max_size=3),
     st.frozensets(PIDS, max_size=2),
     st.none() | expressions(comms=COMMS),
+    st.none() | st.frozensets(PIDS, max_size=3),
 )
 ARGUMENTS = st.tuples(
     *(st.builds(argument, st.just(Memory("rsp", 8 * number)), SIZES, signed=st.booleans()) for number in range(4))
@@ -296,7 +303,7 @@ ROWS = st.builds(
 def hit_of(row: Row) -> Hit:
     """Argument i is in memory at rsp + 8 * i."""
     stack = {0x1000 + 8 * number: raw.to_bytes(8, "little") for number, raw in row.arguments.items() if raw is not None}
-    ids = {(int(Source.PID), 0): row.pid, (int(Source.TID), 0): row.tid}
+    ids = {(int(Source.PID), 0): row.pid, (int(Source.TID), 0): row.tid, (int(Source.OWNER), 0): owner_of(row)}
     return Hit({"rsp": 0x1000}, stack, ids, row.comm)
 
 
@@ -365,6 +372,8 @@ def test_no_filters_are_no_tests() -> None:
         (Filter(None, frozenset({1}), None), False),
         (Filter(frozenset({1}), NOBODY, None), False),
         (Filter(NOBODY, NOBODY, None), False),
+        (Filter(None, NOBODY, None, frozenset({1})), False),
+        (Filter(None, NOBODY, None, NOBODY), False),
     ],
 )
 def test_which_filters_accept_all(wanted: Filter, expected: bool) -> None:

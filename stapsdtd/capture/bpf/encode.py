@@ -19,6 +19,9 @@ _TEST = struct.Struct("=QQ16s4BHHH6x")
 _ZERO = 0xFF
 """Any place beyond the registers reads as 0."""
 
+_NO_USER = 1 << 32
+"""What no process's owner is, nor NOBODY."""
+
 _BITS = 64
 _MOST_SCALE = 255
 
@@ -73,17 +76,19 @@ def _register(name: str | None, architecture: str) -> int:
 class Filter:
     """What a subscription wants of a site's hits, beyond which processes are armed.
 
-    pids: None for all, and nobody where it is empty. excluded: processes whose hits are as if they had never been.
-    program: None for all.
+    pids: None for all, and nobody where it is empty. program: None for all. excluded: processes whose hits are as if
+    they had never been; owners: users of whose processes that is not so, None for all.
     """
 
     pids: frozenset[int] | None
     excluded: frozenset[int]
     program: Program | None
+    owners: frozenset[int] | None = None
 
     @property
     def accepts_all(self) -> bool:
-        return self.pids is None and not self.excluded and (self.program is None or self.program.start == ACCEPT)
+        is_open = self.pids is None and self.owners is None and not self.excluded
+        return is_open and (self.program is None or self.program.start == ACCEPT)
 
     @property
     def arguments(self) -> tuple[int, ...]:
@@ -93,7 +98,8 @@ class Filter:
     @property
     def steps(self) -> int:
         """Answer how many tests it takes at most."""
-        tests = len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
+        owners = 0 if self.owners is None else max(len(self.owners), 1)
+        tests = owners + len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
         return 0 if self.accepts_all else max(tests, 1)
 
     @property
@@ -126,15 +132,21 @@ _Placed = tuple[Test, tuple[int, int]]
 
 
 def _filter(wanted: Filter, first: int, places: Mapping[int, int]) -> list[_Placed]:
-    """Exclusions, then the scope, then the predicate; each stage begins behind the one before."""
+    """Exclusions, then whose process it is, then the scope, then the predicate; each begins behind the one before."""
     program = wanted.decision
     excluded, pids = sorted(wanted.excluded), sorted(wanted.pids or ())
-    scope = first + len(excluded)
+    owners = [] if wanted.owners is None else sorted(wanted.owners) or [_NO_USER]
+    ownership = first + len(excluded)
+    scope = ownership + len(owners)
     predicate = scope + len(pids)
     begin = _jump(program.start, predicate)
     tests: list[_Placed] = []
     for number, pid in enumerate(excluded, first + 1):
         tests.append((_is_pid(pid), (JUMP_EXCLUDE, begin if number == predicate else number)))
+    for number, uid in enumerate(owners, ownership + 1):
+        tests.append(
+            (_is_owner(uid), (begin if scope == predicate else scope, JUMP_EXCLUDE if number == scope else number))
+        )
     for number, pid in enumerate(pids, scope + 1):
         tests.append((_is_pid(pid), (begin, REJECT if number == predicate else number)))
     for test in program.tests:
@@ -146,6 +158,10 @@ def _filter(wanted: Filter, first: int, places: Mapping[int, int]) -> list[_Plac
 
 def _jump(target: int, start: int) -> int:
     return target if target in {ACCEPT, REJECT} else start + target
+
+
+def _is_owner(uid: int) -> Test:
+    return replace(_is_pid(uid), source=Source.OWNER)
 
 
 def _is_pid(pid: int) -> Test:

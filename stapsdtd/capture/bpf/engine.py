@@ -495,4 +495,4 @@ def _forget_wishes(ticket: Ticket | None, sites: Iterable[_Site]) -> None:
 def _filter(target: Target, wanted: TargetSite) -> Filter:
     """Raises ValueError where the predicate does not fit the site."""
     program = None if target.predicate is None else compile_for(target.predicate, wanted.capture.site)
-    return Filter(wanted.pids, frozenset(target.exclude_pids), program)
+    return Filter(wanted.pids, frozenset(target.exclude_pids), program, target.owners)
