@@ -2,7 +2,7 @@
 
     control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Engine.arm / disarm
     reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
-    main thread (gRPC's event loop)   StapsdtServicer: asks the control thread, reads the logs
+    main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
 
 Each piece of state has one thread that changes it; DESIGN's promise that nothing is left behind is kept in
 `Daemon.stop`.
@@ -17,12 +17,14 @@ import logging
 import os
 import resource
 import signal
-import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
+from stapsdtd.api.access import Gate, Policy
+from stapsdtd.api.relay import PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.bpf.engine import BpfEngine
@@ -32,12 +34,13 @@ from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import FtraceEngine
 from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config
-from stapsdtd.errors import KernelFeatureError
+from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.probes.registry import Registry
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
+from stapsdtd.service_manager import notify, notify_reloading, watched
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
 
@@ -105,6 +108,8 @@ class Daemon:
         self._on_stop(parser.close)
         bpf = load()
         features = (*probe_features(), feature(bpf))
+        if lacking := [found.name for found in features if not found.available]:
+            _log.warning("this host does not let have: %s; 'stapsdt doctor' says why", ", ".join(lacking))
         tracefs = Tracefs.locate()
         left = clean_up(tracefs)
         if left.events or left.instances:
@@ -121,20 +126,47 @@ class Daemon:
         subscriptions = await self._control.run(
             lambda: Subscriptions(registry, engine, watcher, parser.parse, self._config.limits)
         )
+        peers = PeerTable()
+        gate = Gate(peers.find, Policy(self._config.roles))
         backend = Backend(
-            self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name
+            self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name, gate
         )
-        server = Server(StapsdtServicer(backend), self._config.listen.removeprefix("unix:"))
-        self._stopping.push_async_callback(server.stop)
+        relay = Relay(peers, gate, self._config.limits.max_connections)
+        self._servicer = StapsdtServicer(backend)
+        self._server = Server(self._servicer, relay, self._config.listeners)
+        self._gate = gate
+        self._stopping.push_async_callback(self._server.stop)
         # first of all, so that streams get their End before the server stops
         self._on_stop(subscriptions.close_all)
-        await server.start()
+        await self._server.start()
         # what was made until here lives as long as the daemon; the collector need not look at it again
         gc.freeze()
+
+    async def reload(self, config: Config) -> None:
+        """Go by other roles from now on, and by the certificates' files as they are now. The rest takes a new start.
+
+        Raises StapsdtdError, and goes on as before then.
+        """
+        policy = Policy(config.roles)
+        self._server.renew_certificates()
+        self._gate.policy = policy
+        ended = await self._servicer.apply_policy()
+        _log.info("reloaded: %d subscriptions are not allowed any more", ended)
+        if replace(config, roles=self._config.roles) != self._config:
+            _log.warning("listen, engine and limits changed too, which counts only when the daemon is started anew")
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it serves."""
+        return self._server.addresses
 
     def _on_stop(self, work: Callable[[], None]) -> None:
         """Do it in the control thread at the end, before what was registered earlier."""
         self._stopping.push_async_callback(self._control.run, work)
+
+    async def prove_life(self) -> None:
+        """Come back when the control thread has done what it was asked to do before."""
+        await self._control.run(lambda: None)
 
     async def stop(self) -> None:
         """Disarm everything. What can still be done is done also where a step fails."""
@@ -144,33 +176,31 @@ class Daemon:
             self._control.stop()
 
 
-async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def serve(configured: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or SIGINT. configured: reads the configuration, at SIGHUP once more."""
     _log.info("stapsdtd %d starts", os.getpid())
-    asked_to_stop = asyncio.Event()
+    signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked_to_stop.set)
-    daemon = Daemon(config)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    daemon = Daemon(configured())
     try:
         await daemon.start()
-        _log.info("serving on %s", config.listen)
-        notify("READY=1")
-        await asked_to_stop.wait()
+        addresses = ", ".join(daemon.addresses)
+        _log.info("serving on %s", addresses)
+        notify("READY=1", f"STATUS=serving on {addresses}")
+        async with watched(daemon.prove_life):
+            while await signals.get() == signal.SIGHUP:
+                await _reload(daemon, configured)
         notify("STOPPING=1")
     finally:
         await daemon.stop()
 
 
-def notify(state: str) -> None:
-    """Tell the service manager, if one wants to know (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
-        try:
-            # an address that begins with @ is in the abstract namespace
-            manager.connect("\0" + address[1:] if address.startswith("@") else address)
-            manager.sendall(state.encode())
-        except OSError as error:
-            _log.warning("the service manager at %s cannot be told %s: %s", address, state, error)
+async def _reload(daemon: Daemon, configured: Callable[[], Config]) -> None:
+    notify_reloading()
+    try:
+        await daemon.reload(configured())
+    except (StapsdtdError, OSError) as error:
+        _log.error("the configuration cannot be reloaded, and stays as it was: %s", error)
+    notify("READY=1")

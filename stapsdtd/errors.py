@@ -79,3 +79,7 @@ class KernelFeatureError(StapsdtdError):
         self.feature = feature
         self.reason = reason
         self.remedy = remedy
+
+
+class AccessDeniedError(StapsdtdError):
+    """A client asked for what its role does not allow."""

@@ -190,6 +190,7 @@ class Recorder:
         uids: Sequence[int] = (),
         execnames: Sequence[str] = (),
         cgroups: Sequence[str] = (),
+        containers: Sequence[str] = (),
         where: str = "",
         kernel_buffer_kib: int = 0,
     ) -> None:
@@ -201,6 +202,7 @@ class Recorder:
             uids=uids,
             execnames=execnames,
             cgroups=cgroups,
+            containers=containers,
             where=where,
             kernel_buffer_kib=kernel_buffer_kib,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from stapsdtd.api import places
 from stapsdtd.capture.batch import Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
@@ -15,8 +16,7 @@ from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
-from stapsdtd.predicates.expression import Cgroup
-from stapsdtd.predicates.parse import FindCgroup, no_cgroup, parse, wrong_comm
+from stapsdtd.predicates.parse import parse, wrong_comm
 from stapsdtd.predicates.scope import combined
 from stapsdtd.probes import selectors
 from stapsdtd.route.log import Entry, Numbered
@@ -43,11 +43,13 @@ END_REASONS = {
     EndReason.UNSUBSCRIBED: pb.End.REASON_UNSUBSCRIBED,
     EndReason.SERVER_STOPPING: pb.End.REASON_SERVER_STOPPING,
     EndReason.LEASE_EXPIRED: pb.End.REASON_LEASE_EXPIRED,
+    EndReason.ACCESS_REVOKED: pb.End.REASON_ACCESS_REVOKED,
 }
 LOSS_STAGES = {
     LossStage.KERNEL_BUFFER: pb.Loss.STAGE_KERNEL_BUFFER,
     LossStage.DECODE: pb.Loss.STAGE_DECODE,
     LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
+    LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
 }
 
 
@@ -66,10 +68,11 @@ def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
     return frozenset(pids)
 
 
-def wish_of(request: pb.SubscribeRequest, limits: Limits, find_cgroup: FindCgroup = cgroups.find) -> Wish:
+def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
     """Check a request and fill in defaults.
 
-    Raises InvalidArgumentError, and KernelFeatureError where a cgroup is named on a host without the unified hierarchy.
+    Raises InvalidArgumentError, and KernelFeatureError where a cgroup or container is named on a host without the
+    unified hierarchy. To look for containers takes long where there are many cgroups.
     """
     if not request.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
@@ -79,6 +82,7 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits, find_cgroup: FindCgrou
         tuple(request.scope.uids),
         tuple(request.scope.execnames),
         tuple(request.scope.cgroups),
+        tuple(request.scope.containers),
     )
     return Wish(
         parse_selectors(request.selectors, limits),
@@ -93,10 +97,11 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits, find_cgroup: FindCgrou
         ),
         request.where,
         combined(
-            parse(request.where, find_cgroup) if request.where.strip() else None,
+            parse(request.where, cgroups.find) if request.where.strip() else None,
             scope.uids,
             [_execname(name) for name in scope.execnames],
-            [_cgroup(path, find_cgroup) for path in scope.cgroups],
+            places.of_cgroups("scope.cgroups", scope.cgroups),
+            places.of_containers("scope.containers", scope.containers),
         ),
     )
 
@@ -107,13 +112,6 @@ def _execname(name: str) -> bytes:
     if reason is not None:
         raise InvalidArgumentError("scope.execnames", reason)
     return encoded
-
-
-def _cgroup(path: str, find_cgroup: FindCgroup) -> Cgroup:
-    found = find_cgroup(path)
-    if found is None:
-        raise InvalidArgumentError("scope.cgroups", no_cgroup(path))
-    return Cgroup(path, found.id, found.level)
 
 
 def _within(field: str, asked: int, default: int, most: int) -> int:
@@ -181,6 +179,9 @@ def process(identity: ProcessIdentity) -> pb.Process:
         command_line=identity.command_line,
         user=identity.user,
         started_ns=identity.started_ns,
+        cgroup=identity.cgroup,
+        container_id=identity.container_id,
+        namespace_pid=identity.namespace_pid,
     )
 
 
@@ -230,6 +231,7 @@ def account(found: Account) -> pb.Account:
         lost_kernel_buffer=found.lost_kernel_buffer,
         lost_queue=found.lost_queue,
         lost_decode=found.lost_decode,
+        lost_quota=found.lost_quota,
         pending=found.pending,
         sites=found.sites,
     )
@@ -246,6 +248,7 @@ def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: fl
             uids=scope.uids,
             execnames=scope.execnames,
             cgroups=scope.cgroups,
+            containers=scope.containers,
         ),
         where=found.wish.where,
         created_ns=found.created_ns,

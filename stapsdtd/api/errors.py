@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from stapsdtd.errors import (
+    AccessDeniedError,
     InvalidArgumentError,
     KernelFeatureError,
     LimitReachedError,
@@ -25,6 +26,7 @@ from stapsdtd.errors import (
 
 _CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
     NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    AccessDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     UnknownSubscriptionError: grpc.StatusCode.NOT_FOUND,
     LimitReachedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ObjectGoneError: grpc.StatusCode.NOT_FOUND,

@@ -1,88 +1,81 @@
-"""Listening: one lock for each socket path, the service, health and reflection."""
+"""Listening: the relay in front, and the gRPC server with the service, health and reflection behind it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
+import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from stapsdtd.api.listeners import CannotListenError, ListeningSocket, open_listeners
+from stapsdtd.api.relay import Relay
 from stapsdtd.api.servicer import StapsdtServicer
-from stapsdtd.errors import StapsdtdError
+from stapsdtd.config import Listener
 from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
-_SOCKET_MODE = 0o660
 _STOP_SECONDS = 5.0
-
-
-class CannotListenError(StapsdtdError):
-    """The address is in use or cannot be made."""
-
-
-class SocketLock:
-    """Held for as long as a daemon serves a path: gRPC would silently take the path from a living one."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise CannotListenError(
-                f"{path}.lock: {error.strerror}; does its folder exist, and may you write there?"
-            ) from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._descriptor)
-            raise CannotListenError(
-                f"{path}: another stapsdtd serves it; stop that one or choose another path"
-            ) from error
-
-    def release(self) -> None:
-        """Leave the lock file: removing it would let two daemons hold locks on two files of one name."""
-        os.close(self._descriptor)
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 1 << 20),
+    ("grpc.max_concurrent_streams", 256),
+)
 
 
 class Server:
     """A listening gRPC server; made and used on the API's event loop."""
 
-    def __init__(self, servicer: StapsdtServicer, path: str) -> None:
-        self._path = path
+    def __init__(self, servicer: StapsdtServicer, relay: Relay, listeners: Sequence[Listener]) -> None:
+        """Raises CannotListenError."""
         self._servicer = servicer
-        self._lock = SocketLock(path)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 20)])
+        self._relay = relay
+        self._listening: list[ListeningSocket] = open_listeners(listeners)
+        self._server = grpc.aio.server(options=_OPTIONS)
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
+    @property
+    def addresses(self) -> list[str]:
+        return [each.listener.address for each in self._listening]
+
     async def start(self) -> None:
-        """Raises CannotListenError. When it returns, the socket accepts."""
-        before = os.umask(0o777 & ~_SOCKET_MODE)
-        try:
-            self._server.add_insecure_port(f"unix:{self._path}")
-            await self._server.start()
-        except RuntimeError as error:
-            raise CannotListenError(f"{self._path}: {error}") from error
-        finally:
-            os.umask(before)
-        await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+        """Raises CannotListenError. When it returns, clients are served."""
+        # nobody else gets into this folder, and nothing is left of it should the daemon be killed
+        with tempfile.TemporaryDirectory(prefix="stapsdtd-", ignore_cleanup_errors=True) as folder:
+            path = os.path.join(folder, "grpc.sock")
+            try:
+                self._server.add_insecure_port(f"unix:{path}")
+                await self._server.start()
+            except RuntimeError as error:
+                raise CannotListenError(f"{path}: {error}") from error
+            await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+            await self._relay.start(self._listening, path)
+
+    def renew_certificates(self) -> None:
+        """Raises CannotListenError."""
+        for each in self._listening:
+            each.renew_certificates()
 
     async def stop(self) -> None:
         """Let streams that ended finish, then close."""
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._relay.refuse_more()
         self._servicer.stop()
         await self._server.stop(_STOP_SECONDS)
         # gRPC does not wait for what a cancelled call does lastly
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
-        self._lock.release()
+        self._relay.stop()
+        for each in self._listening:
+            each.close()
 
     async def _tell_health(self, status: Any) -> None:
         for service in ("", SERVICE):

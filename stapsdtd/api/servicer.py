@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import grpc
 
 from stapsdtd import __version__
-from stapsdtd.api import convert
+from stapsdtd.api import convert, places
+from stapsdtd.api.access import Caller, Gate, Peer
 from stapsdtd.api.errors import Context, told
+from stapsdtd.api.places import Members
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError, LimitReachedError, ServerStoppingError
+from stapsdtd.errors import (
+    AccessDeniedError,
+    InvalidArgumentError,
+    LimitReachedError,
+    ServerStoppingError,
+    StapsdtdError,
+    UnknownSubscriptionError,
+)
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import identify
+from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Probe
 from stapsdtd.probes.registry import Change, Registry
-from stapsdtd.probes.selectors import select
+from stapsdtd.probes.selectors import Selector, select
 from stapsdtd.probes.visible import VisibleProbes
-from stapsdtd.route.subscription import EndReason, SiteStatus, Subscription
+from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
@@ -34,6 +47,8 @@ from stapsdtd.v1 import stapsdt_pb2_grpc
 _T = TypeVar("_T")
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _CHANGES_KEPT = 100_000
+_LOOK_SECONDS = 0.5
+_NOTED_CHARACTERS = 200
 
 
 class Control(Protocol):
@@ -56,13 +71,15 @@ class Backend:
     limits: Limits
     features: tuple[Feature, ...]
     engine: str
+    gate: Gate
 
 
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._streams: dict[str, SubscriptionStream] = {}
-        self._watches: set[_Watch] = set()
+        self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
+        self._watches: dict[_Watch, Caller] = {}
+        self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
         self._open_calls = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -70,7 +87,61 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def stop(self) -> None:
         """End what would never end by itself."""
         for watch in self._watches:
-            watch.stop()
+            watch.stop(ServerStoppingError())
+
+    async def apply_policy(self) -> int:
+        """End what the gate's policy does not allow any more; answer how many subscriptions that were.
+
+        A watch whose client may see more or less than before ends as well, so that it begins anew.
+        """
+        policy = self._backend.gate.policy
+        for watch, caller in self._watches.items():
+            if policy.rights_or_none(caller.peer) != caller.rights:
+                watch.stop(AccessDeniedError("the server's policy changed; watch again"))
+        for stream, caller in self._streams.values():
+            rights = policy.rights_or_none(caller.peer)
+            if rights is None or not rights.may_use(stream.client):
+                stream.stop(AccessDeniedError("the server's policy changed, and does not allow this any more"))
+
+        def is_allowed(subscription: Subscription) -> bool:
+            peer = self._subscribers.get(subscription)
+            rights = policy.rights_or_none(peer) if peer else None
+            if rights is not None:
+                subscription.client.change_quotas(rights.quotas)
+            return rights is not None and rights.covers(subscription.wish.owners)
+
+        return await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
+
+    def _enter(self, call: str, context: Context, *, is_noted: bool = False) -> Caller:
+        """Who calls, and what it may. is_noted: that it may is worth a line in the log.
+
+        Raises AccessDeniedError and LimitReachedError.
+        """
+        caller = self._backend.gate.enter(call, context.peer())
+        if is_noted:
+            caller.note(logging.INFO, "allowed")
+        return caller
+
+    async def _among(self, caller: Caller, members: Members | None) -> frozenset[int] | None:
+        """Which processes are there for a caller who asks for these; None for all."""
+        among = await asyncio.to_thread(members.pids) if members else None
+        users = caller.rights.list
+        if users is None:
+            return among
+        pids = await self._backend.control.run(self._pids)
+        return await asyncio.to_thread(belonging, pids if among is None else pids & among, users)
+
+    def _pids(self) -> frozenset[int]:
+        self._backend.refresh()
+        return self._backend.registry.pids()
+
+    def _found(
+        self, selectors: tuple[Selector, ...], pids: frozenset[int], among: frozenset[int] | None
+    ) -> list[Probe]:
+        """In the control thread."""
+        self._backend.refresh()
+        registry = self._backend.registry
+        return select(selectors, [registry.seen_by(among, probe) for probe in registry.probes()], pids, among)
 
     async def finished(self) -> None:
         """Return when no call has anything left to do in the control thread, cancelled ones included."""
@@ -94,11 +165,15 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def GetServerInfo(  # noqa: N802
         self,
         request: pb.GetServerInfoRequest,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> pb.GetServerInfoResponse:
         backend = self._backend
-        probes = await backend.control.run(self._probes)
-        pids = await backend.control.run(backend.registry.pids)
+        async with told(context):
+            caller = self._enter("info", context)
+            among = await self._among(caller, None)
+            probes = await backend.control.run(lambda: self._found((), frozenset(), among))
+            pids = await backend.control.run(backend.registry.pids) if among is None else among
+        held = [found for found, _, _ in backend.subscriptions.all() if caller.rights.may_use(found.client.name)]
         return pb.GetServerInfoResponse(
             version=__version__,
             engine=backend.engine,
@@ -106,7 +181,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             machine=platform.machine(),
             features=map(convert.feature, backend.features),
             limits=convert.limits(backend.limits),
-            subscriptions=len(backend.subscriptions.all()),
+            subscriptions=len(held),
             processes=len(pids),
             objects=len({probe.object.key for probe in probes}),
             probes=len(probes),
@@ -115,56 +190,76 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with told(context):
+            caller = self._enter("list", context)
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
-            probes = await self._backend.control.run(self._probes)
-            found = select(selectors, probes, pids)
+            members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
+            among = await self._among(caller, members)
+            found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
             response = pb.ListProbesResponse(probes=map(convert.probe, found))
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
                 # reading a command line reads the process's memory, which a process can make slow
                 known = await asyncio.to_thread(lambda: [identify(pid) for pid in pids_shown])
                 response.processes.extend(convert.process(identity) for identity in known if identity)
-                objects = await self._backend.control.run(self._backend.registry.objects)
+                objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(among))
                 response.problems.extend(convert.problems(objects))
         return response
-
-    def _probes(self) -> list[Probe]:
-        self._backend.refresh()
-        return self._backend.registry.probes()
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, context: Context
     ) -> AsyncIterator[pb.WatchProbesResponse]:
         async with told(context):
+            caller = self._enter("watch", context, is_noted=True)
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
-            watch = _Watch(self._backend.registry, VisibleProbes(selectors, pids), asyncio.get_running_loop())
-            self._watches.add(watch)
+            members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
+            among = await self._among(caller, members)
+            watch = _Watch(self._backend.registry, VisibleProbes(selectors, pids, among), asyncio.get_running_loop())
+            self._watches[watch] = caller
             async with self._lastly(watch.end):
                 try:
                     for probe in await self._backend.control.run(watch.begin):
                         yield _change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
+                    patience = None if among is None else _LOOK_SECONDS
                     while True:
-                        for added, probe in await watch.next():
+                        for added, probe in await watch.next(patience):
                             yield _change(_ADDED if added else _REMOVED, probe)
+                        if among is not None:
+                            among = await self._among(caller, members)
+                            if among is not None:
+                                await self._backend.control.run(partial(watch.narrow, among))
                 finally:
-                    self._watches.discard(watch)
+                    del self._watches[watch]
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with told(context):
-            wish = convert.wish_of(request, self._backend.limits)
+            caller = self._enter("subscribe", context)
+            wish = await asyncio.to_thread(convert.wish_of, request, self._backend.limits)
             unanswered: list[Subscription] = []
 
             def subscribe() -> list[SiteStatus]:
-                subscription, statuses = self._backend.subscriptions.subscribe(wish)
+                # as of now, since revoke() will not look again at what began by an earlier policy
+                rights = self._backend.gate.policy.rights(caller.peer)
+                rights.check_trace(wish.scope.pids)
+                allowed = replace(wish, owners=rights.trace)
+                subscription, statuses = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
                 unanswered.append(subscription)
+                self._subscribers[subscription] = caller.peer
                 return statuses
 
             # a client that gave up meanwhile never learns the id, and nobody else would unsubscribe
             async with self._lastly(lambda: self._abandon(unanswered)):
-                statuses = await self._backend.control.run(subscribe)
+                with caller.noting_refusals():
+                    statuses = await self._backend.control.run(subscribe)
+                caller.note(
+                    logging.INFO,
+                    "allowed",
+                    subscription=unanswered[0].id,
+                    selectors=" ".join(request.selectors)[:_NOTED_CHARACTERS],
+                    sites=sum(status.state is SiteState.ARMED for status in statuses),
+                )
                 response = pb.SubscribeResponse(
                     subscription_id=unanswered[0].id,
                     sites=map(convert.site_status, statuses),
@@ -180,6 +275,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
     async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802
         async with told(context):
+            caller = self._enter("stream", context)
             ident = request.subscription_id
             subscriptions = self._backend.subscriptions
             if request.encoding not in {pb.StreamRequest.ENCODING_ROWS, pb.StreamRequest.ENCODING_COLUMNS}:
@@ -187,14 +283,14 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             if request.HasField("from_seq") and request.from_seq == 0:
                 raise InvalidArgumentError("from_seq", "events are numbered from 1")
             stream = SubscriptionStream(
-                subscriptions.get(ident),
+                self._subscription(ident, caller),
                 request.encoding,
                 request.from_seq if request.HasField("from_seq") else None,
             )
             earlier = self._streams.get(ident)
             if earlier is not None:
-                earlier.take_over()
-            self._streams[ident] = stream
+                earlier[0].stop(TakenOverError())
+            self._streams[ident] = stream, caller
             async with self._lastly(lambda: subscriptions.stream_closed(ident)):
                 try:
                     # a client may go while this is waited for, and what was opened is to be closed then too
@@ -204,12 +300,22 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 except TakenOverError as error:
                     await context.abort(grpc.StatusCode.ABORTED, str(error))
                 finally:
-                    if self._streams.get(ident) is stream:
+                    if self._streams.get(ident) == (stream, caller):
                         del self._streams[ident]
+
+    def _subscription(self, ident: str, caller: Caller) -> Subscription:
+        """Raises UnknownSubscriptionError, also for another client's: that there is one is not to be told."""
+        found = self._backend.subscriptions.get(ident)
+        if not caller.rights.may_use(found.client.name):
+            caller.note(logging.WARNING, "refused", reason="another client's", subscription=ident)
+            raise UnknownSubscriptionError(ident)
+        return found
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with told(context):
+            caller = self._enter("unsubscribe", context)
             subscriptions = self._backend.subscriptions
+            self._subscription(request.subscription_id, caller)
 
             def unsubscribe() -> tuple[Subscription, Future[None]]:
                 ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
@@ -222,13 +328,16 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def ListSubscriptions(  # noqa: N802
         self,
         request: pb.ListSubscriptionsRequest,  # noqa: ARG002
-        context: Context,  # noqa: ARG002
+        context: Context,
     ) -> pb.ListSubscriptionsResponse:
-        held = await self._backend.control.run(self._backend.subscriptions.all)
+        async with told(context):
+            caller = self._enter("subscriptions", context)
+            held = await self._backend.control.run(self._backend.subscriptions.all)
         return pb.ListSubscriptionsResponse(
             subscriptions=[
                 convert.subscription(found, streaming=streaming, lease_left_seconds=left)
                 for found, streaming, left in held
+                if caller.rights.may_use(found.client.name)
             ]
         )
 
@@ -247,37 +356,51 @@ class _Watch:
         self._changes: deque[tuple[bool, Probe]] = deque()
         self._news = asyncio.Event()
         self._overflowed = False
-        self._stopping = False
+        self._stopping: StapsdtdError | None = None
         self._stop: Callable[[], None] = lambda: None
 
     def begin(self) -> list[Probe]:
         self._stop = self._registry.listen(self._on_change)
-        return self._visible.begin(self._registry.probes())
+        among = self._visible.among
+        return self._visible.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
 
     def end(self) -> None:
         self._stop()
         self._stop = lambda: None
 
-    def stop(self) -> None:
-        """Make `next` raise ServerStoppingError."""
-        self._stopping = True
+    def stop(self, why: StapsdtdError) -> None:
+        """Make `next` raise that."""
+        self._stopping = why
         self._news.set()
+
+    def narrow(self, among: frozenset[int]) -> None:
+        """Show what these processes map, and no longer what only others do."""
+        if among != self._visible.among:
+            self._visible.among = among
+            for found in self._registry.objects():
+                self._on_change(Change(found))
 
     def _on_change(self, change: Change) -> None:
         if self._overflowed:
             return
-        found = self._visible.changed(change.object, self._registry.mappings(change.object.key))
+        seen = self._registry.object_seen_by(self._visible.among, change.object)
+        found = self._visible.changed(seen, self._registry.mappings(change.object.key))
         if found:
             self._overflowed = len(self._changes) + len(found) > _CHANGES_KEPT
             self._changes.extend(found)
             self._loop.call_soon_threadsafe(self._news.set)
 
-    async def next(self) -> list[tuple[bool, Probe]]:
-        """Raises LimitReachedError where more changes came than are kept."""
-        await self._news.wait()
+    async def next(self, patience: float | None) -> list[tuple[bool, Probe]]:
+        """Answer with nothing after so many seconds, if any are given, without changes.
+
+        Raises LimitReachedError where more changes came than are kept.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._news.wait()
         self._news.clear()
-        if self._stopping:
-            raise ServerStoppingError
+        if self._stopping is not None:
+            raise self._stopping
         if self._overflowed:
             raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
         return [self._changes.popleft() for _ in range(len(self._changes))]

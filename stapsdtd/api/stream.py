@@ -16,9 +16,12 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 class TakenOverError(StapsdtdError):
     """Another stream of the same subscription began."""
 
+    def __init__(self) -> None:
+        super().__init__("another stream of this subscription took over")
+
 
 class SubscriptionStream:
-    """Iterates until the subscription ends; `take_over` ends it before."""
+    """Iterates until the subscription ends; `stop` ends it before."""
 
     def __init__(self, subscription: Subscription, encoding: int, from_seq: int | None) -> None:
         self._subscription = subscription
@@ -28,14 +31,20 @@ class SubscriptionStream:
         self._told = dict.fromkeys(LossStage, 0)
         self._news = asyncio.Event()
         self._waking = False
-        self._taken_over = False
+        self._stopped: StapsdtdError | None = None
 
-    def take_over(self) -> None:
-        self._taken_over = True
+    @property
+    def client(self) -> str:
+        """Whose subscription it is."""
+        return self._subscription.client.name
+
+    def stop(self, why: StapsdtdError) -> None:
+        """Have `messages` raise that."""
+        self._stopped = why
         self._news.set()
 
     async def messages(self) -> AsyncIterator[pb.StreamResponse]:
-        """Raises TakenOverError."""
+        """Raises what `stop` was given."""
         loop = asyncio.get_running_loop()
         if self._seq is not None:
             self._subscription.log.resume(self._seq)
@@ -48,8 +57,8 @@ class SubscriptionStream:
                 # what comes after the end has been seen is nothing, so that an empty log then is the last word
                 end = self._subscription.end_reason
                 while True:
-                    if self._taken_over:
-                        raise TakenOverError("another stream of this subscription took over")
+                    if self._stopped is not None:
+                        raise self._stopped
                     for message in self._asides():
                         yield message
                     entry = self._subscription.log.read(self._seq)
@@ -57,7 +66,7 @@ class SubscriptionStream:
                         break
                     for message, next_seq in self._events(entry):
                         yield message
-                        if not self._taken_over:
+                        if self._stopped is None:
                             self._subscription.log.handed_out(entry, next_seq)
                     self._seq = entry.next_seq
                 if end is not None:

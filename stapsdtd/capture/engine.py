@@ -17,11 +17,12 @@ Ticket = int
 
 
 class LossStage(Enum):
-    """Where events that fired were lost: engines lose in the first two, a subscription's log in the last."""
+    """Where events that fired were lost: engines lose in the first two, a subscription in the others."""
 
     KERNEL_BUFFER = "kernel buffer"
     DECODE = "decode"
     QUEUE = "queue"
+    QUOTA = "quota"
 
 
 class Sink(Protocol):

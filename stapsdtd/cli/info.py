@@ -95,6 +95,7 @@ def _only(subscription: SubscriptionInfo) -> str:
     scope = subscription.scope
     kinds: dict[str, Iterable[object]] = {
         "pid": scope.pids, "uid": scope.uids, "execname": scope.execnames, "cgroup": scope.cgroups,
+        "container": scope.containers,
     }  # fmt: skip
     told = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
     if subscription.where:

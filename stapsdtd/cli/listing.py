@@ -14,13 +14,15 @@ from stapsdtd.cli.render import complain, console, escape, plural, show_signatur
 from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
-    from stapsdtd.client import Argument, Probe, ProbeListing
+    from stapsdtd.client import Argument, Probe, ProbeListing, Process
 
 _SHOWN_PROCESSES = 5
+_ID_LENGTH = 64
+_SHOWN_ID = 12
 
 
 _EXAMPLES = """\b
@@ -37,21 +39,37 @@ semaphore (yes or no), pids, path, and the types of the arguments.
 @click.command("list", epilog=_EXAMPLES)
 @options.selectors(required=False)
 @options.pids
+@options.cgroups
+@options.containers
+@click.option("--details", is_flag=True, help="With --json, tell who the processes are and where they run.")
 @options.as_json
 @click.pass_obj
-def command(server: str, *, selectors: tuple[str, ...], pids: tuple[int, ...], as_json: bool) -> None:
+def command(
+    server: str,
+    *,
+    selectors: tuple[str, ...],
+    pids: tuple[int, ...],
+    cgroups: tuple[str, ...],
+    containers: tuple[str, ...],
+    details: bool,
+    as_json: bool,
+) -> None:
     """Show the probes in objects that running programs map; without SELECTOR, all."""
     with Client(server) as client:
-        listing = client.list_probes(selectors, pids, details=not as_json)
+        listing = client.list_probes(
+            selectors, pids, containers=containers, cgroups=cgroups, details=details or not as_json
+        )
     if as_json:
+        processes = {process.pid: _process_record(process) for process in listing.processes}
         for probe in listing:
-            print(json.dumps(probe_record(probe)))
+            told = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
+            print(json.dumps(probe_record(probe) | told))
     elif sys.stdout.isatty():
         _print_tables(listing)
     else:
         for probe in listing:
             print(probe_line(probe))
-    _hint(listing, selectors, pids)
+    _hint(listing, is_chosen=any((selectors, pids, cgroups, containers)))
 
 
 def probe_record(probe: Probe) -> dict[str, Any]:
@@ -71,6 +89,17 @@ def probe_record(probe: Probe) -> dict[str, Any]:
             }
             for site in probe.sites
         ],
+    }
+
+
+def _process_record(process: Process) -> dict[str, Any]:
+    return {
+        "pid": process.pid,
+        "namespace_pid": process.namespace_pid,
+        "comm": process.comm,
+        "user": process.user,
+        "container": process.container_id,
+        "cgroup": process.cgroup,
     }
 
 
@@ -114,26 +143,26 @@ def _semaphore(probe: Probe) -> str:
 
 
 def _print_tables(listing: ProbeListing) -> None:
-    comms = {process.pid: process.comm for process in listing.processes}
+    known = {process.pid: process for process in listing.processes}
     terminal = console()
     objects = groupby(sorted(listing, key=_object), key=_object)
     for index, (_, probes) in enumerate(objects):
         if index:
             terminal.print()
-        _print_object(terminal, list(probes), comms)
+        _print_object(terminal, list(probes), known)
 
 
 def _object(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
     return probe.path, probe.build_id or "", probe.pids
 
 
-def _print_object(terminal: Console, probes: Sequence[Probe], comms: Mapping[int, str]) -> None:
+def _print_object(terminal: Console, probes: Sequence[Probe], known: Mapping[int, Process]) -> None:
     from rich.table import Table  # noqa: PLC0415 (only a terminal needs it)
     from rich.text import Text  # noqa: PLC0415
 
     first = probes[0]
     terminal.print(Text(escape(first.path), style="bold"))
-    processes = show_some([_process(pid, comms) for pid in first.pids], _SHOWN_PROCESSES)
+    processes = show_some([_process(pid, known) for pid in first.pids], _SHOWN_PROCESSES)
     terminal.print(Text(f"  mapped by {escape(processes)}", style="dim"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("  PROBE", overflow="fold")
@@ -150,11 +179,20 @@ def _print_object(terminal: Console, probes: Sequence[Probe], comms: Mapping[int
     terminal.print(table)
 
 
-def _process(pid: int, comms: Mapping[int, str]) -> str:
-    return f"{comms[pid]} ({pid})" if pid in comms else str(pid)
+def _process(pid: int, known: Mapping[int, Process]) -> str:
+    """`postgres (4711)`, or with its pid there, `postgres (4711, 7 in container 8d0c2f6e5b1a)`."""
+    process = known.get(pid)
+    if process is None:
+        return str(pid)
+    container = process.container_id
+    if container is None and process.namespace_pid == pid:
+        return f"{process.comm} ({pid})"
+    # an id, which is long, and not a name
+    shown = container[:_SHOWN_ID] if container and len(container) == _ID_LENGTH else container
+    return f"{process.comm} ({pid}, {process.namespace_pid} in {f'container {shown}' if shown else 'its namespace'})"
 
 
-def _hint(listing: ProbeListing, selectors: Iterable[str], pids: Iterable[int]) -> None:
+def _hint(listing: ProbeListing, *, is_chosen: bool) -> None:
     if listing.problems:
         problem = listing.problems[0]
         complain(
@@ -162,7 +200,7 @@ def _hint(listing: ProbeListing, selectors: Iterable[str], pids: Iterable[int]) 
         )
     if listing.probes:
         return
-    if selectors or pids:
+    if is_chosen:
         complain("no probe matches: 'stapsdt list' shows all there are")
     else:
         complain("no running program has static probes; those of programs started later appear by themselves")

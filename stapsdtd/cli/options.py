@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from stapsdtd.client import ProbeListing
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -13,17 +16,29 @@ _PATIENCE_SECONDS = 0.3
 
 
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names that the server knows, if it tells them at once; whoever presses Tab wants no errors."""
     del parameter
+    listing = _listing(ctx, details=False)
+    names = {f"{each.provider}:{each.name}" for each in listing.probes} if listing else set()
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def complete_container(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del parameter
+    listing = _listing(ctx, details=True)
+    ids = {each.container_id for each in listing.processes if each.container_id} if listing else set()
+    return sorted(container for container in ids if container.startswith(incomplete))
+
+
+def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
+    """What the server knows, if it tells it at once; whoever presses Tab wants no errors."""
     from stapsdtd.client import Client, ClientError  # noqa: PLC0415 (this module serves `--help` too)
 
     server = ctx.find_root().params["server"]
     try:
         with Client(server, timeout_seconds=_PATIENCE_SECONDS) as client:
-            listing = client.list_probes()
+            return client.list_probes(details=details)
     except ClientError:
-        return []
-    return sorted({name for each in listing if (name := f"{each.provider}:{each.name}").startswith(incomplete)})
+        return None
 
 
 def selectors(*, required: bool) -> Callable[[_F], _F]:
@@ -61,5 +76,13 @@ cgroups = click.option(
     multiple=True,
     metavar="PATH",
     help="Only what runs in this cgroup or below it, such as /system.slice/cron.service; may be repeated.",
+)
+containers = click.option(
+    "--container",
+    "containers",
+    multiple=True,
+    metavar="ID",
+    shell_complete=complete_container,
+    help="Only what runs in this container: its name, its id, or the id's first 12 digits or more; may be repeated.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")

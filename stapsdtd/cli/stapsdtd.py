@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import sys
 
 import click
 
-from stapsdtd import __version__, config
+from stapsdtd import __version__, config, logs
 from stapsdtd.errors import StapsdtdError
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -24,19 +23,21 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 def command(listen: str | None, config_path: str | None, engine: str | None, cleanup: bool, log_level: str) -> None:
     """Find the static probes of all processes, and serve their events over gRPC until SIGTERM."""
-    logging.basicConfig(
-        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logs.set_up(log_level)
     if cleanup:
         _clean_up()
         return
-    settings = config.load(config_path) if config_path else {}
-    for key, value in (("listen", listen), ("engine", engine)):
-        if value is not None:
-            settings[key] = value
     from stapsdtd.daemon import serve  # noqa: PLC0415 - --help and --cleanup need none of it
 
-    asyncio.run(serve(config.validated(dataclasses.replace(config.Config(), **settings))))
+    def configured() -> config.Config:
+        found = config.load(config_path) if config_path else config.Config()
+        if listen is not None:
+            found = dataclasses.replace(found, listeners=(config.Listener(listen),))
+        if engine is not None:
+            found = dataclasses.replace(found, engine=engine)
+        return config.validated(found)
+
+    asyncio.run(serve(configured))
 
 
 def _clean_up() -> None:

@@ -55,6 +55,7 @@ Examples:
 @options.uids
 @options.execnames
 @options.cgroups
+@options.containers
 @click.option(
     "--where",
     metavar="EXPR",
@@ -92,6 +93,7 @@ def command(
     uids: tuple[int, ...],
     execnames: tuple[str, ...],
     cgroups: tuple[str, ...],
+    containers: tuple[str, ...],
     where: str,
     count: int | None,
     duration: float | None,
@@ -105,8 +107,8 @@ def command(
     (arg0:str) is the string that argument 0 points to, (arg0:str[256]) no more than 256 bytes of it.
 
     EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), takes bits
-    (arg1 & 0x40), and combines with && || ! and parentheses. Where several of --pid, --uid, --execname, --cgroup and
-    --where are given, all of them have to be met.
+    (arg1 & 0x40), and combines with && || ! and parentheses. Where several of --pid, --uid, --execname, --cgroup,
+    --container and --where are given, all of them have to be met.
 
     It ends with a summary on standard error: how many events were delivered, were filtered out, or got lost.
     """
@@ -120,6 +122,7 @@ def command(
             uids=uids,
             execnames=execnames,
             cgroups=cgroups,
+            containers=containers,
             where=where,
             lease_seconds=_LEASE_SECONDS,
             queue_bytes=queue_bytes or 0,
@@ -176,6 +179,7 @@ async def _follow(
 _UNWANTED_ENDS = {
     EndReason.SERVER_STOPPING: "the server stopped: start the trace again when it is back",
     EndReason.LEASE_EXPIRED: "the server heard nothing for too long and ended the subscription: start it again",
+    EndReason.ACCESS_REVOKED: "the server's policy changed and does not allow it any more",
 }
 
 
@@ -224,6 +228,7 @@ def _summary(subscription: AsyncSubscription, printed: int) -> Summary:
             "kernel_buffer": account.lost_kernel_buffer,
             "queue": account.lost_queue,
             "decode": account.lost_decode,
+            "quota": account.lost_quota,
         },
         sites=sites,
         refused=refused,

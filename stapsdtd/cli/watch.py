@@ -21,14 +21,23 @@ Examples:
 
 @click.command("watch", epilog=_EXAMPLES)
 @options.selectors(required=False)
+@options.cgroups
+@options.containers
 @options.as_json
 @click.pass_obj
-def command(server: str, *, selectors: tuple[str, ...], as_json: bool) -> None:
+def command(
+    server: str,
+    *,
+    selectors: tuple[str, ...],
+    cgroups: tuple[str, ...],
+    containers: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Show probes as `list` does, then each that appears (+) or disappears (-), until Ctrl-C."""
     known = 0
     try:
         with Client(server) as client:
-            for message in client.watch_probes(selectors):
+            for message in client.watch_probes(selectors, containers=containers, cgroups=cgroups):
                 match message:
                     case ProbeAdded(probe):
                         known += 1

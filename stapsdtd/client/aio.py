@@ -64,16 +64,32 @@ class AsyncClient:
             return decode.server_info(await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout))
 
     async def list_probes(
-        self, selectors: Selectors = (), pids: Iterable[int] = (), *, details: bool = False
+        self,
+        selectors: Selectors = (),
+        pids: Iterable[int] = (),
+        *,
+        containers: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
+        details: bool = False,
     ) -> ProbeListing:
-        """The probes in objects that living processes, or those of pids, map now. No selector means all."""
-        request = encode.list_request(selectors, pids, details=details)
+        """The probes in objects that living processes, or those of pids, map now. No selector means all.
+
+        containers, cgroups: processes elsewhere are left out; both are as in subscribe.
+        """
+        request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
         with translated(self._target):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))
 
-    async def watch_probes(self, selectors: Selectors = (), pids: Iterable[int] = ()) -> AsyncIterator[WatchMessage]:
+    async def watch_probes(
+        self,
+        selectors: Selectors = (),
+        pids: Iterable[int] = (),
+        *,
+        containers: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
+    ) -> AsyncIterator[WatchMessage]:
         """The same, then SnapshotComplete, then every appearance and disappearance."""
-        call = self._stub.WatchProbes(encode.watch_request(selectors, pids))
+        call = self._stub.WatchProbes(encode.watch_request(selectors, pids, containers=containers, cgroups=cgroups))
         try:
             with translated(self._target):
                 async for change in call:
@@ -90,6 +106,7 @@ class AsyncClient:
         uids: Iterable[int] = (),
         execnames: Iterable[str] = (),
         cgroups: Iterable[str] = (),
+        containers: Iterable[str] = (),
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -103,6 +120,7 @@ class AsyncClient:
             uids=uids,
             execnames=execnames,
             cgroups=cgroups,
+            containers=containers,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,

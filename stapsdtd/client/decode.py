@@ -22,11 +22,13 @@ _LOSS_STAGES: dict[int, model.LossStage] = {
     pb.Loss.STAGE_KERNEL_BUFFER: model.LossStage.KERNEL_BUFFER,
     pb.Loss.STAGE_QUEUE: model.LossStage.QUEUE,
     pb.Loss.STAGE_DECODE: model.LossStage.DECODE,
+    pb.Loss.STAGE_QUOTA: model.LossStage.QUOTA,
 }
 _END_REASONS: dict[int, model.EndReason] = {
     pb.End.REASON_UNSUBSCRIBED: model.EndReason.UNSUBSCRIBED,
     pb.End.REASON_SERVER_STOPPING: model.EndReason.SERVER_STOPPING,
     pb.End.REASON_LEASE_EXPIRED: model.EndReason.LEASE_EXPIRED,
+    pb.End.REASON_ACCESS_REVOKED: model.EndReason.ACCESS_REVOKED,
 }
 
 
@@ -56,7 +58,16 @@ def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
     return model.ProbeListing(
         probes=tuple(map(probe, listing.probes)),
         processes=tuple(
-            model.Process(each.pid, each.comm, tuple(each.command_line), each.user, each.started_ns)
+            model.Process(
+                pid=each.pid,
+                comm=each.comm,
+                command_line=tuple(each.command_line),
+                user=each.user,
+                started_ns=each.started_ns,
+                cgroup=each.cgroup or None,
+                container_id=each.container_id or None,
+                namespace_pid=each.namespace_pid or each.pid,
+            )
             for each in listing.processes
         ),
         problems=tuple(model.Problem(each.path, each.provider, each.name, each.reason) for each in listing.problems),
@@ -97,6 +108,7 @@ def subscription_info(each: pb.Subscription) -> model.SubscriptionInfo:
             tuple(each.scope.uids),
             tuple(each.scope.execnames),
             tuple(each.scope.cgroups),
+            tuple(each.scope.containers),
         ),
         created_ns=each.created_ns,
         streaming=each.streaming,
@@ -114,6 +126,7 @@ def account(each: pb.Account) -> model.Account:
         lost_kernel_buffer=each.lost_kernel_buffer,
         lost_queue=each.lost_queue,
         lost_decode=each.lost_decode,
+        lost_quota=each.lost_quota,
         pending=each.pending,
         sites=each.sites,
     )

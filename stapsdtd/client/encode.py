@@ -21,12 +21,18 @@ CHANNEL_OPTIONS = (
 )
 
 
-def list_request(selectors: Selectors, pids: Iterable[int], *, details: bool) -> pb.ListProbesRequest:
-    return pb.ListProbesRequest(selectors=_several(selectors), pids=pids, details=details)
+def list_request(
+    selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str], details: bool
+) -> pb.ListProbesRequest:
+    return pb.ListProbesRequest(
+        selectors=_several(selectors), pids=pids, containers=containers, cgroups=cgroups, details=details
+    )
 
 
-def watch_request(selectors: Selectors, pids: Iterable[int]) -> pb.WatchProbesRequest:
-    return pb.WatchProbesRequest(selectors=_several(selectors), pids=pids)
+def watch_request(
+    selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str]
+) -> pb.WatchProbesRequest:
+    return pb.WatchProbesRequest(selectors=_several(selectors), pids=pids, containers=containers, cgroups=cgroups)
 
 
 def subscribe_request(
@@ -37,6 +43,7 @@ def subscribe_request(
     uids: Iterable[int],
     execnames: Iterable[str],
     cgroups: Iterable[str],
+    containers: Iterable[str],
     where: str,
     lease_seconds: int,
     queue_bytes: int,
@@ -44,7 +51,14 @@ def subscribe_request(
 ) -> pb.SubscribeRequest:
     return pb.SubscribeRequest(
         selectors=_several(selectors),
-        scope=pb.Scope(pids=pids, exclude_pids=exclude_pids, uids=uids, execnames=execnames, cgroups=cgroups),
+        scope=pb.Scope(
+            pids=pids,
+            exclude_pids=exclude_pids,
+            uids=uids,
+            execnames=execnames,
+            cgroups=cgroups,
+            containers=containers,
+        ),
         where=where,
         lease_seconds=lease_seconds,
         queue_bytes=queue_bytes,

@@ -108,11 +108,19 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Process:
+    """cgroup is the path in the unified hierarchy, container_id the innermost container's id or name; whoever owns a
+    part of the hierarchy may name a cgroup there like any container. namespace_pid: the pid in the process's own pid
+    namespace.
+    """
+
     pid: int
     comm: str
     command_line: tuple[str, ...]
     user: str
     started_ns: int
+    cgroup: str | None
+    container_id: str | None
+    namespace_pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,7 @@ class Scope:
     uids: tuple[int, ...] = ()
     execnames: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +233,11 @@ class Account:
     lost_decode: int
     pending: int
     sites: int
+    lost_quota: int = 0
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,11 +396,12 @@ class ColumnBatch:
 
 
 class LossStage(Enum):
-    """The kernel's buffer was full, this client was too slow, or an event made no sense."""
+    """The kernel's buffer was full, this client was too slow, an event made no sense, or a quota was used up."""
 
     KERNEL_BUFFER = "kernel_buffer"
     QUEUE = "queue"
     DECODE = "decode"
+    QUOTA = "quota"
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +431,7 @@ class EndReason(Enum):
     UNSUBSCRIBED = "unsubscribed"
     SERVER_STOPPING = "server_stopping"
     LEASE_EXPIRED = "lease_expired"
+    ACCESS_REVOKED = "access_revoked"
 
 
 @dataclass(frozen=True, slots=True)

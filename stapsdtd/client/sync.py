@@ -62,16 +62,32 @@ class Client:
             return decode.server_info(self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout))
 
     def list_probes(
-        self, selectors: Selectors = (), pids: Iterable[int] = (), *, details: bool = False
+        self,
+        selectors: Selectors = (),
+        pids: Iterable[int] = (),
+        *,
+        containers: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
+        details: bool = False,
     ) -> ProbeListing:
-        """The probes in objects that living processes, or those of pids, map now. No selector means all."""
-        request = encode.list_request(selectors, pids, details=details)
+        """The probes in objects that living processes, or those of pids, map now. No selector means all.
+
+        containers, cgroups: processes elsewhere are left out; both are as in subscribe.
+        """
+        request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
         with translated(self._target):
             return decode.probe_listing(self._stub.ListProbes(request, timeout=self._timeout))
 
-    def watch_probes(self, selectors: Selectors = (), pids: Iterable[int] = ()) -> Iterator[WatchMessage]:
+    def watch_probes(
+        self,
+        selectors: Selectors = (),
+        pids: Iterable[int] = (),
+        *,
+        containers: Iterable[str] = (),
+        cgroups: Iterable[str] = (),
+    ) -> Iterator[WatchMessage]:
         """The same, then SnapshotComplete, then every appearance and disappearance."""
-        call = self._stub.WatchProbes(encode.watch_request(selectors, pids))
+        call = self._stub.WatchProbes(encode.watch_request(selectors, pids, containers=containers, cgroups=cgroups))
         try:
             with translated(self._target):
                 for change in call:
@@ -88,6 +104,7 @@ class Client:
         uids: Iterable[int] = (),
         execnames: Iterable[str] = (),
         cgroups: Iterable[str] = (),
+        containers: Iterable[str] = (),
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -95,8 +112,9 @@ class Client:
     ) -> Subscription:
         """Arms all that matches and, later, whatever appears. 0 means the server's default.
 
-        pids, uids, execnames, cgroups: whose events are wanted, everybody's where all are empty; of each kind that is
-        given one has to be met. A cgroup's path is that of /proc/PID/cgroup, and what is below it counts too.
+        pids, uids, execnames, cgroups, containers: whose events are wanted, everybody's where all are empty; of each
+        kind that is given one has to be met. A cgroup's path is that of /proc/PID/cgroup. A container goes by its name,
+        its id or the id's first 12 digits, and has to be there. What is below a cgroup or a container counts too.
         where: an expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
         queue_bytes: how much the server keeps for this client.
@@ -109,6 +127,7 @@ class Client:
             uids=uids,
             execnames=execnames,
             cgroups=cgroups,
+            containers=containers,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,

@@ -49,6 +49,16 @@ def tgid(tid: int) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def namespace_pid(pid: int) -> int | None:
+    """Answer a process's number in the innermost pid namespace that it is in."""
+    found = re.search(rb"^NSpid:[\t ](?:.*[\t ])?(\d+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(found.group(1)) if found else None
+
+
+def cgroup_lines(pid: int) -> bytes:
+    return _read(f"/proc/{pid}/cgroup")
+
+
 def executable_mappings(pid: int) -> list[Mapping]:
     """Every file mapped executable, once for each of its lines. Anonymous memory and the vdso are left out."""
     found = []

@@ -109,6 +109,7 @@ def _parse_memory(displacement_text: str, address: str) -> Operand:
         return _memory(None, displacement, None, 1, symbol)
     base_text, _, rest = address.partition(",")
     index_text, _, scale_text = rest.partition(",")
+    scale_text = scale_text.strip()
     if scale_text not in SCALES or not (base_text or index_text):
         return Unavailable("not an operand of x86-64")
     base, index = (_REGISTERS.address(each.strip()) for each in (base_text, index_text))

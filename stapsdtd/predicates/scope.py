@@ -10,14 +10,18 @@ from stapsdtd.predicates.program import MAX_TESTS, comparisons
 
 
 def combined(
-    where: Expression | None, uids: Sequence[int], execnames: Sequence[bytes], cgroups: Sequence[Cgroup]
+    where: Expression | None,
+    uids: Sequence[int],
+    execnames: Sequence[bytes],
+    cgroups: Sequence[Cgroup],
+    containers: Sequence[Cgroup] = (),
 ) -> Expression | None:
     """Of each kind that is not empty one has to be met, and the expression too; None where nothing is asked for.
 
     Raises InvalidArgumentError where that is more than can be tested.
     """
     kinds: list[tuple[Field, Sequence[int | bytes | Cgroup]]] = [
-        (Field.UID, uids), (Field.CGROUP, cgroups), (Field.EXECNAME, execnames),
+        (Field.UID, uids), (Field.CGROUP, cgroups), (Field.CGROUP, containers), (Field.EXECNAME, execnames),
     ]  # fmt: skip
     parts = [_any_of(field, values) for field, values in kinds if values]
     if where is not None:
@@ -28,7 +32,9 @@ def combined(
     count = sum(1 for _ in comparisons(whole))
     if count > MAX_TESTS:
         raise InvalidArgumentError(
-            "scope", f"its uids, execnames and cgroups take, with where, {count} comparisons; {MAX_TESTS} are possible"
+            "scope",
+            f"its uids, execnames, cgroups and containers take, with where, {count} comparisons; "
+            f"{MAX_TESTS} are possible",
         )
     return whole
 

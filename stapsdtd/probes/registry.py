@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stapsdtd.model import Mapping as FileMapping
 from stapsdtd.model import Object, ObjectKey, Probe, ProcessKey, Site
@@ -122,6 +122,27 @@ class Registry:
         """Which processes map an object, and where."""
         entry = self._objects.get(key)
         return dict(entry.mappings) if entry else {}
+
+    def seen_by(self, pids: frozenset[int] | None, probe: Probe) -> Probe:
+        """A probe by the path that the first of these processes has it at; None for the first that was seen."""
+        return replace(probe, object=self.object_seen_by(pids, probe.object))
+
+    def objects_seen_by(self, pids: frozenset[int] | None) -> list[Object]:
+        """The objects that any of these processes maps, by the path that it has them at; None for all."""
+        if pids is None:
+            return self.objects()
+        return [
+            self.object_seen_by(pids, entry.object)
+            for entry in self._objects.values()
+            if not pids.isdisjoint(entry.mappings)
+        ]
+
+    def object_seen_by(self, pids: frozenset[int] | None, found: Object) -> Object:
+        if pids is None:
+            return found
+        mappings = self.mappings(found.key)
+        path = next((mapping.path for pid, mapping in mappings.items() if pid in pids), found.path)
+        return replace(found, path=path)
 
     def probes(self) -> list[Probe]:
         return [probe for entry in self._objects.values() for probe in probes_of(entry.object, sorted(entry.mappings))]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
@@ -167,14 +167,24 @@ def missing_argument(choice: SiteCapture) -> str | None:
     return f"it has {len(arguments)} arguments, so there is no arg{beyond[0]}" if beyond else None
 
 
-def select(selectors: tuple[Selector, ...], probes: list[Probe], pids: frozenset[int]) -> list[Probe]:
-    """Keep the probes, and of each the sites, that any selector means; none means all. pids empty means every
-    process.
+def select(
+    selectors: tuple[Selector, ...], probes: list[Probe], pids: frozenset[int], among: frozenset[int] | None = None
+) -> list[Probe]:
+    """Keep the probes, and of each the sites, that any selector means; none means all.
+
+    pids: one of them has to map the probe, empty for any process. among: others are as if they were not there, None for
+    nobody.
     """
-    return [kept for probe in probes if (kept := select_one(selectors, probe, pids))]
+    return [kept for probe in probes if (kept := select_one(selectors, probe, pids, among))]
 
 
-def select_one(selectors: tuple[Selector, ...], probe: Probe, pids: frozenset[int]) -> Probe | None:
+def select_one(
+    selectors: tuple[Selector, ...], probe: Probe, pids: frozenset[int], among: frozenset[int] | None = None
+) -> Probe | None:
+    if among is not None:
+        probe = replace(probe, pids=tuple(pid for pid in probe.pids if pid in among))
+        if not probe.pids:
+            return None
     if pids and pids.isdisjoint(probe.pids):
         return None
     if not selectors:

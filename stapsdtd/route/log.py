@@ -36,6 +36,8 @@ class Entry:
     count: int
     nbytes: int
     blocks: tuple[Numbered, ...]
+    end_bytes: int = 0
+    """Of all entries until here, since the log began."""
 
     @property
     def next_seq(self) -> int:
@@ -50,7 +52,7 @@ class Entry:
             for numbered in self.blocks
             if len(rows := np.flatnonzero(numbered.seq >= seq))
         )
-        return Entry(seq, self.next_seq - seq, self.nbytes, blocks)
+        return Entry(seq, self.next_seq - seq, self.nbytes, blocks, self.end_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, Entry] = OrderedDict()
         self._bytes = 0
+        self._end_bytes = 0
+        self._read_bytes = 0
         self._next_seq = 1
         self._handed_to = 1
         self._delivered = 0
@@ -134,8 +138,9 @@ class EventLog:
             for block in blocks:
                 numbered.append(Numbered(numbers[start : start + len(block)], block))
                 start += len(block)
-            self._entries[self._next_seq] = Entry(self._next_seq, count, nbytes, tuple(numbered))
             self._bytes += nbytes
+            self._end_bytes += nbytes
+            self._entries[self._next_seq] = Entry(self._next_seq, count, nbytes, tuple(numbered), self._end_bytes)
             self._next_seq += count
             while self._bytes > self._max_bytes and len(self._entries) > 1:
                 self._evict()
@@ -143,6 +148,7 @@ class EventLog:
     def _evict(self) -> None:
         _, oldest = self._entries.popitem(last=False)
         self._bytes -= oldest.nbytes
+        self._read_bytes = max(self._read_bytes, oldest.end_bytes)
         unseen = oldest.next_seq - max(oldest.first_seq, self._handed_to)
         if unseen > 0:
             self._lost.add(oldest.next_seq - unseen, oldest.next_seq)
@@ -180,11 +186,19 @@ class EventLog:
         with self._lock:
             self._delivered += self._lost.remove(entry.first_seq, next_seq)
             self._count_delivered(max(entry.first_seq, self._handed_to), next_seq)
+            if next_seq == entry.next_seq:
+                self._read_bytes = max(self._read_bytes, entry.end_bytes)
 
     def _count_delivered(self, first_seq: int, next_seq: int) -> None:
         if next_seq > first_seq:
             self._delivered += next_seq - first_seq
             self._handed_to = next_seq
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits to be handed out for the first time."""
+        with self._lock:
+            return self._end_bytes - self._read_bytes
 
     def figures(self) -> LogFigures:
         with self._lock:

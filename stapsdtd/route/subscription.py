@@ -14,7 +14,16 @@ from stapsdtd.capture.engine import LossStage, Ticket
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
+from stapsdtd.route.client import Client
+from stapsdtd.route.fairness import shared_out
 from stapsdtd.route.log import EventLog
+
+_RESERVE = 8
+"""When only an eighth of the queue is left, what comes in is shared out among the processes: ..."""
+_PORTION = 4
+"""... a quarter of what is left, so that there is always some for who had none yet, ..."""
+_ALWAYS_ROOM = 16
+"""... and some for each process even if the oldest events have to go for it."""
 
 _STATUSES_KEPT = 10_000
 _RETIRED_KEPT = 10_000
@@ -24,7 +33,7 @@ _RETIRED_KEPT = 10_000
 class Scope:
     """pids empty means every process; events of exclude_pids are never delivered.
 
-    uids, execnames and cgroups stand here as they were asked for; they are tested as part of Wish.predicate.
+    The others stand here as they were asked for; they are tested as part of Wish.predicate.
     """
 
     pids: frozenset[int] = frozenset()
@@ -32,6 +41,7 @@ class Scope:
     uids: tuple[int, ...] = ()
     execnames: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class Wish:
     """What a client asked for, checked and with the server's defaults filled in.
 
     where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
+    owners: users whose own processes it may see, None for everybody's. Of others it is told nothing.
     """
 
     selectors: tuple[Selector, ...]
@@ -48,6 +59,7 @@ class Wish:
     kernel_buffer_kib: int
     where: str = ""
     predicate: Expression | None = None
+    owners: frozenset[int] | None = None
 
 
 class SiteState(Enum):
@@ -71,17 +83,19 @@ class EndReason(Enum):
     UNSUBSCRIBED = "unsubscribed"
     SERVER_STOPPING = "server stopping"
     LEASE_EXPIRED = "lease expired"
+    ACCESS_REVOKED = "access revoked"
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + pending."""
+    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota + pending."""
 
     delivered: int
     filtered: int
     lost_kernel_buffer: int
     lost_queue: int
     lost_decode: int
+    lost_quota: int
     pending: int
     sites: int
 
@@ -91,7 +105,7 @@ class Account:
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
 
 
 WhyNot = Callable[[Capture, Argument, str], str | None]
@@ -117,9 +131,12 @@ class KnownSite:
 class Subscription:
     """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
 
-    def __init__(self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot) -> None:
+    def __init__(  # noqa: PLR0917 - what it is made of
+        self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot, client: Client | None = None
+    ) -> None:
         """why_not: the engine's."""
         self._why_not = why_not
+        self.client = client or Client()
         self.id = ident
         self.ticket = ticket
         self.wish = wish
@@ -150,8 +167,30 @@ class Subscription:
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
+        if self.client.events is not None:
+            granted = self.client.events.take(sum(map(len, blocks)))
+            blocks = self._kept(blocks, granted, LossStage.QUOTA)
+        room = self._rows_for(blocks)
+        if room is not None:
+            blocks = self._kept(blocks, room, LossStage.QUEUE, at_least=_ALWAYS_ROOM)
         if blocks:
             self.log.append(blocks)
+
+    def _rows_for(self, blocks: Sequence[Block]) -> int | None:
+        """Answer how many events may come in where the client reads too slowly; None where there is room for all."""
+        count, nbytes = sum(map(len, blocks)), sum(block.nbytes for block in blocks)
+        left = self.wish.queue_bytes - self.log.unread_bytes
+        if not count or left - nbytes > self.wish.queue_bytes // _RESERVE:
+            return None
+        return max(left, 0) // _PORTION * count // max(nbytes, 1)
+
+    def _kept(self, blocks: Sequence[Block], room: int, stage: LossStage, at_least: int = 0) -> Sequence[Block]:
+        before = sum(map(len, blocks))
+        if before > room:
+            blocks = shared_out(blocks, room, at_least)
+            if lost := before - sum(map(len, blocks)):
+                self.lost(stage, lost)
+        return blocks
 
     def filtered(self, count: int) -> None:
         self._filtered += count
@@ -217,7 +256,8 @@ class Subscription:
 
     def losses(self) -> dict[LossStage, int]:
         """Count what was lost since the beginning."""
-        return {**self._lost, LossStage.QUEUE: self.log.figures().lost}
+        in_log = self.log.figures().lost
+        return {**self._lost, LossStage.QUEUE: self._lost[LossStage.QUEUE] + in_log}
 
     def account(self) -> Account:
         figures = self.log.figures()
@@ -225,8 +265,9 @@ class Subscription:
             delivered=figures.delivered,
             filtered=self._filtered,
             lost_kernel_buffer=self._lost[LossStage.KERNEL_BUFFER],
-            lost_queue=figures.lost,
+            lost_queue=figures.lost + self._lost[LossStage.QUEUE],
             lost_decode=self._lost[LossStage.DECODE],
+            lost_quota=self._lost[LossStage.QUOTA],
             pending=figures.pending,
             sites=len(self._armed),
         )

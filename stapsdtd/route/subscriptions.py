@@ -7,11 +7,12 @@ import itertools
 import logging
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from stapsdtd.capture.engine import Engine, Target, TargetSite
-from stapsdtd.config import Limits
+from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import (
     LimitReachedError,
     ObjectGoneError,
@@ -20,9 +21,11 @@ from stapsdtd.errors import (
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.machine import why_foreign
-from stapsdtd.model import Object, ObjectKey, Site
+from stapsdtd.kernel.ownership import owner_of
+from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
+from stapsdtd.route.client import Client
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.watch.objects import Parse, is_host_file, open_object
 from stapsdtd.watch.watcher import Watcher
@@ -45,20 +48,31 @@ class Subscriptions:
         self._loop = asyncio.get_running_loop()
         self._tickets = itertools.count(1)
         self._held: dict[str, _Held] = {}
+        self._clients: dict[str, Client] = {}
         self._closing = False
         self._ended: dict[str, Subscription] = {}
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
 
-    def subscribe(self, wish: Wish) -> tuple[Subscription, list[SiteStatus]]:
-        """Arm all that matches now. Raises TracefsRejectedError where the engine cannot begin at all."""
+    def subscribe(
+        self, wish: Wish, client: str = "", quotas: Quotas = NO_QUOTAS
+    ) -> tuple[Subscription, list[SiteStatus]]:
+        """Arm all that matches now. client: whose it is, and who shares quotas with others of the same name.
+
+        Raises LimitReachedError, and TracefsRejectedError where the engine cannot begin at all.
+        """
         if self._closing:
             raise ServerStoppingError
-        if len(self._held) >= self._limits.max_subscriptions:
-            raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
         self._watcher.refresh()
-        subscription = Subscription(secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not)
-        self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
+        whose = self._begin(wish, client, quotas)
+        subscription = Subscription(
+            secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not, whose
+        )
+        try:
+            self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
+        except BaseException:
+            self._end(subscription)
+            raise
         held = _Held(subscription)
         self._held[subscription.id] = held
         statuses: list[SiteStatus] = []
@@ -72,6 +86,28 @@ class Subscriptions:
         self._start_lease(held)
         return subscription, statuses
 
+    def _begin(self, wish: Wish, name: str, quotas: Quotas) -> Client:
+        """Count a subscription as its client's. Raises LimitReachedError."""
+        limits = self._limits
+        if len(self._held) >= limits.max_subscriptions:
+            raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
+        queues = sum(held.subscription.wish.queue_bytes for held in self._held.values()) + wish.queue_bytes
+        if queues > limits.max_total_queue_bytes:
+            raise LimitReachedError(
+                f"all queues would take {queues} bytes, and this server allows {limits.max_total_queue_bytes}"
+            )
+        client = self._clients.get(name) or Client(name)
+        client.change_quotas(quotas)
+        client.begin(wish.queue_bytes)
+        self._clients[name] = client
+        return client
+
+    def _end(self, subscription: Subscription) -> None:
+        client = subscription.client
+        client.end(subscription.wish.queue_bytes)
+        if not client.subscriptions:
+            del self._clients[client.name]
+
     def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
         """Disarm what only this subscription used; when it returns, its log has all that fired. See settled().
 
@@ -82,6 +118,8 @@ class Subscriptions:
             raise UnknownSubscriptionError(ident)
         if held.lease is not None:
             held.lease.cancel()
+        self._end(held.subscription)
+        held.subscription.client.sites -= sum(len(armed.armed) for armed in held.armed.values())
         self._ended[ident] = held.subscription
         self._loop.call_later(_ENDED_KEPT_SECONDS, self._ended.pop, ident)
         try:
@@ -156,16 +194,18 @@ class Subscriptions:
             if not self._eligible(held, held.armed[found.key].choices, mappings.keys()) and not is_host_file(found):
                 self._disarm(held, found)
             return
-        if not mappings:
-            return
-        scope = subscription.wish.scope
-        # a file with several names is one object, which is known by the first that was seen
-        names = dict.fromkeys([found.path, *(mapping.path for mapping in mappings.values())])
-        by_name = (choose(subscription.wish.selectors, name, found.parsed.sites) for name in names)
-        chosen = next(filter(None, by_name), [])
-        choices = [choice for choice in chosen if _pids(scope, choice) != frozenset()]
+        choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
+        owners = subscription.wish.owners
+        if owners is not None:
+            # other users may have it elsewhere, which is not this one's business
+            mappings = {pid: mapping for pid, mapping in mappings.items() if owner_of(pid) in owners}
+            for mapping in list(mappings.values())[:1]:
+                found = replace(found, path=mapping.path)
+            choices = _choices(subscription.wish, found, mappings)
+            if not choices:
+                return
         try:
             descriptor = open_object(found, mappings.items(), self._parse)
         except ObjectGoneError as error:
@@ -174,19 +214,32 @@ class Subscriptions:
         foreign = why_foreign(found.parsed.architecture)
         refused = [foreign or missing_argument(choice.capture) for choice in choices]
         fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
+        left = subscription.client.sites_left
+        beyond = [] if left is None else fitting[left:]
+        fitting = fitting[: len(fitting) - len(beyond)]
         try:
             refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
         finally:
             os.close(descriptor)
+        most = subscription.client.quotas.max_sites
+        refusals |= {choice.capture.site: f"your role allows {most} sites at once" for choice in beyond}
         reasons = [reason or refusals.get(choice.capture.site) for choice, reason in zip(choices, refused, strict=True)]
         armed = tuple(choice for choice, reason in zip(choices, reasons, strict=True) if reason is None)
         held.armed[found.key] = _Armed(found, tuple(choices), armed)
+        subscription.client.sites += len(armed)
         subscription.changed(
             [
                 _status(subscription, SiteState.REFUSED if reason else SiteState.ARMED, found, choice, reason or "")
                 for choice, reason in zip(choices, reasons, strict=True)
             ]
         )
+
+    def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
+        """End the subscriptions that are not allowed any more; answer how many."""
+        ended = [held.subscription.id for held in self._held.values() if not is_allowed(held.subscription)]
+        for ident in ended:
+            self.unsubscribe(ident, EndReason.ACCESS_REVOKED)
+        return len(ended)
 
     def _arm(self, held: _Held, found: Object, file_path: str, choices: Sequence[Choice]) -> dict[Site, str]:
         """Answer why which sites were refused: all of them where this object is more than the engine can take."""
@@ -203,6 +256,7 @@ class Subscriptions:
             exclude_pids=subscription.excluded & mapping,
             exclude_later=subscription.excluded - mapping,
             is_passing=not is_host_file(found),
+            owners=subscription.wish.owners,
         )
         try:
             return {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
@@ -213,16 +267,20 @@ class Subscriptions:
 
     def _eligible(self, held: _Held, choices: Sequence[Choice], pids: Iterable[int]) -> bool:
         """Answer whether any process in the subscription's scope maps the object."""
+        wish = held.subscription.wish
         wanted = set(pids) - held.subscription.excluded
-        if held.subscription.wish.scope.pids:
-            wanted &= held.subscription.wish.scope.pids
-        return any(choice.pids is None or choice.pids & wanted for choice in choices) and bool(wanted)
+        if wish.scope.pids:
+            wanted &= wish.scope.pids
+        if all(choice.pids is not None for choice in choices):
+            wanted &= frozenset().union(*(choice.pids or () for choice in choices))
+        return bool(wanted) if wish.owners is None else any(owner_of(pid) in wish.owners for pid in wanted)
 
     def _disarm(self, held: _Held, found: Object) -> None:
         armed = held.armed.pop(found.key)
+        held.subscription.client.sites -= len(armed.armed)
         self._release(held.subscription, found)
         held.subscription.changed(
-            [_status(held.subscription, SiteState.DISARMED, found, choice) for choice in armed.armed]
+            [_status(held.subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
         )
 
     def _release(self, subscription: Subscription, found: Object) -> None:
@@ -263,6 +321,16 @@ class _Held:
         self.armed: dict[ObjectKey, _Armed] = {}
         self.streams = 0
         self.lease: asyncio.TimerHandle | None = None
+
+
+def _choices(wish: Wish, found: Object, mappings: dict[int, Mapping]) -> list[Choice]:
+    """What is wanted of an object that these processes map, if they do."""
+    if not mappings:
+        return []
+    # a file with several names is one object, which is known by the first that was seen
+    names = dict.fromkeys([found.path, *(mapping.path for mapping in mappings.values())])
+    by_name = (choose(wish.selectors, name, found.parsed.sites) for name in names)
+    return [choice for choice in next(filter(None, by_name), []) if _pids(wish.scope, choice) != frozenset()]
 
 
 def _pids(scope: Scope, choice: Choice) -> frozenset[int] | None:

@@ -14,11 +14,13 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
+from stapsdtd.api.access import Gate, Policy
+from stapsdtd.api.relay import PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Refusal, Sink, Target, Ticket
-from stapsdtd.config import Limits
+from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
 from stapsdtd.model import (
@@ -118,7 +120,7 @@ class _FakeWatcher:
 class Served:
     """stub is the generated one; registry and subscriptions belong to the control thread: `in_control`."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, folder: Path, limits: Limits, roles: Sequence[Role]) -> None:
         self.folder = folder
         self.socket = folder / "served.sock"
         self.engine = FakeEngine()
@@ -133,8 +135,17 @@ class Served:
         self.subscriptions = self.in_control(
             lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits)
         )
+        self._peers = PeerTable()
+        self.gate = Gate(self._peers.find, Policy(roles))
         backend = Backend(
-            self._control, self.registry, watcher.refresh, self.subscriptions, limits, FEATURES, self.engine.name
+            self._control,
+            self.registry,
+            watcher.refresh,
+            self.subscriptions,
+            limits,
+            FEATURES,
+            self.engine.name,
+            self.gate,
         )
         self.servicer = StapsdtServicer(backend)
         self.server = self.in_api(self._start())
@@ -142,7 +153,8 @@ class Served:
         self.stub = StapsdtServiceStub(self.channel)
 
     async def _start(self) -> Server:
-        server = Server(self.servicer, str(self.socket))
+        relay = Relay(self._peers, self.gate, max_connections=100)
+        server = Server(self.servicer, relay, [Listener(f"unix:{self.socket}")])
         await server.start()
         return server
 
@@ -251,8 +263,8 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, limits: Limits | None = None) -> Iterator[Served]:
-    server = Served(folder, limits or Limits())
+def served(folder: Path, limits: Limits | None = None, roles: Sequence[Role] = (OPERATOR, USER)) -> Iterator[Served]:
+    server = Served(folder, limits or Limits(), roles)
     try:
         yield server
     finally:

@@ -81,6 +81,45 @@ def test_list_json(server: FakeServer, run: Run) -> None:
     assert bare["sites"] == [{"offset": 7, "semaphore_offset": None, "function": None, "args": []}]
 
 
+def contained(server: FakeServer) -> None:
+    """The probe that is listed is mapped in a container, in a namespace without a container, and elsewhere."""
+    server.listing = pb.ListProbesResponse(probes=[probe(pids=[4711, 4712, 4713, 4714])])
+    add = server.listing.processes.add
+    add(pid=4711, comm="postgres", user="999", cgroup=f"/docker/{'c0ffee01' * 8}", container_id="c0ffee01" * 8)
+    server.listing.processes[0].namespace_pid = 7
+    add(pid=4712, comm="web", user="root", cgroup="/lxc.payload.web", container_id="web", namespace_pid=4712)
+    add(pid=4713, comm="sandboxed", user="root", cgroup="/", namespace_pid=2)
+    add(pid=4714, comm="\x1b", user="root", cgroup="/", namespace_pid=4714)
+
+
+def test_list_json_with_details(server: FakeServer, run: Run) -> None:
+    contained(server)
+    status, out, err = run("list", "--json", "--details", "--container", "web", "--cgroup", "/a")
+    assert (status, err) == (0, "")
+    assert server.asked("ListProbesRequest") == [pb.ListProbesRequest(containers=["web"], cgroups=["/a"], details=True)]
+    first, _, third, _ = json.loads(out)["processes"]
+    assert first == {
+        "pid": 4711,
+        "namespace_pid": 7,
+        "comm": "postgres",
+        "user": "999",
+        "container": "c0ffee01" * 8,
+        "cgroup": f"/docker/{'c0ffee01' * 8}",
+    }
+    assert (third["container"], third["cgroup"]) == (None, "/")
+
+
+def test_list_on_a_terminal_tells_containers(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    contained(server)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _, out, _ = run("list")
+    assert (
+        "mapped by postgres (4711, 7 in container c0ffee01c0ff), web (4712, 4712 in container web), "
+        "sandboxed (4713, 2 in its namespace), \\x1b (4714)"
+    ) in out
+
+
 def test_list_in_a_pipe_is_one_line_a_probe_however_long(server: FakeServer, run: Run) -> None:
     path = "/long" * 100 + "\x1b[2J"
     server.listing = pb.ListProbesResponse(probes=[probe(path=path, pids=[1, 2])])
@@ -115,8 +154,8 @@ def watched(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     ]
     endless = Client.watch_probes
 
-    def interrupted(client: Any, selectors: Any) -> Iterator[Any]:
-        yield from islice(endless(client, selectors), len(server.changes))
+    def interrupted(client: Any, selectors: Any, **scope: Any) -> Iterator[Any]:
+        yield from islice(endless(client, selectors, **scope), len(server.changes))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Client, "watch_probes", interrupted)
@@ -136,10 +175,10 @@ def test_watch_json(run: Run) -> None:
     assert changes[0]["sites"][0]["offset"] == 0x1234
 
 
-@pytest.mark.usefixtures("watched")
-def test_watch(run: Run) -> None:
-    status, out, err = run("watch")
+def test_watch(watched: FakeServer, run: Run) -> None:
+    status, out, err = run("watch", "--container", "web", "--cgroup", "/a")
     assert status == 0
+    assert watched.asked("WatchProbesRequest") == [pb.WatchProbesRequest(containers=["web"], cgroups=["/a"])]
     assert [line[:2] for line in out.splitlines()] == ["+\t", "+\t", "-\t"]
     assert "1 probe now" in err
 

@@ -46,6 +46,14 @@ def test_completion(line: str, word: str, found: list[str]) -> None:
         assert complete(server.target, line, word) == found
 
 
+def test_completion_of_containers() -> None:
+    with serving() as server:
+        for container in ("web", "webshop", "database", ""):
+            server.listing.processes.add(container_id=container)
+        assert complete(server.target, "stapsdt trace --container we", "we") == ["web", "webshop"]
+        assert complete(server.target, "stapsdt list --container ", "") == ["database", "web", "webshop"]
+
+
 def test_without_a_server_there_is_nothing_to_complete() -> None:
     assert complete("unix:/nowhere/sock", "stapsdt trace post", "post") == []
 

@@ -248,12 +248,19 @@ def test_a_terminal_gets_colours(server: FakeServer, trace: Trace) -> None:
 def test_filters_are_asked_for(server: FakeServer, trace: Trace) -> None:
     server.end(pb.End.REASON_UNSUBSCRIBED)
     process = trace(
-        "--where", "arg1 > 3", "--uid", "0", "--uid", "1000", "--execname", "psql", "--cgroup", "/a", "--json"
+        *("--where", "arg1 > 3", "--uid", "0", "--uid", "1000", "--execname", "psql", "--cgroup", "/a"),
+        *("--container", "c0ffee012345", "--container", "web", "--json"),
     )
     assert finish(process)[0] == 0
     (request,) = server.asked("SubscribeRequest")
     assert request.where == "arg1 > 3"
-    assert request.scope == pb.Scope(exclude_pids=[process.pid], uids=[0, 1000], execnames=["psql"], cgroups=["/a"])
+    assert request.scope == pb.Scope(
+        exclude_pids=[process.pid],
+        uids=[0, 1000],
+        execnames=["psql"],
+        cgroups=["/a"],
+        containers=["c0ffee012345", "web"],
+    )
 
 
 def wrong_where() -> status_pb2.Status:

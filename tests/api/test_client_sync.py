@@ -62,17 +62,22 @@ def test_info(server: FakeServer, client: Client) -> None:
 
 
 def test_list_probes(server: FakeServer, client: Client) -> None:
-    server.listing.processes.add(pid=4711, comm="postgres")
-    listing = client.list_probes("postgresql:*", pids=[4711], details=True)
+    server.listing.processes.add(pid=4711, comm="postgres", cgroup="/docker/c0ffee", container_id="c", namespace_pid=7)
+    server.listing.processes.add(pid=4712)
+    listing = client.list_probes("postgresql:*", pids=[4711], containers=["web"], cgroups=["/a"], details=True)
     assert server.asked("ListProbesRequest") == [
-        pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711], details=True)
+        pb.ListProbesRequest(selectors=["postgresql:*"], pids=[4711], containers=["web"], cgroups=["/a"], details=True)
     ]
     (found,) = listing
     assert (found.provider, found.name, found.build_id, found.pids) == ("postgresql", "query__start", "c0ffee", (4711,))
     (site,) = found.sites
     assert (site.offset, site.semaphore_offset, site.function) == (0x1234, 0x5678, "exec_simple_query")
     assert [argument.operand for argument in site.arguments] == [Register("rdi", 0), Memory("rbp", -20)]
-    assert listing.processes[0].comm == "postgres"
+    inside, outside = listing.processes
+    assert (inside.comm, inside.cgroup, inside.container_id, inside.namespace_pid) == (
+        "postgres", "/docker/c0ffee", "c", 7,
+    )  # fmt: skip
+    assert (outside.cgroup, outside.container_id, outside.namespace_pid) == (None, None, 4712)
 
 
 def test_what_is_empty_is_none(server: FakeServer, client: Client) -> None:
@@ -92,7 +97,10 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
         kinds(change=kinds.CHANGE_SNAPSHOT_COMPLETE),
         kinds(change=kinds.CHANGE_REMOVED, probe=probe()),
     ]
-    first, second, third = islice(client.watch_probes("*:*"), 3)
+    first, second, third = islice(client.watch_probes("*:*", containers=["web"], cgroups=["/a"]), 3)
+    assert server.asked("WatchProbesRequest") == [
+        pb.WatchProbesRequest(selectors=["*:*"], containers=["web"], cgroups=["/a"])
+    ]
     assert isinstance(first, ProbeAdded)
     assert isinstance(second, SnapshotComplete)
     assert isinstance(third, ProbeRemoved)
@@ -100,7 +108,9 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
 
 
 def test_events(server: FakeServer, client: Client) -> None:
-    wish: dict[str, Any] = {"pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"]}
+    wish: dict[str, Any] = {
+        "pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"], "containers": ["web"],
+    }  # fmt: skip
     with client.subscribe(["postgresql:*"], **wish, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
         (request,) = server.asked("SubscribeRequest")
         assert request.scope == pb.Scope(**wish)

@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from stapsdtd import __version__
 from stapsdtd.api import servicer
-from stapsdtd.api.server import SERVICE, CannotListenError, Server
+from stapsdtd.api.server import SERVICE
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
@@ -123,6 +123,7 @@ class TestListProbes:
         assert response.processes[0].comm == "sleep"
         assert list(response.processes[0].command_line) == ["sleep", "1000"]
         assert response.processes[0].started_ns > 10**18
+        assert response.processes[0].namespace_pid == response.processes[0].pid
         assert [(each.path, each.provider, each.name, each.reason) for each in response.problems] == [
             (str(server.folder / "app"), "app", "bad", "no nop at the location")
         ]
@@ -227,6 +228,8 @@ class TestWatchProbes:
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["a\0b"])), "scope.execnames", "NUL"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=[""])), "scope.execnames", "empty"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(uids=range(65))), "scope", "65 comparisons; 64 are"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(containers=["1"] * 65)), "scope.containers", "65, more"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(cgroups=["/1"] * 65)), "scope.cgroups", "65, more"),
         (pb.SubscribeRequest(selectors=["a:b"], lease_seconds=61), "lease_seconds", "61 is more than the 60"),
         (pb.SubscribeRequest(selectors=["a:b"], queue_bytes=1 << 21), "queue_bytes", "more than"),
         (pb.SubscribeRequest(selectors=["a:b"], kernel_buffer_kib=65), "kernel_buffer_kib", "more than"),
@@ -235,6 +238,8 @@ class TestWatchProbes:
         (pb.StreamRequest(subscription_id="x", encoding=ROWS, from_seq=0), "from_seq", "from 1"),
         (pb.ListProbesRequest(selectors=["a"]), "selectors", "1 parts"),
         (pb.ListProbesRequest(pids=[0]), "pids", "0 is no process id"),
+        (pb.ListProbesRequest(containers=["1"] * 65), "containers", "65, more than the 64"),
+        (pb.ListProbesRequest(cgroups=["/1"] * 65), "cgroups", "65, more than the 64"),
         (pb.WatchProbesRequest(selectors=["a"]), "selectors", "1 parts"),
         (pb.WatchProbesRequest(pids=[-5]), "pids", "-5 is no process id"),
     ],
@@ -325,6 +330,90 @@ class TestWhere:
         except KernelFeatureError as error:
             pytest.skip(str(error))
         return "/"
+
+
+class TestContainers:
+    ID, SAME_PREFIX = "abcdef012345" + "0" * 52, "abcdef012345" + "1" * 52
+    CGROUPS = ("/", f"/docker/{ID}", f"/docker/{SAME_PREFIX}", "/lxc.payload.web", "/web.slice", f"/web.slice/{ID}")
+
+    @pytest.fixture(autouse=True)
+    def members(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[int]]:
+        """Who is in which of a played hierarchy's cgroups; a cgroup's number is its place in the list."""
+        held: dict[str, frozenset[int]] = {}
+        monkeypatch.setattr(cgroups, "every", lambda: iter(self.CGROUPS))
+        monkeypatch.setattr(cgroups, "find", self.find)
+        monkeypatch.setattr(cgroups, "processes", lambda path: held.get(path, frozenset()))
+        return held
+
+    def find(self, path: str) -> cgroups.CgroupPlace | None:
+        return cgroups.CgroupPlace(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
+
+    def cgroup(self, path: str) -> Comparison:
+        place = self.find(path)
+        assert place is not None
+        return Comparison(Field.CGROUP, Operator.EQ, Cgroup(path, place.id, place.level))
+
+    def test_subscription_is_limited_to_all_its_cgroups(self, server: Served, pids: list[int]) -> None:
+        server.map(pids[0], server.file_object(site("a")))
+        server.subscribe(scope=pb.Scope(containers=[self.ID, "web", "web"]))
+        (target,) = server.engine.armed.values()
+        paths = [f"/docker/{self.ID}", f"/web.slice/{self.ID}", "/lxc.payload.web"]
+        assert target.predicate == Or(tuple(map(self.cgroup, paths)))
+        (held,) = server.held()
+        assert held.scope.containers == [self.ID, "web", "web"]
+
+    def test_what_is_no_one_container(self, server: Served) -> None:
+        def refusal(*containers: str) -> Any:
+            return refused_with(lambda: [server.subscribe(scope=pb.Scope(containers=containers))])
+
+        for wrong in (self.ID[:11], "we", "", "x" * 1000):
+            code, text = refusal("web", wrong)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert text.startswith(
+                f"scope.containers: no cgroup of the unified hierarchy is named after a container '{wrong[:100]}"
+            )
+            assert text.endswith("write its whole name, or at least 12 digits of its id")
+            assert len(text) < 300
+        assert refusal(self.ID[:12]) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"scope.containers: '{self.ID[:12]}' may be {self.ID} or {self.SAME_PREFIX}; write more of it",
+        )
+        assert server.engine.calls == []
+
+    def test_list(self, server: Served, pids: list[int], members: dict[str, frozenset[int]]) -> None:
+        first, second = pids
+        found = server.file_object(site("a"))
+        server.map(first, found)
+        server.map(second, found)
+        server.map(second, server.file_object(site("b"), name="other"), "other")
+        members |= {f"/docker/{self.ID}": frozenset({first}), "/web.slice": frozenset({first, second, 1})}
+
+        def listed(**request: Any) -> list[tuple[str, list[int]]]:
+            response = server.stub.ListProbes(pb.ListProbesRequest(**request), timeout=PATIENCE_SECONDS)
+            return [(probe.name, list(probe.pids)) for probe in response.probes]
+
+        assert listed(containers=[self.ID]) == [("a", [first])]
+        assert listed(containers=["web"]) == []
+        assert listed(cgroups=["/web.slice"]) == [("a", sorted(pids)), ("b", [second])]
+        assert listed(cgroups=["/web.slice"], containers=[self.ID, "web"]) == [("a", [first])]
+        assert listed(containers=[self.ID], pids=[second]) == []
+
+    def test_watch_tells_who_comes_to_be_there(
+        self, server: Served, pids: list[int], members: dict[str, frozenset[int]]
+    ) -> None:
+        first, second = pids
+        server.map(first, server.file_object(site("a")))
+        server.map(second, server.file_object(site("b"), name="other"), "other")
+        members["/lxc.payload.web"] = frozenset({first})
+        call = server.stub.WatchProbes(pb.WatchProbesRequest(containers=["web"]), timeout=PATIENCE_SECONDS)
+        assert next(call).probe.name == "a"
+        assert next(call).change == pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE
+        members["/lxc.payload.web"] = frozenset({second})
+        changes = [(message.change, message.probe.name) for message in (next(call), next(call))]
+        assert changes == [(pb.WatchProbesResponse.CHANGE_REMOVED, "a"), (pb.WatchProbesResponse.CHANGE_ADDED, "b")]
+        server.map(second, server.file_object(site("c"), name="third"), "third")
+        assert next(call).probe.name == "c"
+        call.cancel()
 
 
 def test_unknown_subscription(server: Served) -> None:
@@ -514,41 +603,6 @@ def test_health_and_reflection(server: Served) -> None:
     question = reflection_pb2.ServerReflectionRequest(list_services="")
     (found,) = reflection.ServerReflectionInfo(iter([question]), timeout=PATIENCE_SECONDS)
     assert SERVICE in [service.name for service in found.list_services_response.service]
-
-
-def test_second_server_on_one_path_is_refused(server: Served) -> None:
-    async def another() -> Server:
-        return Server(server.servicer, str(server.socket))
-
-    with pytest.raises(CannotListenError, match="another stapsdtd serves it"):
-        server.in_api(another())
-    assert server.held() == []
-
-
-def test_socket_is_for_its_owner_and_group(server: Served) -> None:
-    assert server.socket.stat().st_mode & 0o777 == 0o660
-
-
-def test_a_folder_that_does_not_exist(server: Served, tmp_path: Path) -> None:
-    async def another() -> Server:
-        return Server(server.servicer, str(tmp_path / "missing" / "sock"))
-
-    with pytest.raises(CannotListenError, match="does its folder exist"):
-        server.in_api(another())
-
-
-def test_path_that_no_socket_can_have(server: Served, tmp_path: Path) -> None:
-    path = str(tmp_path / ("x" * 120))
-
-    async def another() -> None:
-        started = Server(server.servicer, path)
-        try:
-            await started.start()
-        finally:
-            await started.stop()
-
-    with pytest.raises(CannotListenError, match=path):
-        server.in_api(another())
 
 
 def test_path_can_be_served_again_after_a_stop(tmp_path: Path) -> None:

@@ -516,7 +516,7 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     async def read() -> None:
         messages = stream.messages()
         assert seqs([await anext(messages)]) == [1, 2]
-        stream.take_over()
+        stream.stop(TakenOverError())
         with pytest.raises(TakenOverError):
             await anext(messages)
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.cgroups import CgroupPlace, find
+from stapsdtd.kernel.cgroups import CgroupPlace, every, find, processes
 
 
 @pytest.fixture
@@ -57,6 +58,29 @@ def test_mount_of_a_part_of_the_hierarchy(mount_point: Path) -> None:
     assert find("/system.slice", part) is None
     found = find("/docker/abc/system.slice", part)
     assert found == CgroupPlace((mount_point / "system.slice").stat().st_ino, 3)
+
+
+def test_every_cgroup_is_told_from_the_hierarchys_root(mount_point: Path) -> None:
+    below = {"/system.slice", "/system.slice/cron.service"}
+    assert set(every(mountinfo(mount_point))) == below | {"/"}
+    part = set(every(mountinfo(mount_point, root="/docker/abc")))
+    assert part == {f"/docker/abc{path}" for path in below} | {"/docker/abc"}
+    assert all(find(path, mountinfo(mount_point, root="/docker/abc")) for path in part)
+
+
+def test_name_that_is_no_text_is_found_again(mount_point: Path) -> None:
+    os.mkdir(os.fsencode(mount_point) + b"/caf\xe9")
+    (path,) = (path for path in every(mountinfo(mount_point)) if "caf" in path)
+    assert find(path, mountinfo(mount_point)) is not None
+
+
+def test_processes_below_a_cgroup(mount_point: Path) -> None:
+    (mount_point / "cgroup.procs").write_text("1\n")
+    (mount_point / "system.slice" / "cgroup.procs").write_text("0\n7\n8\n")
+    (mount_point / "system.slice" / "cron.service" / "cgroup.procs").write_text("9\n")
+    assert processes("/system.slice", mountinfo(mount_point)) == {7, 8, 9}
+    assert processes("/nobody.slice", mountinfo(mount_point)) == frozenset()
+    assert processes("..", mountinfo(mount_point)) == frozenset()
 
 
 def test_host_without_the_unified_hierarchy(tmp_path: Path) -> None:

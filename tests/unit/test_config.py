@@ -1,38 +1,107 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stapsdtd.config import Config, Limits, load, validated
+from stapsdtd.config import OPERATOR, USER, Config, Limits, Listener, Quotas, Role, Tls, load, validated
 from stapsdtd.errors import InvalidArgumentError
 
 
-def loaded(folder: Path, text: str | bytes) -> dict[str, object]:
+def loaded(folder: Path, text: str | bytes) -> Config:
     path = folder / "stapsdtd.toml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load(str(path))
 
 
 def test_all_settings(tmp_path: Path) -> None:
-    text = 'listen = "unix:/tmp/x"\nengine = "ftrace"\n[limits]\nmax_selectors = 7\n'
-    assert loaded(tmp_path, text) == {
-        "listen": "unix:/tmp/x",
-        "engine": "ftrace",
-        "limits": Limits(max_selectors=7),
-    }
+    text = """
+    engine = "ftrace"
+    [limits]
+    max_selectors = 7
+    [[listen]]
+    address = "unix:/tmp/x"
+    owner = "root"
+    group = "adm"
+    mode = "0660"
+    role = "support"
+    [[listen]]
+    address = "tcp:[::]:7461"
+    certificate = "c.pem"
+    key = "k.pem"
+    client_authority = "a.pem"
+    [[listen]]
+    address = "tcp:127.0.0.1:7462"
+    plain = true
+    role = "user"
+    [roles.support]
+    users = ["alice"]
+    groups = ["dba"]
+    certificates = ["alice.example"]
+    list = "all"
+    trace = ["postgres", "own"]
+    max_sites = 9
+    [roles.user]
+    trace = "none"
+    """
+    support = Role(
+        "support", ("alice",), ("dba",), ("alice.example",), False, ("all",), ("postgres", "own"), False,
+        Quotas(max_sites=9),
+    )  # fmt: skip
+    assert loaded(tmp_path, text) == Config(
+        (
+            Listener("unix:/tmp/x", "root", "adm", 0o660, "support"),
+            Listener("tcp:[::]:7461", tls=Tls("c.pem", "k.pem", "a.pem")),
+            Listener("tcp:127.0.0.1:7462", role="user", plain=True),
+        ),
+        "ftrace",
+        Limits(max_selectors=7),
+        (support, replace(USER, trace=("none",)), OPERATOR),
+    )
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "[limits]\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "[limits]\n", "[roles]\n"])
 def test_nothing_set(tmp_path: Path, text: str) -> None:
-    assert loaded(tmp_path, text) == {}
+    assert loaded(tmp_path, text) == Config()
+
+
+def test_one_address_is_enough(tmp_path: Path) -> None:
+    assert loaded(tmp_path, 'listen = "unix:/tmp/x"').listeners == (Listener("unix:/tmp/x"),)
+    two = loaded(tmp_path, 'listen = ["unix:/tmp/x", {address = "unix:/tmp/y", mode = "600"}]')
+    assert two.listeners == (Listener("unix:/tmp/x"), Listener("unix:/tmp/y", mode=0o600))
+
+
+TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "field", "reason"),
     [
-        ('lisen = "unix:/x"', "lisen", "is no setting"),
-        ("listen = 5", "listen", "must be a text"),
+        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, limits, listen, roles"),
+        ("listen = 5", "listen", "must be an address or a table"),
+        ("listen = []", "listen", "no address"),
+        ('listen = "tcp:"', "listen", "not of the form"),
+        ('listen = "tcp:localhost:99999"', "listen", "not of the form"),
+        ('listen = ["unix:/x", "unix:/x"]', "listen", "is there twice"),
+        ('listen = "tcp:localhost:1"', "listen.certificate", "is missing"),
+        ('[[listen]]\naddress = "tcp:0.0.0.0:1"\nplain = true\nrole = "user"', "listen.plain", "no loopback"),
+        ('[[listen]]\naddress = "tcp:127.0.0.1:1"\nplain = true', "listen.role", "is missing"),
+        (f'[[listen]]\naddress = "tcp:127.0.0.1:1"\nplain = true\n{TLS}', "listen.plain", "so it is not plain"),
+        (f'[[listen]]\naddress = "unix:/x"\n{TLS}', "listen.certificate", "for tcp"),
+        ('[[listen]]\naddress = "tcp:h:1"\nkey = "k"', "listen.certificate", "is missing"),
+        ('[[listen]]\naddress = "unix:/x"\nmode = 660', "listen.mode", 'a mode such as "0660"'),
+        ('[[listen]]\naddress = "unix:/x"\nmode = "0888"', "listen.mode", 'a mode such as "0660"'),
+        ('[[listen]]\naddress = "unix:/x"\nrole = "nobody"', "listen.role", "is no role; there are operator, user"),
+        ('[[listen]]\naddress = "unix:/x"\nuser = "x"', "listen.user", "is no setting of a listener"),
+        ("roles = 5", "roles", "must be a table"),
+        ("[roles]\nx = 5", "roles.x", "must be a table"),
+        ("[roles.x]\nusers = 5", "roles.x.users", "must be an array of texts"),
+        ("[roles.x]\nusers = [5]", "roles.x.users", "must be a text"),
+        ('[roles.x]\nlist = "mine"', "roles.x.list", '"all", "own", "none" or an array'),
+        ("[roles.x]\nmanage = 1", "roles.x.manage", "must be true or false"),
+        ("[roles.x]\nmax_sites = -1", "roles.x.max_sites", "above 0"),
+        ("[roles.x]\nmax_site = 1", "roles.x.max_site", "is no setting of a role"),
         ("limits = 5", "limits", "must be a table"),
         ("[limits]\nmax_selector = 1", "limits.max_selector", "is no limit; there are default_kernel_buffer_kib"),
         ("[limits]\nmax_selectors = 0", "limits.max_selectors", "above 0, not 0"),
@@ -66,9 +135,9 @@ def test_defaults_are_valid() -> None:
     ("config", "field"),
     [
         (Config(engine="dtrace"), "engine"),
-        (Config(listen="/run/x"), "listen"),
-        (Config(listen="unix:"), "listen"),
-        (Config(listen="tcp:1"), "listen"),
+        (Config((Listener("/run/x"),)), "listen"),
+        (Config((Listener("unix:"),)), "listen"),
+        (Config((Listener("tcp:1"),)), "listen"),
     ],
 )
 def test_values_that_cannot_be_used(config: Config, field: str) -> None:

@@ -184,3 +184,17 @@ def test_select_keeps_the_sites_that_are_meant() -> None:
     assert [kept.sites for kept in selected("postgresql::main:")] == [(inlined,)]
     assert selected("nobody:*") == []
     assert selected("postgresql12:::") == [unmapped]
+
+
+def test_select_among_some_processes() -> None:
+    found = sample_object(QUERY_START)
+    shared = Probe(found, "postgresql", "query__start", (QUERY_START,), (10, 11))
+    other = Probe(found, "postgresql", "query__start", (QUERY_START,), (12,))
+    everything = (parse("postgresql:*"),)
+
+    def selected(*among: int, pids: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
+        return [kept.pids for kept in select(everything, [shared, other], pids, frozenset(among))]
+
+    assert selected(11, 12) == [(11,), (12,)]
+    assert selected(11, 12, pids=frozenset({10, 12})) == [(12,)]
+    assert selected() == []

@@ -45,6 +45,16 @@ def test_a_probe_is_in_sight_while_a_wanted_process_maps_it() -> None:
     assert changed(view, 1) == [(False, "a"), (False, "b")]
 
 
+def test_who_counts_may_change() -> None:
+    view = visible("app:a")
+    view.among = frozenset({7})
+    assert changed(view, 1) == []
+    view.among = frozenset({1, 7})
+    assert changed(view, 1) == [(True, "a")]
+    view.among = frozenset()
+    assert changed(view, 1) == [(False, "a")]
+
+
 def test_objects_do_not_mix() -> None:
     other = sample_object(site("a"), inode=2)
     view = visible()

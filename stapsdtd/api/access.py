@@ -1,0 +1,225 @@
+"""Who a client is, and what that allows: from a connection's peer through a role to rights."""
+
+from __future__ import annotations
+
+import grp
+import logging
+import os
+import pwd
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stapsdtd.config import NO_QUOTAS, Quotas, Role
+from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
+from stapsdtd.kernel.ownership import owner_of
+from stapsdtd.logs import fields
+from stapsdtd.route.bucket import TokenBucket
+
+Users = frozenset[int] | None
+"""User ids, None for everybody."""
+
+_log = logging.getLogger("stapsdtd.access")
+
+_RECORDS_PER_SECOND = 20
+
+_BUCKETS = 1000
+"""With more clients than that, those are forgotten that were quiet for a second."""
+
+NO_USERS: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection, as the kernel or a certificate says.
+
+    listener: the address that it came to. uid, groups and pid are None or empty but on unix sockets; names are empty
+    but with TLS: the certificate's common name and subject alternative names.
+    """
+
+    listener: str
+    uid: int | None = None
+    groups: frozenset[int] = frozenset()
+    pid: int | None = None
+    names: tuple[str, ...] = ()
+    listener_role: str | None = None
+
+    @property
+    def client(self) -> str:
+        """Connections of equal clients share subscriptions and quotas."""
+        if self.uid is not None:
+            return f"uid {self.uid}"
+        return f"certificate {self.names[0]}" if self.names else self.listener
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """list, trace: of whose processes that is allowed. manage: other clients' subscriptions too."""
+
+    client: str
+    role: str
+    list: Users = None
+    trace: Users = None
+    manage: bool = False
+    quotas: Quotas = NO_QUOTAS
+
+    def may_use(self, client: str) -> bool:
+        """Whether a client's subscriptions are this one's business."""
+        return self.manage or client == self.client
+
+    def check_trace(self, pids: Iterable[int]) -> None:
+        """Raises AccessDeniedError for who may trace nothing at all, or not one of these processes that live."""
+        if self.trace == NO_USERS:
+            raise AccessDeniedError(f"the role {self.role} does not allow to trace")
+        for pid in pids:
+            if self.trace is not None and os.path.exists(f"/proc/{pid}") and owner_of(pid) not in self.trace:
+                raise AccessDeniedError(f"the role {self.role} does not allow to trace process {pid}")
+
+    def covers(self, users: Users) -> bool:
+        """Whether all of these users' processes may be traced."""
+        return self.trace is None or (users is not None and users <= self.trace)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfWhom:
+    users: Users
+    own: bool
+
+    def of(self, peer: Peer) -> Users:
+        own = {peer.uid} if self.own and peer.uid is not None else NO_USERS
+        return None if self.users is None else self.users | own
+
+
+@dataclass(frozen=True, slots=True)
+class _Holders:
+    """A role, with its names looked up."""
+
+    role: Role
+    uids: frozenset[int]
+    gids: frozenset[int]
+    list: _OfWhom
+    trace: _OfWhom
+
+    def has(self, peer: Peer) -> bool:
+        if peer.listener_role is not None:
+            return self.role.name == peer.listener_role
+        if self.role.everybody or peer.uid in self.uids or peer.groups & self.gids:
+            return True
+        return not set(peer.names).isdisjoint(self.role.certificates)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call, and what it may."""
+
+    call: str
+    peer: Peer
+    rights: Rights
+
+    def note(self, level: int, result: str, **more: object) -> None:
+        """Leave a record of a decision."""
+        whose = fields(client=self.rights.client, pid=self.peer.pid, role=self.rights.role, **more)
+        _log.log(level, "%s %s", self.call, result, extra=whose)
+
+    @contextmanager
+    def noting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except (AccessDeniedError, LimitReachedError) as error:
+            self.note(logging.WARNING, "refused", reason=error)
+            raise
+
+
+class Gate:
+    """Where calls come in: whose they are, and whether that client makes too many. Runs on the API's event loop.
+
+    policy may be replaced at any time, and counts from the next call on.
+    """
+
+    def __init__(self, find: Callable[[str], Peer], policy: Policy) -> None:
+        self._find = find
+        self.policy = policy
+        self._requests: dict[str, TokenBucket] = {}
+        self._records = TokenBucket(_RECORDS_PER_SECOND)
+
+    def enter(self, call: str, address: str) -> Caller:
+        """address: as gRPC names the peer. Raises AccessDeniedError and LimitReachedError."""
+        peer = self._find(address)
+        try:
+            rights = self.policy.rights(peer)
+            self._count(peer.client, rights.quotas.max_requests_per_second)
+        except (AccessDeniedError, LimitReachedError) as error:
+            # who is refused may ask again at once, as often as he likes
+            if self._records.take(1):
+                _log.warning("%s refused", call, extra=fields(client=peer.client, pid=peer.pid, reason=error))
+            raise
+        return Caller(call, peer, rights)
+
+    def _count(self, client: str, per_second: int | None) -> None:
+        """Raises LimitReachedError."""
+        if per_second is not None and not self._bucket(client, per_second).take(1):
+            raise LimitReachedError(f"{client} makes more than {per_second} requests a second; try again later")
+
+    def _bucket(self, client: str, per_second: int) -> TokenBucket:
+        if len(self._requests) > _BUCKETS:
+            self._requests = {name: bucket for name, bucket in self._requests.items() if not bucket.is_full}
+        known = self._requests.get(client)
+        if known is None or known.per_second != per_second:
+            known = self._requests[client] = TokenBucket(per_second)
+        return known
+
+
+class Policy:
+    """The roles of a configuration. Raises InvalidArgumentError for users and groups that the host does not have."""
+
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self._holders = [_looked_up(role) for role in roles]
+
+    def rights(self, peer: Peer) -> Rights:
+        """Raises AccessDeniedError where no role is for the peer."""
+        # who has a role by name comes before who has one as anybody has
+        for holders in sorted(self._holders, key=lambda each: each.role.everybody):
+            if holders.has(peer):
+                role = holders.role
+                return Rights(
+                    peer.client, role.name, holders.list.of(peer), holders.trace.of(peer), role.manage, role.quotas
+                )
+        raise AccessDeniedError(f"no role of this server is for {peer.client}")
+
+    def rights_or_none(self, peer: Peer) -> Rights | None:
+        try:
+            return self.rights(peer)
+        except AccessDeniedError:
+            return None
+
+
+def _looked_up(role: Role) -> _Holders:
+    def users(what: str, names: Sequence[str]) -> frozenset[int]:
+        return frozenset(_ids(f"roles.{role.name}.{what}", names, lambda name: pwd.getpwnam(name).pw_uid, "user"))
+
+    def of_whom(what: str, wanted: tuple[str, ...]) -> _OfWhom:
+        named = [name for name in wanted if name not in {"all", "own", "none"}]
+        return _OfWhom(None if "all" in wanted else users(what, named), "own" in wanted)
+
+    return _Holders(
+        role,
+        users("users", role.users),
+        frozenset(_ids(f"roles.{role.name}.groups", role.groups, lambda name: grp.getgrnam(name).gr_gid, "group")),
+        of_whom("list", role.list),
+        of_whom("trace", role.trace),
+    )
+
+
+def _ids(key: str, names: Sequence[str], look_up: Callable[[str], int], kind: str) -> list[int]:
+    found = []
+    for name in names:
+        try:
+            found.append(int(name) if name.isdecimal() else look_up(name))
+        except KeyError as error:
+            if name != _OWN_GROUP:
+                raise InvalidArgumentError(key, f"there is no {kind} {name!r} on this host") from error
+    return found
+
+
+_OWN_GROUP = "stapsdt"
+"""Its role is built in, and a host need not have it."""

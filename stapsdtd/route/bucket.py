@@ -1,0 +1,38 @@
+"""A token bucket: so many a second, and as many at once as a second gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class TokenBucket:
+    """Full at first; may be used by several threads. clock: in seconds, as time.monotonic."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.per_second = per_second
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tokens = float(per_second)
+        self._filled_at = clock()
+
+    def take(self, wanted: int) -> int:
+        """Answer how many of them are granted."""
+        with self._lock:
+            self._fill()
+            granted = min(wanted, int(self._tokens))
+            self._tokens -= granted
+        return granted
+
+    @property
+    def is_full(self) -> bool:
+        """Nobody used it for a while."""
+        with self._lock:
+            self._fill()
+            return self._tokens >= self.per_second
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self.per_second, self._tokens + (now - self._filled_at) * self.per_second)
+        self._filled_at = now
