@@ -46,6 +46,8 @@
 #define MMF_DUMPABLE_MASK 3
 #define SUID_DUMP_USER 1
 
+#define NS_PER_SECOND 1000000000ULL
+
 #define PAGE_BYTES 4096 /* where pages are larger, a byte too many is touched, which does no harm */
 
 /* Tables, written by the daemon through mmap. */
@@ -102,6 +104,29 @@ struct {
 	__type(key, __u32);
 	__array(values, struct ring);
 } rings SEC(".maps");
+
+/*
+ * Where records go that a full ring has no room for, of processes that do not write many: one that floods the rings is
+ * not to cost others their few events.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, RECORD_CLASSES);
+	__type(key, __u32);
+	__array(values, struct ring);
+} spares SEC(".maps");
+
+struct share {
+	__u64 since_ns;
+	__u64 used;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SHARES);
+	__type(key, __u32);
+	__type(value, struct share);
+} shares SEC(".maps");
 
 /* Never used: it has the object's BTF describe what else is shared. */
 struct {
@@ -407,6 +432,23 @@ static __always_inline __u64 wake_up(void)
 	return BPF_RB_NO_WAKEUP;
 }
 
+/* Answer whether a process that met a full ring has not used up yet what it may write nevertheless. */
+static __always_inline bool has_share(const struct hit *hit)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 process = hit->task->tgid;
+	struct share first = { .since_ns = now, .used = 1 };
+	struct share *share = bpf_map_lookup_elem(&shares, &process);
+
+	if (!share)
+		return !bpf_map_update_elem(&shares, &process, &first, BPF_ANY);
+	if (now - share->since_ns > NS_PER_SECOND) {
+		share->since_ns = now;
+		share->used = 0;
+	}
+	return __sync_fetch_and_add(&share->used, 1) < SHARE_PER_SECOND;
+}
+
 enum written {
 	WRITTEN,
 	NO_ROOM,
@@ -423,6 +465,11 @@ static __always_inline enum written write_numbers(const struct hit *hit, __u32 p
 	if (!ring)
 		return NO_ROOM;
 	record = bpf_ringbuf_reserve(ring, bytes, 0);
+	if (!record && has_share(hit)) {
+		ring = bpf_map_lookup_elem(&spares, &class);
+		if (ring)
+			record = bpf_ringbuf_reserve(ring, bytes, 0);
+	}
 	if (!record)
 		return NO_ROOM;
 	describe(hit, record, plan);
@@ -436,7 +483,7 @@ static __always_inline enum written write_numbers(const struct hit *hit, __u32 p
 	return WRITTEN;
 }
 
-static __always_inline long output(struct scratch *scratch)
+static __always_inline long output(const struct hit *hit, struct scratch *scratch)
 {
 	__u32 used = scratch->used;
 	__u32 class, bytes;
@@ -452,6 +499,13 @@ static __always_inline long output(struct scratch *scratch)
 	else { class = 7; bytes = CLASS_7; }
 
 	ring = bpf_map_lookup_elem(&rings, &class);
+	if (!ring)
+		return -1;
+	if (!bpf_ringbuf_output(ring, scratch->bytes, bytes, wake_up()))
+		return 0;
+	if (!has_share(hit))
+		return -1;
+	ring = bpf_map_lookup_elem(&spares, &class);
 	return ring ? bpf_ringbuf_output(ring, scratch->bytes, bytes, wake_up()) : -1;
 }
 
@@ -479,7 +533,7 @@ static __always_inline enum written write_any(const struct hit *hit, __u32 plan)
 		scratch->record.time_ns = time_ns;
 		fill(hit, scratch);
 	}
-	failed = output(scratch);
+	failed = output(hit, scratch);
 	release(scratch);
 	return failed ? NO_ROOM : WRITTEN;
 }

@@ -21,6 +21,9 @@ enum limit {
 	MAX_STEPS = 1024,	/* tests run for one hit, over all filters of its plan */
 	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
 	COMM_BYTES = 16,
+
+	SHARES = 4096,		/* processes that met a full ring lately */
+	SHARE_PER_SECOND = 256,	/* records of a process for which there is room even then */
 };
 
 /* Where an operand is, before it is narrowed to its value. */

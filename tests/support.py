@@ -193,6 +193,7 @@ class Recorder:
         containers: Sequence[str] = (),
         where: str = "",
         kernel_buffer_kib: int = 0,
+        queue_bytes: int = 0,
     ) -> None:
         self._client = Client(target)
         self._subscription = self._client.subscribe(
@@ -205,6 +206,7 @@ class Recorder:
             containers=containers,
             where=where,
             kernel_buffer_kib=kernel_buffer_kib,
+            queue_bytes=queue_bytes,
         )
         self.sites = self._subscription.sites
         self.events: list[Event] = []

@@ -77,8 +77,26 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class RingFigures:
+    """A buffer between kernel and daemon; the name is one of few, whatever clients do."""
+
+    name: str
+    filled_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """attachments: sites that are armed, each counted once for all that share it. groups: tracefs events."""
+
+    attachments: int
+    groups: int
+    rings: tuple[RingFigures, ...]
+
+
 class Engine(Protocol):
-    """Called from one thread."""
+    """Called from one thread, but for `problem` and `figures`, which any thread may call."""
 
     @property
     def name(self) -> str: ...
@@ -97,6 +115,12 @@ class Engine(Protocol):
 
     def close(self, ticket: Ticket) -> None:
         """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
+
+    def problem(self) -> str | None:
+        """Answer why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""
+
+    def figures(self) -> EngineFigures:
+        """As of about now."""
 
     def settled(self) -> Future[None]:
         """Answer what is done when all that was disarmed so far is out of the processes."""

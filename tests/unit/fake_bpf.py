@@ -147,7 +147,9 @@ class MemoryRing(Ring):
 
 
 class FakeLoaded(Loaded):
-    """puts: (class, size) of each ring that the program was given."""
+    """puts: (class, size) of each ring that the program was given. share: how many records of a process go to a spare
+    ring where there is no room.
+    """
 
     def __init__(self) -> None:
         self.cpus = CPUS
@@ -165,6 +167,9 @@ class FakeLoaded(Loaded):
         self.made: list[MemoryRing] = []
         self.rings: dict[int, MemoryRing] = {}
         self.puts: list[tuple[int, int]] = []
+        self.spares: dict[int, MemoryRing] = {}
+        self.share = 0
+        self.shares: Counter[int] = Counter()
         self.refuse_rings: OSError | None = None
 
     def table(self, name: str) -> mmap.mmap:
@@ -181,6 +186,17 @@ class FakeLoaded(Loaded):
         assert found.stride == layout.STRIDES[record_class]
         self.rings[record_class] = found
         self.puts.append((record_class, found.size))
+
+    def put_spare(self, record_class: int, ring: int) -> None:
+        (found,) = (each for each in self.made if not each.is_closed and each.fileno() == ring)
+        assert found.stride == layout.STRIDES[record_class]
+        self.spares[record_class] = found
+        self.made.remove(found)
+
+    def spare(self, record_class: int, pid: int) -> MemoryRing | None:
+        """Where a process's record goes that found no room."""
+        self.shares[pid] += 1
+        return self.spares[record_class] if self.shares[pid] <= self.share else None
 
     def take_ring(self, record_class: int) -> None:
         del self.rings[record_class]
@@ -274,7 +290,7 @@ class FakeKernel:
             patch.setattr(engine, "ProbeEvent", self._define)
             patch.setattr(removals, "ThreadPoolExecutor", _AtOnce)
             yield self
-        for ring in self.loaded.made:
+        for ring in [*self.loaded.made, *self.loaded.spares.values()]:
             if not ring.is_closed:
                 ring.close()
 
@@ -398,7 +414,10 @@ class _Hit:
             begin + layout.RECORD_HEADER, plan, *values,
             time_ns=time.monotonic_ns(), pid=self._pid, cpu=self._cpu, matched=matched, missing=missing,
         )  # fmt: skip
-        is_written = ring.put((head + texts).ljust(ring.stride - layout.RECORD_HEADER, b"\0"))
+        body = (head + texts).ljust(ring.stride - layout.RECORD_HEADER, b"\0")
+        is_written = ring.put(body)
+        if not is_written and (spare := self._loaded.spare(record_class, self._pid)):
+            is_written = spare.put(body)
         if is_written:
             self._loaded.wake_up(ring)
         return is_written

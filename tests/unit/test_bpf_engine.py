@@ -912,6 +912,25 @@ def test_hits_that_a_full_ring_did_not_take_are_lost(kernel: FakeKernel, engine:
     assert sink.losses == {LossStage.KERNEL_BUFFER: fired - len(sink.values)}
 
 
+def test_who_writes_little_is_not_lost_to_who_fills_the_ring(kernel: FakeKernel, engine: BpfEngine) -> None:
+    kernel.loaded.share = 5
+    sink = opened(engine, 1, 1)
+    engine.arm(1, target(kernel, A))
+    (ring,) = kernel.loaded.made
+    room = ring.size // ring.stride
+
+    def hit() -> None:
+        for number in range(2 * room):
+            kernel.hit(A.site_offset, rdi=number, pid=7)
+        for number in range(3):
+            kernel.hit(A.site_offset, rdi=100_000 + number, pid=8)
+
+    engine._reader._jobs.call(hit)
+    engine.close(1)
+    assert [value for _, value in sink.values] == [*range(room + 5), *range(100_000, 100_003)]
+    assert sink.losses == {LossStage.KERNEL_BUFFER: room - 5}
+
+
 def test_close_tells_the_rest_before_it_returns_and_nothing_afterwards(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:

@@ -12,9 +12,10 @@ import logging
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
@@ -25,7 +26,7 @@ from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
-from stapsdtd.capture.engine import Refusal, Sink, Target, TargetSite, Ticket
+from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -48,6 +49,7 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only where the longest one has room."""
 
 _RECORDS_AT_LEAST = 4
+_SPARE_BYTES = 64 << 10
 _KEPT_RING_BYTES = 16 << 20
 
 
@@ -141,6 +143,7 @@ class BpfEngine:
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
         self._rings: dict[int, Ring] = {}
+        self._make_spares()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         found = source_of(capture, argument, architecture)
@@ -191,6 +194,18 @@ class BpfEngine:
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
+
+    def problem(self) -> str | None:
+        return self._reader.problem() or self._tracefs.problem()
+
+    def figures(self) -> EngineFigures:
+        sites = [site for found in list(self._objects.values()) for site in list(found.sites.values())]
+        groups = [site.group for site in sites if site.group is not None]
+        rings = [
+            RingFigures(str(ring.stride), min(max(ring.filled, 0), ring.size), ring.size)
+            for _, ring in sorted(self._rings.copy().items())
+        ]
+        return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings))
 
     def settled(self) -> Future[None]:
         return self._removals.settled()
@@ -406,20 +421,31 @@ class BpfEngine:
             size = 1 << (max(buffer_bytes, _RECORDS_AT_LEAST * stride, mmap.PAGESIZE) - 1).bit_length()
             held = self._rings.get(number)
             if held is None or held.size < size:
-                self._rings[number] = self._new_ring(number, stride, size)
+                self._rings[number] = self._new_ring(stride, size, partial(self._loaded.put_ring, number))
                 if held is not None:
                     self._reader.retire_ring(held)
 
-    def _new_ring(self, record_class: int, stride: int, size: int) -> Ring:
-        """Raises OSError."""
+    def _new_ring(self, stride: int, size: int, put: Callable[[int], None]) -> Ring:
+        """put: gives the program its descriptor. Raises OSError."""
         ring = Ring(stride, size)
         try:
-            self._loaded.put_ring(record_class, ring.fileno())
+            put(ring.fileno())
         except OSError:
             ring.close()
             raise
         self._reader.add_ring(ring)
         return ring
+
+    def _make_spares(self) -> None:
+        """Once for all: the kernel takes a while to put one in place."""
+        for number, stride in enumerate(layout.STRIDES):
+            try:
+                self._new_ring(
+                    stride, max(_SPARE_BYTES, _RECORDS_AT_LEAST * stride), partial(self._loaded.put_spare, number)
+                )
+            except OSError as error:
+                _log.warning("a process that floods the daemon may cost others events: no spare ring: %s", error)
+                return
 
     def _drop_large_rings(self) -> None:
         """Nobody is subscribed. The others are kept for the next one, since to put a ring in place takes a while."""

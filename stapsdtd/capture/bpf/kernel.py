@@ -38,6 +38,7 @@ class Loaded:
             )
         self.program = self._object.program("on_hit")
         self._rings = self._object.map("rings")
+        self._spares = self._object.map("spares")
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
 
     def table(self, name: str) -> mmap.mmap:
@@ -46,6 +47,10 @@ class Loaded:
     def put_ring(self, record_class: int, ring: int) -> None:
         """Let records of a class go to a ring. Raises OSError."""
         put_map(self._rings, record_class, ring)
+
+    def put_spare(self, record_class: int, ring: int) -> None:
+        """Let records of a class go to a ring where the class's own is full, of who does not write many."""
+        put_map(self._spares, record_class, ring)
 
     def take_ring(self, record_class: int) -> None:
         """Have records of a class go nowhere. Raises OSError."""

@@ -6,6 +6,7 @@ every few milliseconds. So a single event is seen at once, and a flood costs the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import threading
@@ -20,7 +21,7 @@ from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import PlanId, Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.capture.jobs import Jobs
+from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Reader:
         self._tables = tables
         self._set_waiting = set_waiting
         self._jobs = Jobs()
+        self._pulse = Pulse("the thread that reads events", lambda: self._jobs.post(lambda: None))
         self._rings: list[Ring] = []
         self._retired: list[tuple[int, Ring]] = []
         self._plans: dict[PlanId, ActivePlan] = {}
@@ -115,7 +117,8 @@ class Reader:
         def job() -> None:
             self._stopping = True
 
-        self._jobs.call(job)
+        with contextlib.suppress(ThreadEndedError):
+            self._jobs.call(job)
         self._thread.join()
         for ring in self._rings:
             ring.close()
@@ -123,7 +126,17 @@ class Reader:
         self._idle.close()
         self._jobs.close()
 
+    def problem(self) -> str | None:
+        """Answer why it reads nothing any more, in any thread; None where it does."""
+        return self._pulse.problem()
+
     def _run(self) -> None:
+        try:
+            self._read_on()
+        finally:
+            self._jobs.abandon()
+
+    def _read_on(self) -> None:
         while not self._stopping:
             try:
                 read = self._sweep()

@@ -46,6 +46,7 @@ class Ring:
             raise
         self._consumer: npt.NDArray[np.uint64] = np.frombuffer(self._consumer_page, "u8", 1)
         self._producer: npt.NDArray[np.uint64] = np.frombuffer(self._rest, "u8", 1)
+        self._nothing: Records = np.empty(0, self._dtype)
         self._position = 0
 
     def fileno(self) -> int:
@@ -59,6 +60,8 @@ class Ring:
     def peek(self, most: int) -> Records:
         """Answer the oldest records, complete ones only. They are valid until they are consumed."""
         count = min(self.filled // self.stride, most)
+        if not count:
+            return self._nothing
         at = _PAGE + self._position % self.size
         records: Records = np.frombuffer(self._rest, self._dtype, count, at)
         busy = records["length"] & _BUSY

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from stapsdtd.capture.engine import Refusal, Sink, Target, Ticket
+from stapsdtd.capture.engine import EngineFigures, Refusal, Sink, Target, Ticket
 from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteWish
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.reader import Reader
@@ -94,7 +94,7 @@ class FtraceEngine:
             self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
             self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
             self._exclude_in(instance, subscription.excluded)
-            self._reader.add(ticket, instance, online_cpus())
+            self._reader.add(ticket, instance, online_cpus(), buffer_kib)
         except BaseException:
             self._tracefs.remove_instance(instance)
             raise
@@ -219,6 +219,13 @@ class FtraceEngine:
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         found = fetch(capture, argument, architecture)
         return found.reason if isinstance(found, Unavailable) else None
+
+    def problem(self) -> str | None:
+        return self._reader.problem() or self._tracefs.problem()
+
+    def figures(self) -> EngineFigures:
+        specs = list(self._executor.installed)
+        return EngineFigures(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.figures()))
 
     def settled(self) -> Future[None]:
         """It takes events away before it returns."""

@@ -9,6 +9,7 @@ a sweep over the CPUs began is complete when the sweep ends, and is delivered; w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -18,11 +19,11 @@ import time
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.batch import merge
-from stapsdtd.capture.engine import LossStage, Sink, Ticket
+from stapsdtd.capture.engine import LossStage, RingFigures, Sink, Ticket
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
-from stapsdtd.capture.jobs import Jobs
+from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
 
@@ -32,6 +33,7 @@ _TICK_SECONDS = 0.02
 _LOSS_TICK_NS = 200_000_000
 _CLOCK_SKEW_NS = 1_000_000  # trace_clock mono may run ahead of clock_gettime while the clock is adjusted
 _PAGES_PER_SWEEP = 256
+_FILLED = re.compile(r"^bytes: (\d+)$", re.MULTILINE)
 _DROPPED = re.compile(r"^dropped events: (\d+)$|^overrun: (\d+)$|^commit overrun: (\d+)$", re.MULTILINE)
 
 
@@ -43,10 +45,12 @@ class _Ring:
     cpu: int
     descriptor: int
     stats: str
+    size_bytes: int
     page_format: PageFormat
     held: Records | None = None
     read: int = 0
     lost: int = 0
+    filled_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Reader:
         self._pids_of = pids_of
         self._channels: dict[Ticket, _Channel] = {}
         self._jobs = Jobs()
+        self._pulse = Pulse("the thread that reads events", lambda: self._jobs.post(lambda: None))
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
@@ -94,8 +99,8 @@ class Reader:
 
         self._jobs.call(job)
 
-    def add(self, ticket: Ticket, instance: Instance, cpus: list[int]) -> None:
-        """Begin to read an instance that exists."""
+    def add(self, ticket: Ticket, instance: Instance, cpus: list[int], buffer_kib: int) -> None:
+        """Begin to read an instance that exists; buffer_kib: each CPU's."""
         rings: list[_Ring] = []
         page_format = PageFormat.parse(self._tracefs.read("events/header_page"))
         try:
@@ -103,7 +108,7 @@ class Reader:
                 base = f"instances/{instance}/per_cpu/cpu{cpu}"
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
                 descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats", page_format))
+                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats", buffer_kib * 1024, page_format))
         except OSError:
             # while one is open, the instance cannot be removed
             for ring in rings:
@@ -163,12 +168,34 @@ class Reader:
         def job() -> None:
             self._stopping = True
 
-        self._jobs.call(job)
+        with contextlib.suppress(ThreadEndedError):
+            self._jobs.call(job)
         self._thread.join()
         self._epoll.close()
         self._jobs.close()
 
+    def problem(self) -> str | None:
+        """Answer why it reads nothing any more; None where it does."""
+        return self._pulse.problem()
+
+    def figures(self) -> list[RingFigures]:
+        """Of each CPU's rings together, as they were some 200 ms ago at most."""
+        found: dict[int, list[_Ring]] = {}
+        for channel in list(self._channels.values()):
+            for ring in list(channel.rings):
+                found.setdefault(ring.cpu, []).append(ring)
+        return [
+            RingFigures(f"cpu{cpu}", sum(ring.filled_bytes for ring in rings), sum(ring.size_bytes for ring in rings))
+            for cpu, rings in sorted(found.items())
+        ]
+
     def _run(self) -> None:
+        try:
+            self._read_on()
+        finally:
+            self._jobs.abandon()
+
+    def _read_on(self) -> None:
         while not self._stopping:
             self._epoll.poll(_TICK_SECONDS if self._channels else None)
             self._jobs.run()
@@ -238,7 +265,10 @@ class Reader:
     def _tell_losses(self, channel: _Channel) -> None:
         """Each ring's stats: what found no room is `dropped events`; a ring that does not overwrite has no overruns."""
         for ring in channel.rings:
-            figures = _DROPPED.findall(self._tracefs.read(ring.stats))
+            stats = self._tracefs.read(ring.stats)
+            filled = _FILLED.search(stats)
+            ring.filled_bytes = int(filled[1]) if filled else 0
+            figures = _DROPPED.findall(stats)
             lost = sum(int(number) for numbers in figures for number in numbers if number)
             if lost > ring.lost:
                 channel.sink.lost(LossStage.KERNEL_BUFFER, lost - ring.lost)
