@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -123,12 +123,13 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """engine is one of ENGINES. Of roles the first counts that somebody has."""
+    """engine is one of ENGINES. metrics: where Prometheus finds them. Of roles the first counts that somebody has."""
 
     listeners: tuple[Listener, ...] = (Listener(DEFAULT_LISTEN),)
     engine: str = "auto"
     limits: Limits = field(default_factory=Limits)
     roles: tuple[Role, ...] = (OPERATOR, USER)
+    metrics: Listener | None = None
 
 
 def load(path: str) -> Config:
@@ -144,6 +145,7 @@ def load(path: str) -> Config:
         table.take("engine", _text, Config().engine),
         table.take("limits", lambda key, value: _numbers(Limits(), key, value), Limits()),
         table.take("roles", _roles, Config().roles),
+        table.take("metrics", _metrics, Config().metrics),
     )
     table.finish()
     return validated(config)
@@ -157,6 +159,8 @@ def validated(config: Config) -> Config:
     for listener in config.listeners:
         _check_listener(listener, names)
     addresses = [listener.address for listener in config.listeners]
+    if config.metrics is not None:
+        _check_metrics(config.metrics, addresses)
     for address in addresses:
         if addresses.count(address) > 1:
             raise InvalidArgumentError("listen", f"{address} is there twice")
@@ -166,9 +170,7 @@ def validated(config: Config) -> Config:
 
 
 def _check_listener(listener: Listener, roles: set[str]) -> None:
-    match = _ADDRESS.fullmatch(listener.address)
-    if match is None or (match["port"] and int(match["port"]) > 0xFFFF):
-        raise InvalidArgumentError("listen", f"{listener.address!r} is not of the form unix:PATH or tcp:HOST:PORT")
+    match = _matched("listen", listener)
     if listener.role is not None and listener.role not in roles:
         raise InvalidArgumentError("listen.role", f"{listener.role!r} is no role; there are {', '.join(sorted(roles))}")
     if listener.path is not None:
@@ -186,6 +188,21 @@ def _check_listener(listener: Listener, roles: set[str]) -> None:
         raise InvalidArgumentError(
             "listen.certificate", f"is missing for {listener.address}; so are key and client_authority, or plain = true"
         )
+
+
+def _check_metrics(listener: Listener, others: Sequence[str]) -> None:
+    match = _matched("metrics.listen", listener)
+    if match["host"] is not None and match["host"] not in _LOOPBACK:
+        raise InvalidArgumentError("metrics.listen", f"{listener.address} is no loopback address")
+    if listener.address in others:
+        raise InvalidArgumentError("metrics.listen", f"{listener.address} is where clients are served")
+
+
+def _matched(key: str, listener: Listener) -> re.Match[str]:
+    match = _ADDRESS.fullmatch(listener.address)
+    if match is None or (match["port"] and int(match["port"]) > 0xFFFF):
+        raise InvalidArgumentError(key, f"{listener.address!r} is not of the form unix:PATH or tcp:HOST:PORT")
+    return match
 
 
 class _Table:
@@ -237,6 +254,18 @@ def _listener(key: str, value: Any) -> Listener:
     for name, given in parts.items():
         if listener.tls is not None and not given:
             raise InvalidArgumentError(f"{key}.{name}", "is missing: TLS takes certificate, key and client_authority")
+    return listener
+
+
+def _metrics(key: str, value: Any) -> Listener:
+    table = _Table(key, value, "setting of metrics")
+    listener = Listener(
+        table.take("listen", _text, ""),
+        table.take("owner", _text, None),
+        table.take("group", _text, None),
+        table.take("mode", _mode, 0o660),
+    )
+    table.finish()
     return listener
 
 

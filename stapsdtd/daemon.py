@@ -3,6 +3,8 @@
     control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Engine.arm / disarm
     reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
+                                      Health: asks the other two whether they live
+    metrics thread (where wanted)     Exporter: reads everybody's figures when somebody asks for them
 
 Each piece of state has one thread that changes it; DESIGN's promise that nothing is left behind is kept in
 `Daemon.stop`.
@@ -32,14 +34,18 @@ from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import FtraceEngine
+from stapsdtd.capture.jobs import Pulse
 from stapsdtd.capture.names import Owner
-from stapsdtd.config import Config
+from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
+from stapsdtd.health import Health
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
+from stapsdtd.sandbox.patient import PatientParser
 from stapsdtd.service_manager import notify, notify_reloading, watched
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
@@ -76,6 +82,14 @@ class ControlThread:
         self._thread.join()
         self._loop.close()
 
+    def ask(self) -> Future[None]:
+        """Answer what is done when it has done what it was asked to do before."""
+
+        async def nothing() -> None:
+            pass
+
+        return asyncio.run_coroutine_threadsafe(nothing(), self._loop)
+
 
 def make_engine(wanted: str, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
     """Raises the KernelFeatureError where the wanted one, as config.ENGINES names it, cannot work here."""
@@ -105,7 +119,8 @@ class Daemon:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         # it starts while the rest does
         parser = SandboxedParser()
-        self._on_stop(parser.close)
+        patient = PatientParser(parser)
+        self._on_stop(patient.close)
         bpf = load()
         features = (*probe_features(), feature(bpf))
         if lacking := [found.name for found in features if not found.available]:
@@ -120,11 +135,12 @@ class Daemon:
         engine = make_engine(self._config.engine, bpf, tracefs, threads)
         self._on_stop(engine.shutdown)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads, parser.parse))
+        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse))
+        patient.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         subscriptions = await self._control.run(
-            lambda: Subscriptions(registry, engine, watcher, parser.parse, self._config.limits)
+            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits)
         )
         peers = PeerTable()
         gate = Gate(peers.find, Policy(self._config.roles))
@@ -139,6 +155,13 @@ class Daemon:
         # first of all, so that streams get their End before the server stops
         self._on_stop(subscriptions.close_all)
         await self._server.start()
+        pulse = Pulse("the control thread", self._control.ask)
+        health = Health([engine.problem, pulse.problem], self._tell_health)
+        self._stopping.push_async_callback(health.stop)
+        health.start()
+        if self._config.metrics is not None:
+            sources = Sources(engine, registry, watcher, parser, subscriptions, gate, relay, health)
+            self._export(self._config.metrics, sources)
         # what was made until here lives as long as the daemon; the collector need not look at it again
         gc.freeze()
 
@@ -153,7 +176,25 @@ class Daemon:
         ended = await self._servicer.apply_policy()
         _log.info("reloaded: %d subscriptions are not allowed any more", ended)
         if replace(config, roles=self._config.roles) != self._config:
-            _log.warning("listen, engine and limits changed too, which counts only when the daemon is started anew")
+            _log.warning("more than roles changed, which counts only when the daemon is started anew")
+
+    def _export(self, listener: Listener, sources: Sources) -> None:
+        """Raises CannotListenError."""
+        # the library costs some memory, which who wants no metrics should not pay for
+        from stapsdtd.metrics.collector import StapsdtdCollector  # noqa: PLC0415
+        from stapsdtd.metrics.exporter import Exporter  # noqa: PLC0415
+
+        exporter = Exporter(listener, StapsdtdCollector(sources))
+        self._stopping.callback(exporter.close)
+        _log.info("metrics are on %s", exporter.address)
+
+    async def _tell_health(self, problem: str) -> None:
+        await self._server.tell_health(is_serving=not problem)
+        notify(f"STATUS=cannot capture: {problem}" if problem else f"STATUS={self.status}")
+
+    @property
+    def status(self) -> str:
+        return f"serving on {', '.join(self.addresses)}"
 
     @property
     def addresses(self) -> list[str]:
@@ -186,9 +227,8 @@ async def serve(configured: Callable[[], Config]) -> None:
     daemon = Daemon(configured())
     try:
         await daemon.start()
-        addresses = ", ".join(daemon.addresses)
-        _log.info("serving on %s", addresses)
-        notify("READY=1", f"STATUS=serving on {addresses}")
+        _log.info("%s", daemon.status)
+        notify("READY=1", f"STATUS={daemon.status}")
         async with watched(daemon.prove_life):
             while await signals.get() == signal.SIGHUP:
                 await _reload(daemon, configured)

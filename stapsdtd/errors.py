@@ -17,6 +17,10 @@ class ObjectUnreadableError(StapsdtdError):
         self.reason = reason
 
 
+class ObjectPendingError(StapsdtdError):
+    """The file is being parsed, which takes a while."""
+
+
 class ObjectGoneError(StapsdtdError):
     """No living process maps the object any more, so it cannot be reached."""
 

@@ -14,7 +14,8 @@ import sys
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 """syslog's, which journald reads from the begin of a line (sd-daemon(3))."""
 
-_BARE = re.compile(r"[^\s\"=\\\x00-\x20\x7f-\x9f]+")
+_BARE = re.compile(r"[!#-<>-\[\]-~]+")
+_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\ud7ff\uf900-\uffef]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def set_up(level: str) -> None:
@@ -40,7 +41,9 @@ class _Formatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the standard library's name
         values: dict[str, object] = getattr(record, "fields", {})
         parts = [f"{name}={_quoted(value)}" for name, value in values.items() if value is not None]
-        return " ".join([super().formatMessage(record), *parts])
+        # a path may have a line break in it, and what looks like a record behind that
+        text = _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), super().formatMessage(record))
+        return " ".join([text, *parts])
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import grp
 import logging
-import os
 import pwd
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from stapsdtd.config import NO_QUOTAS, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
-from stapsdtd.kernel.ownership import owner_of
+from stapsdtd.kernel.ownership import belongs
 from stapsdtd.logs import fields
 from stapsdtd.route.bucket import TokenBucket
+from stapsdtd.route.subscription import Subscription
+
+Refused = Literal["connection", "call"]
 
 Users = frozenset[int] | None
 """User ids, None for everybody."""
@@ -63,17 +67,31 @@ class Rights:
     manage: bool = False
     quotas: Quotas = NO_QUOTAS
 
-    def may_use(self, client: str) -> bool:
-        """Whether a client's subscriptions are this one's business."""
-        return self.manage or client == self.client
+    def may_use(self, subscription: Subscription) -> bool:
+        """Whether a subscription is this one's business.
+
+        A client may come with less than it subscribed with: by another listener, or without a group.
+        """
+        is_own = subscription.client.name == self.client and self.covers(subscription.wish.owners)
+        return self.manage or is_own
+
+    def check_list(self) -> None:
+        """Raises AccessDeniedError for who may list nothing at all."""
+        if self.list == NO_USERS:
+            raise AccessDeniedError(f"the role {self.role} does not allow to list probes")
 
     def check_trace(self, pids: Iterable[int]) -> None:
-        """Raises AccessDeniedError for who may trace nothing at all, or not one of these processes that live."""
+        """Raises AccessDeniedError for who may trace nothing at all, or not one of these processes."""
         if self.trace == NO_USERS:
             raise AccessDeniedError(f"the role {self.role} does not allow to trace")
         for pid in pids:
-            if self.trace is not None and os.path.exists(f"/proc/{pid}") and owner_of(pid) not in self.trace:
-                raise AccessDeniedError(f"the role {self.role} does not allow to trace process {pid}")
+            # whether there is such a process is not to be told either
+            if self.trace is not None and not belongs(pid, self.trace):
+                allowed = ", ".join(map(str, sorted(self.trace)))
+                raise AccessDeniedError(
+                    f"the role {self.role} does not allow to trace process {pid}, only those with the rights of uid "
+                    f"{allowed} and no others"
+                )
 
     def covers(self, users: Users) -> bool:
         """Whether all of these users' processes may be traced."""
@@ -115,6 +133,7 @@ class Caller:
     call: str
     peer: Peer
     rights: Rights
+    refusals: Counter[Refused] = field(default_factory=Counter, compare=False)
 
     def note(self, level: int, result: str, **more: object) -> None:
         """Leave a record of a decision."""
@@ -126,14 +145,19 @@ class Caller:
         try:
             yield
         except (AccessDeniedError, LimitReachedError) as error:
-            self.note(logging.WARNING, "refused", reason=error)
+            self.note_refusal(error)
             raise
+
+    def note_refusal(self, reason: object, **more: object) -> None:
+        self.refusals["call"] += 1
+        self.note(logging.WARNING, "refused", reason=reason, **more)
 
 
 class Gate:
     """Where calls come in: whose they are, and whether that client makes too many. Runs on the API's event loop.
 
-    policy may be replaced at any time, and counts from the next call on.
+    policy may be replaced at any time, and counts from the next call on. refusals: how often somebody was refused; any
+    thread may read that.
     """
 
     def __init__(self, find: Callable[[str], Peer], policy: Policy) -> None:
@@ -141,6 +165,7 @@ class Gate:
         self.policy = policy
         self._requests: dict[str, TokenBucket] = {}
         self._records = TokenBucket(_RECORDS_PER_SECOND)
+        self.refusals: Counter[Refused] = Counter()
 
     def enter(self, call: str, address: str) -> Caller:
         """address: as gRPC names the peer. Raises AccessDeniedError and LimitReachedError."""
@@ -149,11 +174,15 @@ class Gate:
             rights = self.policy.rights(peer)
             self._count(peer.client, rights.quotas.max_requests_per_second)
         except (AccessDeniedError, LimitReachedError) as error:
-            # who is refused may ask again at once, as often as he likes
-            if self._records.take(1):
-                _log.warning("%s refused", call, extra=fields(client=peer.client, pid=peer.pid, reason=error))
+            self.note_refusal("call", call, peer, error)
             raise
-        return Caller(call, peer, rights)
+        return Caller(call, peer, rights, self.refusals)
+
+    def note_refusal(self, kind: Refused, what: str, peer: Peer, reason: Exception) -> None:
+        """Count it, and leave a record unless there are too many: who is refused may ask again at once."""
+        self.refusals[kind] += 1
+        if self._records.take(1):
+            _log.warning("%s refused", what, extra=fields(client=peer.client, pid=peer.pid, reason=reason))
 
     def _count(self, client: str, per_second: int | None) -> None:
         """Raises LimitReachedError."""
@@ -215,11 +244,16 @@ def _ids(key: str, names: Sequence[str], look_up: Callable[[str], int], kind: st
     for name in names:
         try:
             found.append(int(name) if name.isdecimal() else look_up(name))
+            if found[-1] >= _NO_ID:
+                raise InvalidArgumentError(key, f"{name} is more than the number of any {kind}")
         except KeyError as error:
             if name != _OWN_GROUP:
                 raise InvalidArgumentError(key, f"there is no {kind} {name!r} on this host") from error
     return found
 
+
+_NO_ID = (1 << 32) - 1
+"""(uid_t)-1, which the kernel takes for nobody."""
 
 _OWN_GROUP = "stapsdt"
 """Its role is built in, and a host need not have it."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from stapsdtd.api import places
+from stapsdtd.api.access import Rights, Users
 from stapsdtd.capture.batch import Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
@@ -199,6 +200,16 @@ def feature(found: Feature) -> pb.Feature:
         remedy=found.remedy,
         required=found.required,
     )
+
+
+def access(found: Rights) -> pb.Access:
+    return pb.Access(
+        client=found.client, role=found.role, manage=found.manage, list=_users(found.list), trace=_users(found.trace)
+    )
+
+
+def _users(found: Users) -> pb.Users:
+    return pb.Users(everybody=True) if found is None else pb.Users(uids=sorted(found))
 
 
 def limits(found: Limits) -> pb.Limits:

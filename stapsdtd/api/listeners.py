@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import grp
+import ipaddress
 import os
 import pwd
 import socket
 import ssl
 import stat
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from stapsdtd.config import DEFAULT_LISTEN, Listener, Tls
@@ -55,7 +58,7 @@ class ListeningSocket:
 
     def __init__(self, listener: Listener, inherited: socket.socket | None = None) -> None:
         self.listener = listener
-        self.tls = None if listener.tls is None else _tls_context(listener.tls)
+        self.tls = self.new_context()
         self._lock = None if listener.path is None else SocketLock(listener.path)
         self._is_own = inherited is None
         try:
@@ -67,17 +70,15 @@ class ListeningSocket:
             raise
         self.socket.setblocking(False)
 
-    def renew_certificates(self) -> None:
-        """Read the files again, for connections to come. Raises CannotListenError, and keeps what it had then."""
-        if self.tls is not None and self.listener.tls is not None:
-            _tls_context(self.listener.tls)
-            _load(self.tls, self.listener.tls)
+    def new_context(self) -> ssl.SSLContext | None:
+        """From the files as they are now; None without TLS. Raises CannotListenError."""
+        return None if self.listener.tls is None else _tls_context(self.listener.tls)
 
     def close(self) -> None:
         """The path goes too, unless whoever passed the socket on is to listen there again."""
         self.socket.close()
-        if self._is_own and self.listener.path is not None:
-            _unlink_socket(self.listener.path)
+        if self._is_own and self.listener.path is not None and _is_socket(self.listener.path):
+            os.unlink(self.listener.path)
         self._release()
 
     def _release(self) -> None:
@@ -88,95 +89,124 @@ class ListeningSocket:
 def open_listeners(listeners: Sequence[Listener]) -> list[ListeningSocket]:
     """Make what is configured, or take what was inherited for it. Raises CannotListenError.
 
-    Inherited sockets take the default's place where nothing else is configured.
+    Inherited unix sockets take the default's place where nothing else is configured.
     """
-    inherited = {_address(each): each for each in _inherited()}
-    if inherited and [listener.address for listener in listeners] == [DEFAULT_LISTEN]:
-        listeners = [replace(listeners[0], address=address) for address in inherited]
-    unknown = inherited.keys() - {listener.address for listener in listeners}
-    if unknown:
-        raise CannotListenError(f"{min(unknown)} was passed on to the daemon, and its configuration does not name it")
-    opened: list[ListeningSocket] = []
-    try:
+    with ExitStack() as on_failure:
+        inherited = _inherited(on_failure)
+        if [listener.address for listener in listeners] == [DEFAULT_LISTEN]:
+            paths = [address for address in inherited if address.startswith("unix:")]
+            listeners = [replace(listeners[0], address=address) for address in paths] or listeners
+        unknown = inherited.keys() - {listener.address for listener in listeners}
+        if unknown:
+            raise CannotListenError(
+                f"{min(unknown)} was passed on to the daemon, and its configuration does not name it"
+            )
+        opened = []
         for listener in listeners:
-            opened.append(ListeningSocket(listener, inherited.get(listener.address)))  # noqa: PERF401 - closed below
-    except BaseException:
-        for each in opened:
-            each.close()
-        raise
+            opened.append(ListeningSocket(listener, inherited.get(listener.address)))
+            on_failure.callback(opened[-1].close)
+        on_failure.pop_all()
     return opened
 
 
-def _inherited() -> list[socket.socket]:
-    """The sockets that are passed on to this very process; asked for once."""
+def _inherited(on_failure: ExitStack) -> dict[str, socket.socket]:
+    """The sockets that are passed on to this very process, by address; asked for once. Raises CannotListenError."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
-        return []
-    found = []
+        return {}
+    found: dict[str, socket.socket] = {}
     for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(count)):
-        os.set_inheritable(descriptor, False)
-        try:
-            found.append(socket.socket(fileno=descriptor))
-        except OSError as error:
-            raise CannotListenError(f"descriptor {descriptor} was passed on to the daemon and is no socket") from error
-        if found[-1].type != socket.SOCK_STREAM or not found[-1].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            raise CannotListenError(f"descriptor {descriptor} was passed on to the daemon and does not listen")
+        listening = on_failure.enter_context(_listening_socket(descriptor))
+        found[_address(listening)] = listening
     return found
+
+
+def _listening_socket(descriptor: int) -> socket.socket:
+    """Raises CannotListenError."""
+    try:
+        os.set_inheritable(descriptor, False)
+        listening = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise CannotListenError(f"descriptor {descriptor} was passed on to the daemon and is no socket") from error
+    if (
+        listening.family not in {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}
+        or listening.type != socket.SOCK_STREAM
+        or not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ):
+        listening.close()
+        raise CannotListenError(
+            f"descriptor {descriptor} was passed on to the daemon, and is not a stream socket that listens"
+        )
+    return listening
 
 
 def _address(listening: socket.socket) -> str:
     """As a configuration names it."""
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
-        if not isinstance(name, str):
-            raise CannotListenError("a socket without a path was passed on to the daemon")
-        return f"unix:{name}"
+        return f"unix:{name}" if isinstance(name, str) else f"unix:@{name[1:].decode(errors='backslashreplace')}"
     host, port = name[:2]
     return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
 
 
 def _unix_socket(listener: Listener, path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    # nobody may connect before it has its owner and mode
-    before = os.umask(0o777)
-    try:
-        owner = -1 if listener.owner is None else pwd.getpwnam(listener.owner).pw_uid
-        group = -1 if listener.group is None else grp.getgrnam(listener.group).gr_gid
-        _unlink_socket(path)
-        made.bind(path)
-        os.chown(path, owner, group)
-        os.chmod(path, listener.mode)
-        made.listen(_BACKLOG)
-    except (OSError, KeyError) as error:
-        made.close()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise CannotListenError(f"{path}: {reason}") from error
-    finally:
-        os.umask(before)
+    with ExitStack() as on_failure:
+        made = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        try:
+            owner = -1 if listener.owner is None else pwd.getpwnam(listener.owner).pw_uid
+            group = -1 if listener.group is None else grp.getgrnam(listener.group).gr_gid
+            if _is_socket(path):
+                _check_is_left(path)
+                os.unlink(path)
+            made.bind(path)
+            os.chown(path, owner, group, follow_symlinks=False)
+            os.chmod(path, listener.mode)
+            # not before it has its owner and mode: until then nobody can connect
+            made.listen(_BACKLOG)
+        except (OSError, KeyError) as error:
+            raise CannotListenError(f"{path}: {_reason(error)}") from error
+        on_failure.pop_all()
     return made
 
 
-def _unlink_socket(path: str) -> None:
-    """What a killed daemon left; a file that is no socket stays, and is in the way."""
+def _is_socket(path: str) -> bool:
     try:
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
+        return stat.S_ISSOCK(os.lstat(path).st_mode)
     except FileNotFoundError:
-        pass
+        return False
+
+
+def _check_is_left(path: str) -> None:
+    """By a killed daemon. Raises CannotListenError for one on which a service manager listens for the daemon."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
+        if caller.connect_ex(path) in {0, errno.EAGAIN}:
+            raise CannotListenError(
+                f"{path}: somebody else listens there; choose another path or 'systemctl stop stapsdtd.socket'"
+            )
 
 
 def _tcp_socket(listener: Listener) -> socket.socket:
     host, port = listener.host_and_port
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(_BACKLOG)
-    except OSError as error:
-        raise CannotListenError(f"{listener.address}: {error.strerror or error}") from error
+    with ExitStack() as on_failure:
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            if listener.plain:
+                _check_loopback(listener, str(address[0]))
+            made = on_failure.enter_context(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(_BACKLOG)
+        except (OSError, UnicodeError) as error:
+            raise CannotListenError(f"{listener.address}: {_reason(error)}") from error
+        on_failure.pop_all()
     return made
+
+
+def _check_loopback(listener: Listener, host: str) -> None:
+    """Raises CannotListenError where a name is not what it seems to be."""
+    if not ipaddress.ip_address(host).is_loopback:
+        raise CannotListenError(f"{listener.address} is {host} on this host, which is no loopback address")
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -187,18 +217,28 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:
+    """A new one each time, since what a context once trusted it trusts for ever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    # who comes again shows its certificate again, which may have expired
+    context.num_tickets = 0
     context.set_alpn_protocols(["h2"])
-    _load(context, tls)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, _refuse_password)
+    except (OSError, ValueError) as error:
+        raise CannotListenError(f"{tls.certificate} and {tls.key} cannot be used: {_reason(error)}") from error
+    try:
+        context.load_verify_locations(tls.client_authority)
+    except (OSError, ValueError) as error:
+        raise CannotListenError(f"{tls.client_authority} cannot be used: {_reason(error)}") from error
     return context
 
 
-def _load(context: ssl.SSLContext, tls: Tls) -> None:
-    try:
-        context.load_cert_chain(tls.certificate, tls.key)
-        context.load_verify_locations(tls.client_authority)
-    except (OSError, ssl.SSLError) as error:
-        files = f"{tls.certificate}, {tls.key} or {tls.client_authority}"
-        raise CannotListenError(f"{files} cannot be used: {error}") from error
+def _refuse_password() -> str:
+    # OpenSSL would ask at the terminal
+    raise ValueError("the key has a password, and nobody is there to tell it")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

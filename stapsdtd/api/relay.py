@@ -9,25 +9,36 @@ The gRPC server listens on a socket whose path is gone once the relay holds it, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
+import resource
 import secrets
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
-from stapsdtd.api.access import Gate, Peer, Rights
+from stapsdtd.api.access import Gate, Peer
 from stapsdtd.api.listeners import ListeningSocket, keep_alive
 from stapsdtd.errors import AccessDeniedError
+from stapsdtd.route.bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 10.0
+_MOST_HANDSHAKES = 64
+"""At a time: who is nobody yet counts for nobody, and asyncio takes 256 KiB for each."""
 _FLUSH_SECONDS = 5.0
+_REST_SECONDS = 0.2
+_ACCEPTED_AT_ONCE = 16
+_RECORDS_PER_SECOND = 20
+
+_BUFFER_BYTES = 120_000
+"""Less than malloc maps anew for each block, which costs more than copying it."""
 
 _SO_PEERGROUPS = 59
 """include/uapi/asm-generic/socket.h, since Linux 4.13; Python has no name for it."""
@@ -71,99 +82,234 @@ class Relay:
         self._gate = gate
         self._max_connections = max_connections
         self._open: Counter[str] = Counter()
-        self._links: set[_Link] = set()
-        self._servers: list[asyncio.Server] = []
+        self._count = 0
+        self._inner = -1
+        self._listening: list[ListeningSocket] = []
+        self._resting: dict[ListeningSocket, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[socket.socket, None] = {}
+        self._halves: set[_Half] = set()
+        # one for all: what is read goes on, or is copied, before the next is read
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._records = TokenBucket(_RECORDS_PER_SECOND)
 
-    async def start(self, listening: Sequence[ListeningSocket], inner_path: str) -> None:
+    def start(self, listening: Sequence[ListeningSocket], inner_path: str) -> None:
         """inner_path: where the gRPC server listens; it need not last beyond this call."""
         self._inner = os.open(inner_path, os.O_PATH | os.O_CLOEXEC)
-        loop = asyncio.get_running_loop()
-        for each in listening:
-            make = self._maker_of_links(each)
-            if each.socket.family == socket.AF_UNIX:
-                server = await loop.create_unix_server(make, sock=each.socket)
-            else:
-                server = await loop.create_server(
-                    make, sock=each.socket, ssl=each.tls, ssl_handshake_timeout=_HANDSHAKE_SECONDS if each.tls else None
-                )
-            self._servers.append(server)
+        self._listening = list(listening)
+        for each in self._listening:
+            self._listen(each)
+
+    def _listen(self, listening: ListeningSocket) -> None:
+        self._resting.pop(listening, None)
+        asyncio.get_running_loop().add_reader(listening.socket, self._accept, listening)
 
     def refuse_more(self) -> None:
         """Accept no more; what is connected goes on."""
-        for server in self._servers:
-            server.close()
-
-    def stop(self) -> None:
-        self.refuse_more()
-        for link in list(self._links):
-            link.abort()
-        os.close(self._inner)
-
-    def _maker_of_links(self, listening: ListeningSocket) -> Callable[[], _Outside]:
-        return lambda: _Outside(self, listening)
-
-    def connected(self, outside: _Outside, transport: asyncio.Transport, listening: ListeningSocket) -> None:
-        """Let somebody in, or close the connection."""
-        try:
-            peer = _peer(transport, listening)
-            rights = self._gate.policy.rights(peer)
-            self._admit(peer, rights)
-        except (AccessDeniedError, OSError) as error:
-            _log.warning("connection refused on %s: %s", listening.listener.address, error)
-            transport.abort()
-            return
-        link = _Link(self, peer, outside)
-        self._links.add(link)
-        self._open[peer.client] += 1
-        link.start(self._inner)
-
-    def _admit(self, peer: Peer, rights: Rights) -> None:
-        most = rights.quotas.max_connections
-        if most is not None and self._open[peer.client] >= most:
-            raise AccessDeniedError(f"{peer.client} has {most} connections, as many as its role allows")
-        if len(self._links) >= self._max_connections:
-            raise AccessDeniedError(f"there are {len(self._links)} connections, as many as this server allows")
-
-    def disconnected(self, link: _Link) -> None:
-        if link in self._links:
-            self._links.discard(link)
-            self._open[link.peer.client] -= 1
-            if not self._open[link.peer.client]:
-                del self._open[link.peer.client]
+        for each in self._listening:
+            asyncio.get_running_loop().remove_reader(each.socket)
+        for timer in self._resting.values():
+            timer.cancel()
+        self._listening.clear()
+        self._resting.clear()
 
     @property
-    def peers(self) -> PeerTable:
-        return self._peers
+    def connections(self) -> int:
+        """Open now; this and `clients` may be read in any thread."""
+        return self._count
+
+    @property
+    def clients(self) -> int:
+        """Different ones that are connected now."""
+        return len(self._open)
+
+    async def stop(self) -> None:
+        """Close everything, at once."""
+        self.refuse_more()
+        for connection in list(self._handshakes):
+            _hang_up(connection)
+        for half in list(self._halves):
+            half.transport.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._inner >= 0:
+            os.close(self._inner)
+            self._inner = -1
+
+    def _accept(self, listening: ListeningSocket) -> None:
+        # a few at a time, so that a flood leaves room for what else the loop has to do
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listening.socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._rest(listening, error)
+                return
+            if connection.fileno() >= _most_descriptors():
+                connection.close()
+                self._note(listening, "the daemon has nearly as many descriptors as it may have")
+                continue
+            task = asyncio.get_running_loop().create_task(self._serve(connection, listening))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _rest(self, listening: ListeningSocket, error: OSError) -> None:
+        """Nothing can be accepted, descriptors or memory being short: who waits is let in when there is some again."""
+        self._note(listening, f"{error.strerror}; trying again")
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening.socket)
+        self._resting[listening] = loop.call_later(_REST_SECONDS, self._listen, listening)
+
+    async def _serve(self, connection: socket.socket, listening: ListeningSocket) -> None:
+        """A connection's whole life."""
+        try:
+            outside = await self._greet(connection, listening)
+            try:
+                peer = _peer(connection, outside.transport, listening)
+                try:
+                    admitted = self._admitted(peer)
+                except AccessDeniedError as error:
+                    self._gate.note_refusal("connection", "connect", peer, error)
+                    return
+                with admitted:
+                    await self._pass_on(outside, peer)
+            finally:
+                outside.transport.abort()
+                await outside.lost
+        except OSError as error:
+            self._note(listening, str(error))
+
+    async def _greet(self, connection: socket.socket, listening: ListeningSocket) -> _Half:
+        """Raises OSError where TLS does not come about."""
+        connection.setblocking(False)
+        outside = _Half(self._buffer, self._halves)
+        if listening.tls is not None:
+            if len(self._handshakes) >= _MOST_HANDSHAKES:
+                # an honest one takes milliseconds
+                _hang_up(next(iter(self._handshakes)))
+            self._handshakes[connection] = None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: outside,
+                connection,
+                ssl=listening.tls,
+                ssl_handshake_timeout=_HANDSHAKE_SECONDS if listening.tls else None,
+            )
+        finally:
+            self._handshakes.pop(connection, None)
+        return outside
+
+    def _admitted(self, peer: Peer) -> AbstractContextManager[None]:
+        """Within it the connection counts. Raises AccessDeniedError where there are too many, or no role is for it."""
+        own_most = self._gate.policy.rights(peer).quotas.max_connections
+        if own_most is not None and self._open[peer.client] >= own_most:
+            raise AccessDeniedError(f"{peer.client} has {own_most} connections, as many as its role allows")
+        # many users together cannot shut those out who have no bound of their own
+        most = self._max_connections - (self._max_connections // 8 if own_most is not None else 0)
+        if self._count >= most:
+            raise AccessDeniedError(f"there are {self._count} connections, as many as this server allows")
+        return self._counted(peer)
+
+    @contextmanager
+    def _counted(self, peer: Peer) -> Iterator[None]:
+        self._count += 1
+        self._open[peer.client] += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._open[peer.client] -= 1
+            if not self._open[peer.client]:
+                del self._open[peer.client]
+
+    async def _pass_on(self, outside: _Half, peer: Peer) -> None:
+        """Return when both ends are closed. Raises OSError where the gRPC server does not take it."""
+        inside = await self._connect(outside, peer)
+        outside.connect_to(inside)
+        ends = outside.lost, inside.lost
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        # the other one gets what is still to be written, for as long as is reasonable
+        outside.transport.close()
+        inside.transport.close()
+        await asyncio.wait(ends, timeout=_FLUSH_SECONDS)
+        outside.transport.abort()
+        inside.transport.abort()
+        await asyncio.wait(ends)
+
+    async def _connect(self, outside: _Half, peer: Peer) -> _Half:
+        name = self._peers.add(peer)
+        # which it is before the name is free to be taken by others
+        inside = _Half(self._buffer, self._halves, partial(self._peers.remove, name))
+        # it may speak before this knows that it is connected
+        inside.other = outside
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            connection.bind(f"\0{name}")
+            connection.connect(f"/proc/self/fd/{self._inner}")
+            await asyncio.get_running_loop().create_connection(lambda: inside, sock=connection)
+        except BaseException:
+            self._peers.remove(name)
+            connection.close()
+            raise
+        return inside
+
+    def _note(self, listening: ListeningSocket, reason: str) -> None:
+        """Of somebody who is not known yet."""
+        self._gate.refusals["connection"] += 1
+        # who is refused may try again at once, as often as he likes
+        if self._records.take(1):
+            _log.warning("connection refused on %s: %s", listening.listener.address, reason)
 
 
-class _Half(asyncio.Protocol):
-    """One end of a link: what comes in goes out at the other end, no faster than that takes it."""
+class _Half(asyncio.BufferedProtocol):
+    """One end of a connection: what comes in goes out at the other end, no faster than that takes it.
+
+    lost: done when it is closed. all_halves: where it is while it is open.
+    """
 
     transport: asyncio.Transport
 
-    def __init__(self) -> None:
-        self.link: _Link | None = None
+    def __init__(self, buffer: memoryview, all_halves: set[_Half], at_end: Callable[[], None] = lambda: None) -> None:
         self.other: _Half | None = None
-        self._early: list[bytes] = []
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._buffer = buffer
+        self._all = all_halves
+        self._at_end = at_end
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
+        self._all.add(self)
 
-    def data_received(self, data: bytes) -> None:
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self._all.discard(self)
+        self._at_end()
+        self.lost.set_result(None)
+
+    def get_buffer(self, size: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        return self._buffer
+
+    def buffer_updated(self, count: int) -> None:
+        data = bytes(self._buffer[:count])
         if self.other is not None:
-            self.other.transport.write(data)
+            self.other.write(data)
         else:
-            self._early.append(data)
+            # pausing before there is anything, in connection_made, would have no effect
+            self._early += data
             self.transport.pause_reading()
 
     def connect_to(self, other: _Half) -> None:
         """Have what comes in go there, what came already first."""
         self.other = other
-        for data in self._early:
-            other.transport.write(data)
-        if self._early:
-            self._early.clear()
-            self.transport.resume_reading()
+        self.transport.resume_reading()
+        # after resuming, since it may have to be paused for this already
+        other.write(self._early)
+        self._early = b""
+
+    def write(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def pause_writing(self) -> None:
         if self.other is not None:
@@ -173,86 +319,22 @@ class _Half(asyncio.Protocol):
         if self.other is not None:
             self.other.transport.resume_reading()
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        if self.link is not None:
-            self.link.ended()
+
+def _most_descriptors() -> float:
+    """Beyond that connections are refused, since the rest of the daemon needs some too."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if most == resource.RLIM_INFINITY else most * 3 / 4
 
 
-class _Outside(_Half):
-    """The client's end."""
-
-    def __init__(self, relay: Relay, listening: ListeningSocket) -> None:
-        super().__init__()
-        self._relay = relay
-        self._listening = listening
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._relay.connected(self, self.transport, self._listening)
+def _hang_up(connection: socket.socket) -> None:
+    """So that whoever reads from it finds its end."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Link:
-    """A client's connection and the one that goes on to the gRPC server."""
-
-    def __init__(self, relay: Relay, peer: Peer, outside: _Outside) -> None:
-        self.peer = peer
-        self._relay = relay
-        self._halves: list[_Half] = [outside]
-        outside.link = self
-
-    def start(self, inner: int) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._connect(inner))
-
-    async def _connect(self, inner: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._name = self._relay.peers.add(self.peer)
-        outside, inside = self._halves[0], _Half()
-        inside.link = self
-        # it may speak before this knows that it is connected
-        inside.other = outside
-        try:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-            try:
-                connection.bind(f"\0{self._name}")
-                await loop.sock_connect(connection, f"/proc/self/fd/{inner}")
-                await loop.create_connection(lambda: inside, sock=connection)
-            except BaseException:
-                connection.close()
-                raise
-        except OSError as error:
-            _log.warning("a connection cannot be passed on: %s", error)
-            self.abort()
-            return
-        self._halves.append(inside)
-        if outside.transport.is_closing():
-            inside.transport.abort()
-        else:
-            outside.connect_to(inside)
-
-    def ended(self) -> None:
-        """One end is closed: let the other have what is still to be written, for as long as is reasonable."""
-        self._forget()
-        loop = asyncio.get_running_loop()
-        for half in self._halves:
-            if not half.transport.is_closing():
-                half.transport.close()
-                loop.call_later(_FLUSH_SECONDS, half.transport.abort)
-
-    def abort(self) -> None:
-        self._forget()
-        for half in self._halves:
-            half.transport.abort()
-
-    def _forget(self) -> None:
-        # before the name is free to be taken by others
-        with contextlib.suppress(AttributeError):
-            self._relay.peers.remove(self._name)
-        self._relay.disconnected(self)
-
-
-def _peer(transport: asyncio.Transport, listening: ListeningSocket) -> Peer:
+def _peer(connection: socket.socket, transport: asyncio.Transport, listening: ListeningSocket) -> Peer:
     """Raises OSError where the connection is gone."""
-    listener, connection = listening.listener, cast("socket.socket", transport.get_extra_info("socket"))
+    listener = listening.listener
     if connection.family == socket.AF_UNIX:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, gid = _CREDENTIALS.unpack(raw)

@@ -38,6 +38,7 @@ class Server:
         self._listening: list[ListeningSocket] = open_listeners(listeners)
         self._server = grpc.aio.server(options=_OPTIONS)
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
+        self._folder: int | None = None
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
@@ -50,33 +51,41 @@ class Server:
         """Raises CannotListenError. When it returns, clients are served."""
         # nobody else gets into this folder, and nothing is left of it should the daemon be killed
         with tempfile.TemporaryDirectory(prefix="stapsdtd-", ignore_cleanup_errors=True) as folder:
-            path = os.path.join(folder, "grpc.sock")
+            # short, whatever TMPDIR is; and what gRPC removes at the end by its path is nothing that another made there
+            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            path = f"/proc/self/fd/{self._folder}/grpc.sock"
             try:
                 self._server.add_insecure_port(f"unix:{path}")
                 await self._server.start()
             except RuntimeError as error:
-                raise CannotListenError(f"{path}: {error}") from error
-            await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
-            await self._relay.start(self._listening, path)
+                raise CannotListenError(f"{folder}: {error}") from error
+            await self.tell_health(is_serving=True)
+            self._relay.start(self._listening, path)
 
     def renew_certificates(self) -> None:
-        """Raises CannotListenError."""
-        for each in self._listening:
-            each.renew_certificates()
+        """Read the files again, for connections to come. Raises CannotListenError, and keeps what it had then."""
+        for listening, context in [(each, each.new_context()) for each in self._listening]:
+            listening.tls = context
 
     async def stop(self) -> None:
         """Let streams that ended finish, then close."""
-        await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.tell_health(is_serving=False)
         self._relay.refuse_more()
         self._servicer.stop()
         await self._server.stop(_STOP_SECONDS)
         # gRPC does not wait for what a cancelled call does lastly
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
-        self._relay.stop()
+        await self._relay.stop()
         for each in self._listening:
             each.close()
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
-    async def _tell_health(self, status: Any) -> None:
+    async def tell_health(self, *, is_serving: bool) -> None:
+        """To who asks with grpc.health.v1."""
+        statuses = health_pb2.HealthCheckResponse
+        status: Any = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in ("", SERVICE):
             await self._health.set(service, status)

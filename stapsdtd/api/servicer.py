@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ import grpc
 
 from stapsdtd import __version__
 from stapsdtd.api import convert, places
-from stapsdtd.api.access import Caller, Gate, Peer
+from stapsdtd.api.access import NO_USERS, Caller, Gate, Peer, Rights, Users
 from stapsdtd.api.errors import Context, told
 from stapsdtd.api.places import Members
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
@@ -33,8 +33,8 @@ from stapsdtd.errors import (
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.identity import identify
-from stapsdtd.kernel.ownership import belonging
+from stapsdtd.kernel.identity import ProcessIdentity, identify
+from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Selector, select
@@ -78,7 +78,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
-        self._watches: dict[_Watch, Caller] = {}
+        self._watches: set[_Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
         self._open_calls = 0
         self._none_open = asyncio.Event()
@@ -90,18 +90,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             watch.stop(ServerStoppingError())
 
     async def apply_policy(self) -> int:
-        """End what the gate's policy does not allow any more; answer how many subscriptions that were.
-
-        A watch whose client may see more or less than before ends as well, so that it begins anew.
-        """
+        """End what the gate's policy does not allow any more; answer how many subscriptions that were."""
         policy = self._backend.gate.policy
-        for watch, caller in self._watches.items():
-            if policy.rights_or_none(caller.peer) != caller.rights:
-                watch.stop(AccessDeniedError("the server's policy changed; watch again"))
-        for stream, caller in self._streams.values():
-            rights = policy.rights_or_none(caller.peer)
-            if rights is None or not rights.may_use(stream.client):
-                stream.stop(AccessDeniedError("the server's policy changed, and does not allow this any more"))
+        for watch in self._watches:
+            watch.apply(policy.rights_or_none(watch.caller.peer))
 
         def is_allowed(subscription: Subscription) -> bool:
             peer = self._subscribers.get(subscription)
@@ -110,22 +102,22 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 subscription.client.change_quotas(rights.quotas)
             return rights is not None and rights.covers(subscription.wish.owners)
 
-        return await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
+        ended = await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
+        for stream, caller in self._streams.values():
+            rights = policy.rights_or_none(caller.peer)
+            # what ended tells so by itself, when all that fired before has been delivered
+            lives_on = stream.subscription.end_reason is None
+            if lives_on and (rights is None or not rights.may_use(stream.subscription)):
+                stream.stop(_revoked())
+        return ended
 
-    def _enter(self, call: str, context: Context, *, is_noted: bool = False) -> Caller:
-        """Who calls, and what it may. is_noted: that it may is worth a line in the log.
+    def _enter(self, call: str, context: Context) -> Caller:
+        """Who calls, and what it may. Raises AccessDeniedError and LimitReachedError."""
+        return self._backend.gate.enter(call, context.peer())
 
-        Raises AccessDeniedError and LimitReachedError.
-        """
-        caller = self._backend.gate.enter(call, context.peer())
-        if is_noted:
-            caller.note(logging.INFO, "allowed")
-        return caller
-
-    async def _among(self, caller: Caller, members: Members | None) -> frozenset[int] | None:
-        """Which processes are there for a caller who asks for these; None for all."""
+    async def _among(self, users: Users, members: Members | None) -> frozenset[int] | None:
+        """Which processes are there for who may list those of these users, and asks for these; None for all."""
         among = await asyncio.to_thread(members.pids) if members else None
-        users = caller.rights.list
         if users is None:
             return among
         pids = await self._backend.control.run(self._pids)
@@ -170,10 +162,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         backend = self._backend
         async with told(context):
             caller = self._enter("info", context)
-            among = await self._among(caller, None)
+            caller.note(logging.DEBUG, "allowed")
+            among = await self._among(caller.rights.list, None)
             probes = await backend.control.run(lambda: self._found((), frozenset(), among))
             pids = await backend.control.run(backend.registry.pids) if among is None else among
-        held = [found for found, _, _ in backend.subscriptions.all() if caller.rights.may_use(found.client.name)]
+        held = [found for found, _, _ in backend.subscriptions.all() if caller.rights.may_use(found)]
         return pb.GetServerInfoResponse(
             version=__version__,
             engine=backend.engine,
@@ -186,22 +179,27 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             objects=len({probe.object.key for probe in probes}),
             probes=len(probes),
             pid=os.getpid(),
+            access=convert.access(caller.rights),
         )
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with told(context):
             caller = self._enter("list", context)
+            with caller.noting_refusals():
+                caller.rights.check_list()
+            caller.note(logging.DEBUG, "allowed")
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
-            among = await self._among(caller, members)
+            users = caller.rights.list
+            among = await self._among(users, members)
             found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
             response = pb.ListProbesResponse(probes=map(convert.probe, found))
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
                 # reading a command line reads the process's memory, which a process can make slow
-                known = await asyncio.to_thread(lambda: [identify(pid) for pid in pids_shown])
-                response.processes.extend(convert.process(identity) for identity in known if identity)
+                known = await asyncio.to_thread(_identities, pids_shown, users)
+                response.processes.extend(map(convert.process, known))
                 objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(among))
                 response.problems.extend(convert.problems(objects))
         return response
@@ -210,28 +208,40 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self, request: pb.WatchProbesRequest, context: Context
     ) -> AsyncIterator[pb.WatchProbesResponse]:
         async with told(context):
-            caller = self._enter("watch", context, is_noted=True)
+            caller = self._enter("watch", context)
+            with caller.noting_refusals():
+                caller.rights.check_list()
+                self._check_watches(caller.rights)
+            caller.note(logging.INFO, "allowed", selectors=_noted(request.selectors))
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
-            among = await self._among(caller, members)
-            watch = _Watch(self._backend.registry, VisibleProbes(selectors, pids, among), asyncio.get_running_loop())
-            self._watches[watch] = caller
+            among = await self._among(caller.rights.list, members)
+            visible = VisibleProbes(selectors, pids, among)
+            watch = _Watch(self._backend.registry, visible, asyncio.get_running_loop(), caller)
+            self._watches.add(watch)
+            # apply_policy() did not know of it until now
+            watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
             async with self._lastly(watch.end):
                 try:
                     for probe in await self._backend.control.run(watch.begin):
                         yield _change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
-                    patience = None if among is None else _LOOK_SECONDS
                     while True:
-                        for added, probe in await watch.next(patience):
+                        for added, probe in await watch.next(None if among is None else _LOOK_SECONDS):
                             yield _change(_ADDED if added else _REMOVED, probe)
-                        if among is not None:
-                            among = await self._among(caller, members)
-                            if among is not None:
-                                await self._backend.control.run(partial(watch.narrow, among))
+                        before, among = among, await self._among(watch.caller.rights.list, members)
+                        if among != before:
+                            await self._backend.control.run(partial(watch.show, among))
                 finally:
-                    del self._watches[watch]
+                    self._watches.discard(watch)
+
+    def _check_watches(self, rights: Rights) -> None:
+        """Raises LimitReachedError: each one is looked after as a subscription is."""
+        most = rights.quotas.max_subscriptions
+        held = sum(watch.caller.rights.client == rights.client for watch in self._watches)
+        if most is not None and held >= most:
+            raise LimitReachedError(f"{rights.client} watches {most} times, as often as its role allows")
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with told(context):
@@ -257,7 +267,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     logging.INFO,
                     "allowed",
                     subscription=unanswered[0].id,
-                    selectors=" ".join(request.selectors)[:_NOTED_CHARACTERS],
+                    selectors=_noted(request.selectors),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(
@@ -306,9 +316,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def _subscription(self, ident: str, caller: Caller) -> Subscription:
         """Raises UnknownSubscriptionError, also for another client's: that there is one is not to be told."""
         found = self._backend.subscriptions.get(ident)
-        if not caller.rights.may_use(found.client.name):
-            caller.note(logging.WARNING, "refused", reason="another client's", subscription=ident)
+        owner = None if found.client.name == caller.rights.client else found.client.name
+        if not caller.rights.may_use(found):
+            caller.note_refusal("more than allowed", subscription=ident, owner=owner)
             raise UnknownSubscriptionError(ident)
+        caller.note(logging.INFO, "allowed", subscription=ident, owner=owner)
         return found
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
@@ -332,14 +344,29 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     ) -> pb.ListSubscriptionsResponse:
         async with told(context):
             caller = self._enter("subscriptions", context)
+            caller.note(logging.DEBUG, "allowed")
             held = await self._backend.control.run(self._backend.subscriptions.all)
         return pb.ListSubscriptionsResponse(
             subscriptions=[
                 convert.subscription(found, streaming=streaming, lease_left_seconds=left)
                 for found, streaming, left in held
-                if caller.rights.may_use(found.client.name)
+                if caller.rights.may_use(found)
             ]
         )
+
+
+def _identities(pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+    """Of those that still belong to these users when all that is told of them has been read."""
+    known = [(pid, identify(pid)) for pid in pids]
+    return [identity for pid, identity in known if identity and (users is None or belongs(pid, users))]
+
+
+def _noted(selectors: Sequence[str]) -> str:
+    return " ".join(selectors)[:_NOTED_CHARACTERS]
+
+
+def _revoked() -> AccessDeniedError:
+    return AccessDeniedError("the server's policy changed, and does not allow this any more")
 
 
 def _change(kind: Any, probe: Probe) -> pb.WatchProbesResponse:
@@ -349,7 +376,10 @@ def _change(kind: Any, probe: Probe) -> pb.WatchProbesResponse:
 class _Watch:
     """Carries changes from the control thread, where the registry tells them, to a WatchProbes call."""
 
-    def __init__(self, registry: Registry, visible: VisibleProbes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, registry: Registry, visible: VisibleProbes, loop: asyncio.AbstractEventLoop, caller: Caller
+    ) -> None:
+        self.caller = caller
         self._registry = registry
         self._visible = visible
         self._loop = loop
@@ -373,12 +403,19 @@ class _Watch:
         self._stopping = why
         self._news.set()
 
-    def narrow(self, among: frozenset[int]) -> None:
-        """Show what these processes map, and no longer what only others do."""
-        if among != self._visible.among:
-            self._visible.among = among
-            for found in self._registry.objects():
-                self._on_change(Change(found))
+    def apply(self, rights: Rights | None) -> None:
+        """Go on with these rights, None for none; whoever awaits `next` looks at once what they change."""
+        if rights is None or rights.list == NO_USERS:
+            self.stop(_revoked())
+        elif rights != self.caller.rights:
+            self.caller = replace(self.caller, rights=rights)
+            self._news.set()
+
+    def show(self, among: frozenset[int] | None) -> None:
+        """Show what these processes map, and no longer what only others do; None for what any does."""
+        self._visible.among = among
+        for found in self._registry.objects():
+            self._on_change(Change(found))
 
     def _on_change(self, change: Change) -> None:
         if self._overflowed:

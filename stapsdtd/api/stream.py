@@ -34,9 +34,8 @@ class SubscriptionStream:
         self._stopped: StapsdtdError | None = None
 
     @property
-    def client(self) -> str:
-        """Whose subscription it is."""
-        return self._subscription.client.name
+    def subscription(self) -> Subscription:
+        return self._subscription
 
     def stop(self, why: StapsdtdError) -> None:
         """Have `messages` raise that."""

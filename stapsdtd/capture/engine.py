@@ -88,7 +88,7 @@ class RingFigures:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """attachments: sites that are armed, each counted once for all that share it. groups: tracefs events."""
+    """attachments: sites that are armed; what subscriptions share counts once. groups: tracefs events."""
 
     attachments: int
     groups: int

@@ -36,14 +36,14 @@ class Check:
 @click.command("doctor")
 @options.as_json
 @click.pass_obj
-def command(server: str, *, as_json: bool) -> int:
+def command(server: options.Server, *, as_json: bool) -> int:
     """Check what stapsdtd needs of this host, and name the command that mends what is missing.
 
     The exit code is 1 if something is missing that stapsdtd cannot do without. If the server answers, its own
     findings count: it may see more than the user who asks.
     """
     answer = _ask(server)
-    checks = [_server_check(server, answer), *merge(_local(), _reported(answer))]
+    checks = [_server_check(server.address, answer), *merge(_local(), _reported(answer))]
     for check in checks:
         print(json.dumps(asdict(check)) if as_json else _show(check))
     return 1 if any(check.required and not check.available for check in checks) else 0
@@ -65,9 +65,9 @@ def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature])
     return list(checks.values())
 
 
-def _ask(server: str) -> client.ServerInfo | ClientError:
+def _ask(server: options.Server) -> client.ServerInfo | ClientError:
     try:
-        with Client(server, timeout_seconds=_PATIENCE_SECONDS) as connection:
+        with Client(server.address, tls=server.tls, timeout_seconds=_PATIENCE_SECONDS) as connection:
             return connection.info()
     except ClientError as error:
         return error

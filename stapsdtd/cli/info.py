@@ -16,20 +16,20 @@ from stapsdtd.client import Client
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stapsdtd.client import ServerInfo, SubscriptionInfo
+    from stapsdtd.client import Access, ServerInfo, SubscriptionInfo
 
 
 @click.command("info")
 @options.as_json
 @click.pass_obj
-def command(server: str, *, as_json: bool) -> None:
+def command(server: options.Server, *, as_json: bool) -> None:
     """Show the server's version, engine, kernel features, limits and subscriptions."""
-    with Client(server) as client:
+    with Client(server.address, tls=server.tls) as client:
         info, subscriptions = client.info(), client.subscriptions()
     if as_json:
         print(json.dumps(asdict(info) | {"subscriptions": [asdict(each) for each in subscriptions]}))
     else:
-        _print_info(server, info, subscriptions)
+        _print_info(server.address, info, subscriptions)
 
 
 def _print_info(server: str, info: ServerInfo, subscriptions: tuple[SubscriptionInfo, ...]) -> None:
@@ -42,6 +42,7 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             ("engine", info.engine),
             ("kernel", f"{info.kernel_release} {info.machine}"),
             ("knows", f"{info.probes} probes in {info.objects} objects of {info.processes} processes"),
+            *_access(info.access),
             ("longest lease", f"{limits.max_lease_seconds} s"),
             ("largest queue", f"{limits.max_queue_bytes} bytes"),
             ("largest kernel buffer", f"{limits.max_kernel_buffer_kib} KiB per CPU"),
@@ -88,6 +89,23 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             for each in subscriptions
         ),
     )
+
+
+def _access(access: Access | None) -> tuple[tuple[str, str], ...]:
+    if access is None:
+        return ()
+    more = ", sees and ends all subscriptions" if access.manage else ""
+    return (
+        ("your role", f"{access.role}, as {access.client}{more}"),
+        ("you may list", _processes_of(access.list)),
+        ("you may trace", _processes_of(access.trace)),
+    )
+
+
+def _processes_of(uids: tuple[int, ...] | None) -> str:
+    if uids is None:
+        return "all processes"
+    return f"processes of uid {', '.join(map(str, uids))}" if uids else "nothing"
 
 
 def _only(subscription: SubscriptionInfo) -> str:

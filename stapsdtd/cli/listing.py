@@ -45,7 +45,7 @@ semaphore (yes or no), pids, path, and the types of the arguments.
 @options.as_json
 @click.pass_obj
 def command(
-    server: str,
+    server: options.Server,
     *,
     selectors: tuple[str, ...],
     pids: tuple[int, ...],
@@ -55,7 +55,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show the probes in objects that running programs map; without SELECTOR, all."""
-    with Client(server) as client:
+    with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
             selectors, pids, containers=containers, cgroups=cgroups, details=details or not as_json
         )

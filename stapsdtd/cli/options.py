@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from stapsdtd.client import ProbeListing
+    from stapsdtd.client import ProbeListing, Tls
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PATIENCE_SECONDS = 0.3
 
 
+class Server(NamedTuple):
+    """Where it is and files that prove who each of the two is, for TCP: none or all three of them."""
+
+    address: str
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+
+    @property
+    def tls(self) -> Tls | None:
+        from stapsdtd.client import Tls  # noqa: PLC0415 (this module serves `--help` too)
+
+        # the environment may name them for another server
+        is_tls = self.certificate and self.address.startswith("tcp:")
+        return Tls(self.certificate, self.key, self.authority) if is_tls else None
+
+
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del parameter
     listing = _listing(ctx, details=False)
     names = {f"{each.provider}:{each.name}" for each in listing.probes} if listing else set()
-    return sorted(name for name in names if name.startswith(incomplete))
+    return _safe(names, incomplete)
 
 
 def complete_container(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del parameter
     listing = _listing(ctx, details=True)
     ids = {each.container_id for each in listing.processes if each.container_id} if listing else set()
-    return sorted(container for container in ids if container.startswith(incomplete))
+    return _safe(ids, incomplete)
+
+
+def _safe(words: set[str], incomplete: str) -> list[str]:
+    """What a shell takes as it stands: who names probes could have Tab and Enter run his commands."""
+    return sorted(word for word in words if word.startswith(incomplete) and shlex.quote(word) == word)
 
 
 def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
     """What the server knows, if it tells it at once; whoever presses Tab wants no errors."""
     from stapsdtd.client import Client, ClientError  # noqa: PLC0415 (this module serves `--help` too)
 
-    server = ctx.find_root().params["server"]
+    given = ctx.find_root().params
+    server = Server(*(given[name] for name in ("server", "certificate", "key", "authority")))
     try:
-        with Client(server, timeout_seconds=_PATIENCE_SECONDS) as client:
+        with Client(server.address, tls=server.tls, timeout_seconds=_PATIENCE_SECONDS) as client:
             return client.list_probes(details=details)
     except ClientError:
         return None
@@ -84,5 +108,17 @@ containers = click.option(
     metavar="ID",
     shell_complete=complete_container,
     help="Only what runs in this container: its name, its id, or the id's first 12 digits or more; may be repeated.",
+)
+where = click.option(
+    "--where",
+    metavar="EXPR",
+    default="",
+    help="Only events that satisfy EXPR, such as 'arg0 > 100 && execname != \"psql\"'.",
+)
+duration = click.option(
+    "--duration",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End SECONDS after all is armed.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")

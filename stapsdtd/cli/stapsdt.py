@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from stapsdtd import __version__
+from stapsdtd.cli.options import Server
 from stapsdtd.cli.render import complain, discard_output, point_at
 from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
 DEFAULT_SERVER = "unix:/run/stapsdtd/stapsdtd.sock"
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Module(NamedTuple):
@@ -31,6 +35,7 @@ _COMMANDS = {
     "list": _Module("stapsdtd.cli.listing", "Show the probes that there are now."),
     "watch": _Module("stapsdtd.cli.watch", "Show probes, then how they come and go."),
     "trace": _Module("stapsdtd.cli.trace", "Print what fires."),
+    "top": _Module("stapsdtd.cli.top", "Show what fires how often, live."),
     "info": _Module("stapsdtd.cli.info", "Show what the server is and offers."),
     "doctor": _Module("stapsdtd.cli.doctor", "Find what this host lacks, and what mends it."),
     "completion": _Module("stapsdtd.cli.completion", "Print the script that completes commands in a shell."),
@@ -57,9 +62,22 @@ class _Commands(click.Group):
 
 def _check_server(ctx: click.Context, option: click.Parameter, server: str) -> str:
     del ctx, option
-    if not server.startswith("unix:") or server == "unix:":
-        raise click.BadParameter(f"{server!r} is not of the form unix:PATH")
+    if not server.startswith(("unix:", "tcp:")) or server == "unix:":
+        raise click.BadParameter(f"{server!r} is not of the form unix:PATH or tcp:HOST:PORT")
     return server
+
+
+def _tls_file(name: str, about: str) -> Callable[[_F], _F]:
+    return click.option(
+        f"--tls-{name}",
+        name,
+        envvar=f"STAPSDT_TLS_{name.upper()}",
+        default="",
+        show_envvar=True,
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        help=about,
+    )
 
 
 _EXAMPLES = """\b
@@ -80,19 +98,25 @@ Examples:
     default=DEFAULT_SERVER,
     show_default=True,
     show_envvar=True,
-    metavar="unix:PATH",
+    metavar="unix:PATH|tcp:HOST:PORT",
     callback=_check_server,
-    help="Socket that stapsdtd listens on.",
+    help="Where stapsdtd listens.",
 )
+@_tls_file("certificate", "Your certificate, in PEM; for tcp:HOST:PORT, with the other two.")
+@_tls_file("key", "Its key.")
+@_tls_file("authority", "Certificate of the authority that signed the server's.")
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
-def cli(ctx: click.Context, server: str) -> None:
+def cli(ctx: click.Context, server: str, certificate: str, key: str, authority: str) -> None:
     """Static probes of this host: what there is, and what fires.
 
     A SELECTOR is provider:name, or provider:module:function:name with a pid if wanted (postgresql1234:::query-start).
     Globs work in each part, an empty part matches all, and - is the same as __ in names.
     """
-    ctx.obj = server
+    given = (certificate, key, authority)
+    if any(given) and not all(given):
+        raise click.UsageError("--tls-certificate, --tls-key and --tls-authority go together")
+    ctx.obj = Server(server, *given)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -108,9 +132,16 @@ def run(arguments: list[str] | None = None) -> int:
         complain(error.format_message())
         return error.exit_code
     except StapsdtdError as error:
-        from stapsdtd.client import InvalidRequestError  # noqa: PLC0415 (gRPC costs 70 ms; who raises this has it)
+        from stapsdtd.client import (  # noqa: PLC0415 (gRPC costs 70 ms; who raises this has it)
+            AccessDeniedError,
+            InvalidRequestError,
+            InvalidTargetError,
+        )
 
-        complain(str(error))
+        hint = "; 'stapsdt info' shows what you may" if isinstance(error, AccessDeniedError) else ""
+        complain(f"{error}{hint}")
+        if isinstance(error, InvalidTargetError):
+            return 2
         if not isinstance(error, InvalidRequestError):
             return 1
         for violation in error.violations:
@@ -131,6 +162,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
+    # gRPC would write lines of its own when a handshake fails
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

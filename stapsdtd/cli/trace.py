@@ -1,44 +1,28 @@
 """`stapsdt trace`: print what fires, until somebody has seen enough, and then account for every event.
 
-Unsubscribe is called while the stream is open. It returns when the probes are disarmed; the stream goes on with what
-had fired until then, and its End carries the account. With --count the rest is not read: Unsubscribe's own account
-tells how much it is.
+With --count the rest is not read: Unsubscribe's own account tells how much it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.following import LEASE_SECONDS, follow, set_by_signals, summary_of
 from stapsdtd.cli.render import complain, discard_output
-from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output, Summary
+from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
-    ClientError,
     End,
-    EndReason,
     EventBatch,
     Interruption,
     Loss,
-    NotFoundError,
-    SiteState,
     Status,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-
-_LEASE_SECONDS = 5
-"""How long probes stay armed when this command is killed; also how long a connection may be broken."""
 
 _EXAMPLES = """\b
 Examples:
@@ -56,19 +40,9 @@ Examples:
 @options.execnames
 @options.cgroups
 @options.containers
-@click.option(
-    "--where",
-    metavar="EXPR",
-    default="",
-    help="Only events that satisfy EXPR, such as 'arg0 > 100 && execname != \"psql\"'.",
-)
+@options.where
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
-@click.option(
-    "--duration",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="End SECONDS after all is armed.",
-)
+@options.duration
 @click.option(
     "--buffer",
     "kernel_buffer_kib",
@@ -86,7 +60,7 @@ Examples:
 @options.as_json
 @click.pass_obj
 def command(
-    server: str,
+    server: options.Server,
     *,
     selectors: tuple[str, ...],
     pids: tuple[int, ...],
@@ -124,7 +98,7 @@ def command(
             cgroups=cgroups,
             containers=containers,
             where=where,
-            lease_seconds=_LEASE_SECONDS,
+            lease_seconds=LEASE_SECONDS,
             queue_bytes=queue_bytes or 0,
             kernel_buffer_kib=kernel_buffer_kib or 0,
         )
@@ -132,8 +106,8 @@ def command(
     async def trace() -> int:
         stop = asyncio.Event()
         output: Output = JsonOutput() if as_json else HumanOutput()
-        with _set_by_signals(stop):
-            async with AsyncClient(server) as client, await subscribe(client) as subscription:
+        with set_by_signals(stop):
+            async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
                 output.begin(subscription.sites)
                 return await _follow(subscription, output, stop, count=count, duration=duration)
 
@@ -150,37 +124,11 @@ async def _follow(
 ) -> int:
     """The exit code, when the events have been printed to the end that was asked for, or came by itself."""
     printer = _Printer(output, count)
-    printing = asyncio.create_task(printer.run(subscription))
-    stopping = asyncio.create_task(stop.wait())
-    failure: str | None = None
-    try:
-        await asyncio.wait({printing, stopping}, timeout=duration, return_when=asyncio.FIRST_COMPLETED)
-        if printing.done():
-            await printing
-            await subscription.unsubscribe()
-        else:
-            await subscription.unsubscribe()
-            # A stream that broke just now finds no subscription any more; the account tells what it missed.
-            with suppress(NotFoundError):
-                await printing
-    except ClientError as error:
-        failure = str(error)
-    finally:
-        printing.cancel()
-        stopping.cancel()
-    if subscription.end and subscription.end.reason is not EndReason.UNSUBSCRIBED:
-        failure = _UNWANTED_ENDS[subscription.end.reason]
+    failure = await follow(subscription, printer.run(subscription), stop, duration=duration)
     if failure:
         complain(failure)
-    output.end(_summary(subscription, printer.printed))
+    output.end(summary_of(subscription, printer.printed))
     return 1 if failure else 0
-
-
-_UNWANTED_ENDS = {
-    EndReason.SERVER_STOPPING: "the server stopped: start the trace again when it is back",
-    EndReason.LEASE_EXPIRED: "the server heard nothing for too long and ended the subscription: start it again",
-    EndReason.ACCESS_REVOKED: "the server's policy changed and does not allow it any more",
-}
 
 
 class _Printer:
@@ -211,44 +159,3 @@ class _Printer:
                 return
             if self.printed == self._count:
                 return
-
-
-def _summary(subscription: AsyncSubscription, printed: int) -> Summary:
-    """From the final account, or where the connection was lost before it came, from what the stream had told."""
-    sites = subscription.sites_armed
-    refused = sum(each.state is SiteState.REFUSED for each in subscription.sites)
-    account = subscription.account
-    if account is None:
-        by_stage = {stage.value: count for stage, count in subscription.lost.items()}
-        return Summary(printed, 0, by_stage, sites, refused, unread=0)
-    return Summary(
-        delivered=printed,
-        filtered=account.filtered,
-        lost_by_stage={
-            "kernel_buffer": account.lost_kernel_buffer,
-            "queue": account.lost_queue,
-            "decode": account.lost_decode,
-            "quota": account.lost_quota,
-        },
-        sites=sites,
-        refused=refused,
-        unread=account.fired - account.filtered - account.lost - printed,
-    )
-
-
-@contextmanager
-def _set_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Sets stop at the first SIGINT or SIGTERM; a second one kills, whatever goes on."""
-    loop = asyncio.get_running_loop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        signal.signal(number, signal.SIG_DFL)
-        loop.call_soon_threadsafe(stop.set)
-
-    former = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

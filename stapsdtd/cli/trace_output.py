@@ -15,7 +15,6 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Protocol
@@ -26,26 +25,11 @@ from stapsdtd.client import SiteState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from stapsdtd.cli.following import Summary
     from stapsdtd.client import ClientError, Event, Loss, Probe, SiteStatus
 
 _SHOWN_REFUSALS = 3
 _SECONDS_BETWEEN_LOSSES = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What became of all events that fired; unread are those that nobody wanted to see after the last one printed."""
-
-    delivered: int
-    filtered: int
-    lost_by_stage: Mapping[str, int]
-    sites: int
-    refused: int
-    unread: int
-
-    @property
-    def lost(self) -> int:
-        return sum(self.lost_by_stage.values())
 
 
 class Output(Protocol):
@@ -78,19 +62,7 @@ class JsonOutput:
         _note({"interrupted": str(error), "retrying_seconds": lease_seconds})
 
     def end(self, summary: Summary) -> None:
-        record: dict[str, object] = {
-            "delivered": summary.delivered,
-            "filtered": summary.filtered,
-            "lost": summary.lost,
-            "sites": summary.sites,
-        }
-        if summary.lost:
-            record["lost_by_stage"] = dict(summary.lost_by_stage)
-        if summary.refused:
-            record["refused"] = summary.refused
-        if summary.unread > 0:
-            record["unread"] = summary.unread
-        _note(record)
+        _note(summary.as_record())
 
 
 def json_lines(events: Iterable[Event]) -> list[str]:
@@ -153,11 +125,7 @@ class HumanOutput:
         complain(f"the stream broke, trying for {lease_seconds} s to go on without a gap: {error}")
 
     def end(self, summary: Summary) -> None:
-        told = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
-        told.append(f"{summary.lost} lost" + (f" ({_stages(summary.lost_by_stage)})" if summary.lost else ""))
-        if summary.unread > 0:
-            told.append(f"{summary.unread} unread")
-        complain(f"{', '.join(told)}, {plural(summary.sites, 'site')}")
+        complain(tell_summary(summary))
 
     def _line(self, event: Event) -> str:
         probe = f"{escape(event.probe.provider)}:{escape(event.probe.name)}"
@@ -199,6 +167,14 @@ def _tell(sites: Sequence[SiteStatus]) -> str:
     reasons = [f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}: {site.reason}" for site in refused]
     told = ", ".join(counts)
     return f"{told} ({show_some(reasons, _SHOWN_REFUSALS)})" if reasons else told
+
+
+def tell_summary(summary: Summary) -> str:
+    told = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
+    told.append(f"{summary.lost} lost" + (f" ({_stages(summary.lost_by_stage)})" if summary.lost else ""))
+    if summary.unread > 0:
+        told.append(f"{summary.unread} unread")
+    return f"{', '.join(told)}, {plural(summary.sites, 'site')}"
 
 
 def _stages(lost: Mapping[str, int]) -> str:

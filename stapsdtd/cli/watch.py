@@ -26,7 +26,7 @@ Examples:
 @options.as_json
 @click.pass_obj
 def command(
-    server: str,
+    server: options.Server,
     *,
     selectors: tuple[str, ...],
     cgroups: tuple[str, ...],
@@ -36,7 +36,7 @@ def command(
     """Show probes as `list` does, then each that appears (+) or disappears (-), until Ctrl-C."""
     known = 0
     try:
-        with Client(server) as client:
+        with Client(server.address, tls=server.tls) as client:
             for message in client.watch_probes(selectors, containers=containers, cgroups=cgroups):
                 match message:
                     case ProbeAdded(probe):

@@ -20,6 +20,7 @@ from stapsdtd.client.errors import (
     AccessDeniedError,
     ClientError,
     InvalidRequestError,
+    InvalidTargetError,
     LimitReachedError,
     NotFoundError,
     ProtocolError,
@@ -31,6 +32,7 @@ from stapsdtd.client.errors import (
     Violation,
 )
 from stapsdtd.client.model import (
+    Access,
     Account,
     Address,
     Argument,
@@ -75,8 +77,10 @@ from stapsdtd.client.model import (
     WatchMessage,
 )
 from stapsdtd.client.sync import Client, Subscription
+from stapsdtd.client.target import Tls
 
 __all__ = [
+    "Access",
     "AccessDeniedError",
     "Account",
     "Address",
@@ -99,6 +103,7 @@ __all__ = [
     "Feature",
     "Interruption",
     "InvalidRequestError",
+    "InvalidTargetError",
     "LimitReachedError",
     "Limits",
     "Loss",
@@ -130,6 +135,7 @@ __all__ = [
     "StringColumn",
     "Subscription",
     "SubscriptionInfo",
+    "Tls",
     "Unavailable",
     "UnsupportedError",
     "Value",

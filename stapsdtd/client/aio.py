@@ -13,6 +13,7 @@ from stapsdtd.client import decode, encode
 from stapsdtd.client.errors import NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
 from stapsdtd.client.stream import Retry, SubscriptionState, closed_without_end
+from stapsdtd.client.target import Tls, resolved
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
@@ -36,14 +37,21 @@ if TYPE_CHECKING:
 class AsyncClient:
     """A connection to stapsdtd, opened when it is first used; an async context manager that closes it.
 
-    target: `unix:PATH` of the server's socket.
+    target: `unix:PATH` of the server's socket, or `tcp:HOST:PORT`.
+    tls: for TCP, which only on loopback may go without.
     timeout_seconds: how long any answer may take before ServerTimeoutError; streams have no limit.
 
     Selectors are one string or several. Every method raises ClientError.
     """
 
-    def __init__(self, target: str, *, timeout_seconds: float = 60.0) -> None:
-        self._channel = grpc.aio.insecure_channel(target, options=encode.CHANNEL_OPTIONS)
+    def __init__(self, target: str, *, tls: Tls | None = None, timeout_seconds: float = 60.0) -> None:
+        """Raises InvalidTargetError."""
+        address, credentials = resolved(target, tls)
+        self._channel = (
+            grpc.aio.secure_channel(address, credentials, options=encode.CHANNEL_OPTIONS)
+            if credentials
+            else grpc.aio.insecure_channel(address, options=encode.CHANNEL_OPTIONS)
+        )
         self._stub = StapsdtServiceStub(self._channel)
         self._target = target
         self._timeout = timeout_seconds

@@ -51,7 +51,16 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
             max_selectors=info.limits.max_selectors,
             max_string_bytes=info.limits.max_string_bytes,
         ),
+        access=_access(info.access) if info.HasField("access") else None,
     )
+
+
+def _access(each: pb.Access) -> model.Access:
+    return model.Access(each.client, each.role, each.manage, _users(each.list), _users(each.trace))
+
+
+def _users(each: pb.Users) -> tuple[int, ...] | None:
+    return None if each.everybody else tuple(each.uids)
 
 
 def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:

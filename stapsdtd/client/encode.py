@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 Selectors: TypeAlias = "str | Iterable[str]"
 
 CHANNEL_OPTIONS = (
+    # What is set for the web has no business here.
+    ("grpc.enable_http_proxy", 0),
     # All probes of a host may well be more than gRPC's usual 4 MB.
     ("grpc.max_receive_message_length", 256 << 20),
     # A server that is started again is found at once, not after gRPC's growing pauses of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # In spite of its name, how long a connection may take: one that starts the daemon (systemd/stapsdtd.socket) does.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,10 @@ class ClientError(StapsdtdError):
     """Base of all errors of the client; its text is fit to be shown to a user."""
 
 
+class InvalidTargetError(ClientError):
+    """No server can be at this address, or the files of Tls cannot be used."""
+
+
 class ProtocolError(ClientError):
     """The server sent what this client does not know: one of the two is too old."""
 
@@ -34,7 +39,7 @@ class RequestFailedError(ClientError):
 
 
 class ServerUnavailableError(RequestFailedError):
-    """Nobody answers on target, a `unix:PATH`, or nobody does any more."""
+    """Nobody answers on target, or nobody does any more, or not to this client."""
 
     def __init__(self, code: grpc.StatusCode, details: str, target: str) -> None:
         super().__init__(code, _how_to_reach(target, details))
@@ -118,11 +123,34 @@ def translated(target: str) -> Iterator[None]:
         raise from_rpc_error(error, target) from error
 
 
+_UNVERIFIED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)|(?:Hostname Verification|not in peer certificate)")
+_CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|delayed close", re.IGNORECASE)
+
+
 def _how_to_reach(target: str, details: str) -> str:
     if "Permission denied" in details:
         return f"{target} may not be opened by this user: run as root, or join the group that owns it"
+    if verified := _UNVERIFIED.search(details):
+        return f"{target}: its certificate was refused ({verified[1]}): give the authority that signed it, and its name"
+    if "WRONG_VERSION_NUMBER" in details:
+        return f"{target} speaks no TLS: leave out the certificate"
+    if _CLOSED.search(details):
+        return f"{target} closed the connection: {_why_closed(target)}"
+    if target.startswith("tcp:"):
+        reason = (
+            "there is no such host"
+            if "resolving" in details
+            else f"run 'stapsdtd' there and have it listen on {target}"
+        )
+        return f"nobody answers on {target}: {reason}"
     start = f"'systemctl start stapsdtd' or 'stapsdtd --listen {target}'"
     return f"nobody answers on {target}: start it with {start}"
+
+
+def _why_closed(target: str) -> str:
+    if target.startswith("tcp:"):
+        return "it wants TLS, with a certificate that its authority signed and a role is for; its log says more"
+    return "it stops, or has no role for this user, or no room for one more; its log says which"
 
 
 def _violations(call: grpc.Call) -> tuple[Violation, ...]:

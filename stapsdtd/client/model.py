@@ -193,8 +193,26 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Access:
+    """Who the server takes this client for, and what that allows.
+
+    list, trace: the ids of users whose processes may be listed and traced; None for everybody's. manage: other clients'
+    subscriptions may be seen, streamed and ended too.
+    """
+
+    client: str
+    role: str
+    manage: bool
+    list: tuple[int, ...] | None
+    trace: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """subscriptions, processes, objects and probes are how many there are."""
+    """subscriptions, processes, objects and probes are how many there are for this client.
+
+    access is None where the server is too old to tell it.
+    """
 
     version: str
     engine: str
@@ -207,6 +225,7 @@ class ServerInfo:
     probes: int
     features: tuple[Feature, ...]
     limits: Limits
+    access: Access | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from stapsdtd.errors import KernelFeatureError
-
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
+from stapsdtd.kernel.mounts import mounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +93,9 @@ def _names(path: bytes) -> list[bytes]:
 
 def _mount(mountinfo: str) -> tuple[bytes, bytes]:
     """Which part of the hierarchy is mounted, and where."""
-    with open(mountinfo, "rb") as lines:
-        for line in lines:
-            mount, _, kind = line.partition(b" - ")
-            if kind.startswith(b"cgroup2 "):
-                root, mount_point = mount.split(b" ")[3:5]
-                return _unescaped(root), _unescaped(mount_point)
+    for mount in mounts(mountinfo):
+        if mount.kind == b"cgroup2":
+            return mount.root, mount.point
     raise KernelFeatureError(
         "cgroup2", "it is not mounted", "run 'mount -t cgroup2 none /sys/fs/cgroup/unified' as root"
     )
-
-
-def _unescaped(text: bytes) -> bytes:
-    return _ESCAPE.sub(lambda escape: bytes([int(escape[1], 8)]), text)

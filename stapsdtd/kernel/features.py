@@ -31,7 +31,9 @@ def probe_features() -> list[Feature]:
         _try("tracefs instances", _instances, required=True),
         _try("mapping records", _mapping_records, required=False),
         _try("process connector", _connector, required=False),
+        _try("other processes", _other_processes, required=False),
         _try("map_files", _map_files, required=False),
+        _try("files of others", _files_of_others, required=False),
     ]
 
 
@@ -72,6 +74,21 @@ def _connector() -> str:
     return "netlink reports fork, exec and exit"
 
 
+def _other_processes() -> str:
+    try:
+        # kthreadd has all capabilities, so that having the same user is not enough; and unlike init it is never special
+        os.readlink("/proc/2/root")
+    except FileNotFoundError:
+        return "nothing to try it on in this pid namespace"
+    except PermissionError as error:
+        raise KernelFeatureError(
+            "other processes",
+            f"/proc/PID of others is refused ({error.strerror}): no way to memfds and files in other mount namespaces",
+            "run as root or with CAP_SYS_PTRACE",
+        ) from error
+    return "their files can be reached"
+
+
 def _map_files() -> str:
     for mapping in procfs.executable_mappings(os.getpid()):
         try:
@@ -84,3 +101,20 @@ def _map_files() -> str:
             ) from error
         break
     return "deleted files and memfds can be reached"
+
+
+def _files_of_others() -> str:
+    """A file that its own mode lets nobody read stands for those that only another user may read."""
+    descriptor = os.memfd_create("stapsdt-unreadable", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(descriptor, 0)
+        os.close(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError as error:
+        raise KernelFeatureError(
+            "files of others",
+            f"what only its owner may read is refused ({error.strerror}): no way to programs in private folders",
+            "run as root or with CAP_DAC_READ_SEARCH",
+        ) from error
+    finally:
+        os.close(descriptor)
+    return "files that only their owner may read are read"

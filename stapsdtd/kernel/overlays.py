@@ -13,16 +13,18 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-_UNESCAPED_COLON = re.compile(r"(?<!\\):")
+from stapsdtd.kernel.mounts import mounts
+from stapsdtd.kernel.procfs import shown_path
+
+_UNESCAPED_COLON = re.compile(rb"(?<!\\):")
 
 
 class _Overlay(NamedTuple):
     """root: what of the overlay is mounted; layers: the upper one first."""
 
-    root: str
-    mount_point: str
-    layers: tuple[str, ...]
+    root: bytes
+    mount_point: bytes
+    layers: tuple[bytes, ...]
 
 
 def real_file(pid: int, path: str, shown: os.stat_result) -> os.stat_result | None:
@@ -50,57 +52,45 @@ def real_file(pid: int, path: str, shown: os.stat_result) -> os.stat_result | No
 
 def _mounts(witness: str, dev: int) -> list[_Overlay] | None:
     """Answer the mounts of a device that are overlays; None where it is not mounted at all."""
+    device = f"{os.major(dev)}:{os.minor(dev)}".encode()
     try:
-        with open(f"/proc/{witness}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+        found = [mount for mount in mounts(f"/proc/{witness}/mountinfo") if mount.device == device]
     except OSError:
         return None
-    device = f"{os.major(dev)}:{os.minor(dev)}"
-    found, is_known = [], False
-    for line in lines:
-        fields = line.split(" ")
-        if len(fields) > 9 and fields[2] == device:
-            is_known = True
-            kind, _, options = fields[fields.index("-", 6) + 1 :][:3]
-            if kind == "overlay":
-                found.append(_Overlay(_plain(fields[3]), _plain(fields[4]), tuple(_layers(_plain(options)))))
-    return found if is_known else None
+    overlays = [mount for mount in found if mount.kind == b"overlay"]
+    return [_Overlay(mount.root, mount.point, tuple(_layers(mount.options))) for mount in overlays] if found else None
 
 
-def _layers(options: str) -> Iterator[str]:
+def _layers(options: bytes) -> Iterator[bytes]:
     lower = []
-    for option in re.split(r"(?<!\\),", options):
-        name, _, value = option.partition("=")
-        if name == "upperdir":
+    for option in re.split(rb"(?<!\\),", options):
+        name, _, value = option.partition(b"=")
+        if name == b"upperdir":
             yield _without_backslashes(value)
-        elif name == "lowerdir":
+        elif name == b"lowerdir":
             lower += [_without_backslashes(each) for each in _UNESCAPED_COLON.split(value) if each]
-        elif name == "lowerdir+":
+        elif name == b"lowerdir+":
             lower.append(_without_backslashes(value))
     yield from lower
 
 
-def _plain(field: str) -> str:
-    """Undo the octal escapes of blanks, tabs, newlines and backslashes."""
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), field)
-
-
-def _without_backslashes(value: str) -> str:
-    return re.sub(r"\\(.)", r"\1", value)
+def _without_backslashes(value: bytes) -> bytes:
+    return re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
 
 
 def _in_layers(witness: str, mount: _Overlay, path: str, shown: os.stat_result) -> os.stat_result | None:
     """The first layer that has the name is the one that is shown."""
-    point = mount.mount_point.rstrip("/")
+    # bytes that are no text are shown in place of themselves
+    point = shown_path(mount.mount_point.rstrip(b"/"))
     if not path.startswith(point + "/"):
         return None
-    within = mount.root.rstrip("/") + path[len(point) :]
+    within = mount.root.rstrip(b"/") + path[len(point) :].encode()
     for layer in mount.layers:
-        if not layer.startswith("/"):
+        if not layer.startswith(b"/"):
             # relative to where the mounter was, which nobody knows any more
             return None
         try:
-            found = os.stat(f"/proc/{witness}/root{layer}{within}", follow_symlinks=False)
+            found = os.stat(f"/proc/{witness}/root".encode() + layer + within, follow_symlinks=False)
         except OSError:
             continue
         same = (found.st_ino, found.st_size, found.st_mtime_ns) == (shown.st_ino, shown.st_size, shown.st_mtime_ns)

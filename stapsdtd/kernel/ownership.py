@@ -7,25 +7,46 @@ from collections.abc import Iterable
 
 
 def owner_of(pid: int) -> int | None:
-    """The user who may look into a process; None where that is nobody, or it is gone.
-
-    /proc/PID belongs to the process's user, and to root where the process is not dumpable: a setuid program, one whose
-    file cannot be read, one that asked not to be looked into (task_dump_owner in fs/proc/base.c).
-    """
-    try:
-        shown = os.stat(f"/proc/{pid}").st_uid
-        with open(f"/proc/{pid}/status", "rb") as lines:
-            ids = {name: fields.split() for name, _, fields in (line.partition(b":") for line in lines)}
-    except OSError:
-        return None
-    # real, effective, saved, file system
-    users, groups = ids.get(b"Uid", [])[:3], ids.get(b"Gid", [])[:3]
-    if len(set(users)) != 1 or len(set(groups)) != 1:
-        return None
-    owner = int(users[0])
-    return owner if shown == owner else None
+    """The user who may look into a process; None where that is nobody, or it is gone."""
+    return _owner(pid, None)
 
 
 def belonging(pids: Iterable[int], users: frozenset[int]) -> frozenset[int]:
     """Those of some processes that belong to some users."""
-    return frozenset(pid for pid in pids if owner_of(pid) in users)
+    return frozenset(pid for pid in pids if belongs(pid, users))
+
+
+def belongs(pid: int, users: frozenset[int]) -> bool:
+    """Whether a process belongs to any of these users; sooner answered than whose it is."""
+    return _owner(pid, users) is not None
+
+
+def _owner(pid: int, among: frozenset[int] | None) -> int | None:
+    """One descriptor leads to one process, whoever gets its number later."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+            # as task_dump_owner in fs/proc/base.c has it, and unlike /proc/PID itself: root's where the process is not
+            # dumpable, which are a setuid program, one whose file cannot be read, one that asked to be left alone
+            shown = os.fstat(status.fileno()).st_uid
+            if among is not None and shown not in among:
+                return None
+            lines = status.readall()
+    except OSError:
+        return None
+    found = {name: fields.split() for name, _, fields in (line.partition(b":") for line in lines.split(b"\n"))}
+    # real, effective, saved, file system
+    users, groups = found.get(b"Uid", [])[:3], found.get(b"Gid", [])[:3]
+    if len(set(users)) != 1 or len(set(groups)) != 1 or int(users[0]) != shown:
+        return None
+    return None if shown and _is_privileged(pid, found.get(b"CapPrm", [])) else shown
+
+
+def _is_privileged(pid: int, permitted: list[bytes]) -> bool:
+    """Whether a user's process can do on this host what its user cannot, by capabilities that it was started with."""
+    if permitted and not int(permitted[0], 16):
+        return False
+    try:
+        # those of a user namespace count only there
+        return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
+    except OSError:
+        return True

@@ -78,11 +78,35 @@ def executable_mappings(pid: int) -> list[Mapping]:
                 file_offset=FileOffset(int(offset, 16)),
                 dev=os.makedev(int(major, 16), int(minor, 16)),
                 inode=int(inode),
-                # the newline's is the only escape that maps makes
-                path=shown_path(path[0].replace(rb"\012", b"\n")) if path else "",
+                path=_path(pid, start, end, path[0]) if path else "",
             )
         )
     return found
+
+
+def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
+    r"""A mapping's path from its line, which escapes a newline as \012 and nothing else, and marks what was deleted.
+
+    A name may have either in itself; then the kernel's own link tells, where this process may read it.
+    """
+    if rb"\012" not in raw and not raw.endswith(_DELETED):
+        return shown_path(raw)
+    try:
+        link = os.readlink(b"/proc/%d/map_files/%b-%b" % (pid, start.lstrip(b"0"), end.lstrip(b"0")))
+    except OSError:
+        return shown_path(raw.replace(rb"\012", b"\n"))
+    if link.endswith(_DELETED) and _is_there(pid, start, end, link):
+        return link.decode(errors="backslashreplace")
+    return shown_path(link)
+
+
+def _is_there(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
+    """Whether a process maps the file that has this very name."""
+    try:
+        mapped = os.stat(b"/proc/%d/map_files/%b-%b" % (pid, start.lstrip(b"0"), end.lstrip(b"0")))
+        return os.path.samestat(mapped, os.stat(b"/proc/%d/root%b" % (pid, path)))
+    except OSError:
+        return False
 
 
 def shown_path(raw: bytes) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
+from stapsdtd.kernel.mounts import mounts
 
 _REMEDY = "run 'mount -t tracefs nodev /sys/kernel/tracing' as root"
 
@@ -22,9 +23,7 @@ class Tracefs:
     @classmethod
     def locate(cls) -> Tracefs:
         """Raise KernelFeatureError where tracefs is not mounted or may not be read."""
-        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-            fields = [line.split() for line in mounts]
-        roots = [entry[1] for entry in fields if entry[2] == "tracefs"]
+        roots = [os.fsdecode(mount.point) for mount in mounts() if mount.kind == b"tracefs"]
         if not roots:
             raise KernelFeatureError("tracefs", "it is not mounted", _REMEDY)
         # the mount under debugfs is automatic and of the same content; the proper one is preferred
@@ -36,6 +35,16 @@ class Tracefs:
                 "run as root, on a kernel with CONFIG_UPROBE_EVENTS",
             )
         return cls(root)
+
+    def problem(self) -> str | None:
+        """Answer why no probe can be armed here now; None where one can."""
+        path = self.path("uprobe_events")
+        try:
+            # as to arm one; without O_APPEND all that there are would be removed
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+        except OSError as error:
+            return f"{path} cannot be written: {error.strerror or error}"
+        return None
 
     def path(self, relative: str) -> str:
         return f"{self.root}/{relative}"

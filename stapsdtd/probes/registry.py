@@ -19,6 +19,15 @@ class Change:
     vanished: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RegistryFigures:
+    """objects: those with probes, or with notes that cannot be used."""
+
+    processes: int
+    objects: int
+    probes: int
+
+
 Listener = Callable[[Change], None]
 
 
@@ -33,6 +42,7 @@ class Registry:
         self._objects: dict[ObjectKey, _Known] = {}
         self._listeners: list[Listener] = []
         self._gathered: dict[ObjectKey, Change] | None = None
+        self._probes = 0
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Answer what ends it."""
@@ -77,6 +87,7 @@ class Registry:
         appeared = entry is None
         if entry is None:
             entry = self._objects[key] = _Known(found, {})
+            self._probes += _count_probes(found)
         entry.mappings[pid] = mapping
         return Change(entry.object, appeared=appeared)
 
@@ -85,6 +96,7 @@ class Registry:
         del entry.mappings[pid]
         if not entry.mappings:
             del self._objects[key]
+            self._probes -= _count_probes(entry.object)
         return Change(entry.object, vanished=not entry.mappings)
 
     def _tell(self, changes: Sequence[Change]) -> None:
@@ -104,6 +116,10 @@ class Registry:
                     failure = failure or error
         if failure is not None:
             raise failure
+
+    def figures(self) -> RegistryFigures:
+        """In any thread."""
+        return RegistryFigures(len(self._processes), len(self._objects), self._probes)
 
     def pids(self) -> frozenset[int]:
         return frozenset(self._processes)
@@ -158,6 +174,10 @@ class _Process:
 class _Known:
     object: Object
     mappings: dict[int, FileMapping]
+
+
+def _count_probes(found: Object) -> int:
+    return len({(site.provider, site.name) for site in found.parsed.sites})
 
 
 def probes_of(found: Object, pids: list[int]) -> Iterator[Probe]:

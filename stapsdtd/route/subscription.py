@@ -160,6 +160,11 @@ class Subscription:
         self._waiters.append(waiter)
         return lambda: self._waiters.remove(waiter)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._waiters)
+
     def _notify(self) -> None:
         for waiter in list(self._waiters):
             waiter()
@@ -167,9 +172,10 @@ class Subscription:
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
-        if self.client.events is not None:
-            granted = self.client.events.take(sum(map(len, blocks)))
-            blocks = self._kept(blocks, granted, LossStage.QUOTA)
+        # another policy may put another one in its place meanwhile
+        quota = self.client.events
+        if quota is not None:
+            blocks = self._kept(blocks, quota.take(sum(map(len, blocks))), LossStage.QUOTA)
         room = self._rows_for(blocks)
         if room is not None:
             blocks = self._kept(blocks, room, LossStage.QUEUE, at_least=_ALWAYS_ROOM)

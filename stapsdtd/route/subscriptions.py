@@ -21,12 +21,15 @@ from stapsdtd.errors import (
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.machine import why_foreign
-from stapsdtd.kernel.ownership import owner_of
+from stapsdtd.kernel.ownership import belonging, belongs
+from stapsdtd.latency import Latency
 from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
+from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
+from stapsdtd.route.totals import Totals
 from stapsdtd.watch.objects import Parse, is_host_file, open_object
 from stapsdtd.watch.watcher import Watcher
 
@@ -37,7 +40,10 @@ _ENDED_KEPT_SECONDS = 10.0
 
 
 class Subscriptions:
-    """Runs on the control thread's event loop; `get` and `all` may be called from any thread."""
+    """Runs on the control thread's event loop; `get` and `all` may be called from any thread.
+
+    totals: what became of all events. arming: how long it takes to arm an object's sites. Both may be read anywhere.
+    """
 
     def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits) -> None:
         self._parse = parse
@@ -51,6 +57,9 @@ class Subscriptions:
         self._clients: dict[str, Client] = {}
         self._closing = False
         self._ended: dict[str, Subscription] = {}
+        self.totals = Totals()
+        self.arming = Latency()
+        self._rewritten = Rewritten(self._on_write)
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
 
@@ -75,6 +84,7 @@ class Subscriptions:
             raise
         held = _Held(subscription)
         self._held[subscription.id] = held
+        self.totals.began(subscription)
         statuses: list[SiteStatus] = []
         try:
             for found in self._registry.objects():
@@ -90,12 +100,14 @@ class Subscriptions:
         """Count a subscription as its client's. Raises LimitReachedError."""
         limits = self._limits
         if len(self._held) >= limits.max_subscriptions:
-            raise LimitReachedError(f"there are {len(self._held)} subscriptions, as many as this server allows")
+            raise LimitReachedError(
+                f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
+            )
         queues = sum(held.subscription.wish.queue_bytes for held in self._held.values()) + wish.queue_bytes
         if queues > limits.max_total_queue_bytes:
-            raise LimitReachedError(
-                f"all queues would take {queues} bytes, and this server allows {limits.max_total_queue_bytes}"
-            )
+            # how much others have is not to be told
+            most = limits.max_total_queue_bytes
+            raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
         client = self._clients.get(name) or Client(name)
         client.change_quotas(quotas)
         client.begin(wish.queue_bytes)
@@ -120,13 +132,24 @@ class Subscriptions:
             held.lease.cancel()
         self._end(held.subscription)
         held.subscription.client.sites -= sum(len(armed.armed) for armed in held.armed.values())
+        for key in held.armed:
+            self._rewritten.disarmed(key)
         self._ended[ident] = held.subscription
-        self._loop.call_later(_ENDED_KEPT_SECONDS, self._ended.pop, ident)
+        self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, held.subscription)
         try:
             self._engine.close(held.subscription.ticket)
         finally:
+            self.totals.ended(held.subscription)
             held.subscription.end(reason)
         return held.subscription
+
+    def _forget(self, ended: Subscription) -> None:
+        if ended.is_read:
+            # a slow client still gets what was left for it
+            self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, ended)
+            return
+        del self._ended[ended.id]
+        self.totals.settle(ended)
 
     def settled(self) -> Future[None]:
         """Answer what is done when all that was disarmed so far is out of the processes."""
@@ -136,6 +159,7 @@ class Subscriptions:
         self._closing = True
         self._housekeeping.cancel()
         self._stop_listening()
+        self._rewritten.close()
         for ident in list(self._held):
             try:
                 self.unsubscribe(ident, EndReason.SERVER_STOPPING)
@@ -191,16 +215,19 @@ class Subscriptions:
         subscription = held.subscription
         mappings = self._registry.mappings(found.key)
         if found.key in held.armed:
-            if not self._eligible(held, held.armed[found.key].choices, mappings.keys()) and not is_host_file(found):
+            if not is_host_file(found) and not self._eligible(held, held.armed[found.key].choices, mappings.keys()):
                 self._disarm(held, found)
             return
         choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
+        for earlier in [key for key in held.armed if (key.dev, key.inode) == (found.key.dev, found.key.inode)]:
+            self._disarm(held, held.armed[earlier].object)
         owners = subscription.wish.owners
         if owners is not None:
             # other users may have it elsewhere, which is not this one's business
-            mappings = {pid: mapping for pid, mapping in mappings.items() if owner_of(pid) in owners}
+            own = belonging(mappings, owners)
+            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in own}
             for mapping in list(mappings.values())[:1]:
                 found = replace(found, path=mapping.path)
             choices = _choices(subscription.wish, found, mappings)
@@ -219,6 +246,7 @@ class Subscriptions:
         fitting = fitting[: len(fitting) - len(beyond)]
         try:
             refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
+            self._rewritten.armed(found.key, f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
         most = subscription.client.quotas.max_sites
@@ -259,7 +287,9 @@ class Subscriptions:
             owners=subscription.wish.owners,
         )
         try:
-            return {refusal.site: refusal.reason for refusal in self._engine.arm(subscription.ticket, target)}
+            with self.arming.measured():
+                refusals = self._engine.arm(subscription.ticket, target)
+            return {refusal.site: refusal.reason for refusal in refusals}
         except (TracefsRejectedError, OSError) as error:
             _log.warning("%s could not be armed: %s", found.path, error)
             self._release(subscription, found)
@@ -273,10 +303,11 @@ class Subscriptions:
             wanted &= wish.scope.pids
         if all(choice.pids is not None for choice in choices):
             wanted &= frozenset().union(*(choice.pids or () for choice in choices))
-        return bool(wanted) if wish.owners is None else any(owner_of(pid) in wish.owners for pid in wanted)
+        return bool(wanted) if wish.owners is None else any(belongs(pid, wish.owners) for pid in wanted)
 
     def _disarm(self, held: _Held, found: Object) -> None:
         armed = held.armed.pop(found.key)
+        self._rewritten.disarmed(found.key)
         held.subscription.client.sites -= len(armed.armed)
         self._release(held.subscription, found)
         held.subscription.changed(
@@ -288,6 +319,18 @@ class Subscriptions:
             self._engine.disarm(subscription.ticket, found)
         except (TracefsRejectedError, OSError):
             _log.exception("%s could not be disarmed", found.path)
+
+    def _on_write(self, written: set[ObjectKey]) -> None:
+        """Disarm files before anybody maps what is in them now; those whose probes are what they were, for a while."""
+        for held in list(self._held.values()):
+            for key in written & held.armed.keys():
+                found = held.armed[key].object
+                self._disarm(held, found)
+                self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
+
+    def _consider_again(self, held: _Held, found: Object) -> None:
+        if held.subscription.id in self._held:
+            self._consider(held, found)
 
     def _keep_house(self) -> None:
         """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""

@@ -19,7 +19,7 @@ from stapsdtd.sandbox import seccomp
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
-_CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x04000000, 0x08000000, 0x40000000
+_CLONE_NEWUTS, _CLONE_NEWIPC, _CLONE_NEWUSER, _CLONE_NEWNET = 0x04000000, 0x08000000, 0x10000000, 0x40000000
 
 # The same on all machines.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
@@ -58,14 +58,9 @@ class Measure(Flag):
 def drop_rights(user: int, group: int) -> Measure:
     """Become another user, where this one may, without a capability, a network or a file to open."""
     missing = Measure.none()
-    for namespace in (_CLONE_NEWNET, _CLONE_NEWIPC, _CLONE_NEWUTS):
-        if _libc.unshare(namespace):
-            missing |= Measure.NAMESPACES
-    for capability in range(64):
-        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
-            if ctypes.get_errno() == errno.EPERM:  # EINVAL is the end of the list
-                missing |= Measure.CAPABILITY_BOUND
-            break
+    namespaces = _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS
+    is_apart = not _libc.unshare(namespaces)
+    is_bounded = _drop_bound()
     if os.geteuid() == 0:
         try:
             os.setgroups([])
@@ -74,6 +69,15 @@ def drop_rights(user: int, group: int) -> Measure:
         except PermissionError:
             # root without CAP_SETUID and CAP_SETGID
             missing |= Measure.USER
+    if not is_apart:
+        # a user namespace gives them to those without CAP_SYS_ADMIN too; last, since within it no user can be changed,
+        # and with another bound, since it begins with all capabilities over itself
+        if _libc.unshare(_CLONE_NEWUSER | namespaces):
+            missing |= Measure.NAMESPACES
+        else:
+            is_bounded = _drop_bound()
+    if not is_bounded:
+        missing |= Measure.CAPABILITY_BOUND
     _clear_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     # after the change of user, which resets it; and nobody else of that user can look into it or trace it
@@ -121,6 +125,15 @@ def _prctl(option: int, argument: int) -> None:
 def _failed(what: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _drop_bound() -> bool:
+    """Answer whether no capability can be had by executing a program any more."""
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
+            # otherwise EINVAL, at the end of the list
+            return ctypes.get_errno() != errno.EPERM
+    return True
 
 
 def _clear_capabilities() -> None:

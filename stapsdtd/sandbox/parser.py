@@ -11,16 +11,19 @@ import contextlib
 import errno
 import logging
 import os
+import pwd
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.kernel.debug_files import debug_file
+from stapsdtd.latency import Latency
 from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
@@ -28,6 +31,9 @@ from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError
 from stapsdtd.sandbox.worker import PID
 
 _log = logging.getLogger(__name__)
+
+USER = "stapsdt-parse"
+"""As systemd/stapsdtd.sysusers.conf makes it: a user of the workers' own, so that nobody else may send them signals."""
 
 NOBODY = 65534
 
@@ -45,8 +51,15 @@ _PAUSE_SECONDS = 5.0
 
 _RECEIVED_BYTES = 1 << 16
 
+FailureReason = Literal["file", "worker"]
+"""The file is none that can be read; or the worker failed, ended, hung or said nonsense."""
+
 _Owner = tuple[int, int]
 _NO_DEVICE = -1
+
+
+class TooSlowError(ObjectUnreadableError):
+    """It was not parsed in the seconds that were given."""
 
 
 class _WorkerGoneError(Exception):
@@ -56,41 +69,57 @@ class _WorkerGoneError(Exception):
 class SandboxedParser:
     """Parses in processes without rights. `close` leaves none behind; all calls come from one thread.
 
-    user, group: the ids they take where this process may change its own. command: what becomes the zygote when a
-    socket's descriptor and both ids are added.
+    parsing, failures, starts: how long files took, how often one could not be parsed and how often the sandbox was
+    started, which may be read anywhere.
+
+    ids: of the user and group they become where this process may change its own; without it, worker_ids. command: what
+    becomes the zygote when a socket's descriptor and both ids are added.
     """
 
     def __init__(
         self,
         *,
-        user: int = NOBODY,
-        group: int = NOBODY,
+        ids: tuple[int, int] | None = None,
         deadline_seconds: float = 10.0,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        self._arguments = user, group, tuple(command)
+        self._arguments = *(ids or worker_ids()), tuple(command)
         self._deadline_seconds = deadline_seconds
         self._workers: OrderedDict[_Owner, _Worker] = OrderedDict()
+        self.parsing = Latency()
+        self.failures: Counter[FailureReason] = Counter()
+        self.starts = 0
         self._missing: Measure | None = None
         self._next_start = 0.0
         # it starts while the daemon does other things
         self._zygote: _Zygote | None = self._start_zygote()
 
-    def parse(self, descriptor: int, pid: int) -> ParsedObject:
+    def parse(self, descriptor: int, pid: int, seconds: float | None = None) -> ParsedObject:
         """Read the file that is open there, for reading only, and that a process maps; with its debug file where it
         was stripped of symbols that its notes name.
 
         Raises ObjectUnreadableError where the file is why it cannot be read, which says nothing of files to come; and
-        OSError where there is no process to read it: with ENOMEM, after which it is worth to try again later.
+        OSError where there is no process to read it: with ENOMEM, after which it is worth to try again later. Where
+        seconds are given, TooSlowError says that it takes longer.
         """
-        parsed = self._parse([descriptor], pid)
+        with self.parsing.measured():
+            return self._parse_with_symbols(descriptor, pid, seconds)
+
+    def abort(self) -> None:
+        """Have what is going on in its thread fail, and all that begins later. For any thread."""
+        self._next_start = float("inf")
+        if self._zygote is not None:
+            self._zygote.abort()
+
+    def _parse_with_symbols(self, descriptor: int, pid: int, seconds: float | None) -> ParsedObject:
+        parsed = self._parse([descriptor], pid, seconds)
         if parsed.lacks_symbols and parsed.build_id:
             with contextlib.suppress(ObjectUnreadableError), debug_file(parsed.build_id) as found:
                 if found is not None:
-                    parsed = self._parse([descriptor, found], pid)
+                    parsed = self._parse([descriptor, found], pid, seconds)
         return parsed
 
-    def _parse(self, descriptors: Sequence[int], pid: int) -> ParsedObject:
+    def _parse(self, descriptors: Sequence[int], pid: int, seconds: float | None) -> ParsedObject:
         descriptor = descriptors[0]
         status = os.fstat(descriptor)
         is_private = status.st_nlink > 0 and not status.st_mode & 0o022
@@ -100,14 +129,20 @@ class SandboxedParser:
             was_new = not worker.files
             begin = time.monotonic()
             try:
-                parsed = protocol.decode(worker.ask(descriptors, self._deadline_seconds), status.st_size)
+                answer = worker.ask(descriptors, seconds or self._deadline_seconds)
+                # it may have grown while it was read
+                parsed = protocol.decode(answer, max(status.st_size, os.fstat(descriptor).st_size))
             except ObjectUnreadableError as error:
                 self._keep(worker, owner, begin)
+                self.failures["worker" if isinstance(error, ParserFailedError) else "file"] += 1
                 if isinstance(error, ParserFailedError):
                     _log.warning("%r cannot be parsed: %s", _name(descriptor), error)
                 raise
             except (RefusedError, TimeoutError, _WorkerGoneError) as error:
                 what = self._end(worker, error)
+                if seconds and isinstance(error, TimeoutError):
+                    raise TooSlowError(f"parsing it takes longer than {seconds:g} s") from error
+                self.failures["worker"] += 1
                 # a worker that had read other files may have been at fault, or whoever ended it
                 if is_last or isinstance(error, TimeoutError) or (was_new and isinstance(error, RefusedError)):
                     _log.warning("%r cannot be parsed: %s", _name(descriptor), what)
@@ -146,6 +181,7 @@ class SandboxedParser:
     def _start_zygote(self) -> _Zygote:
         if time.monotonic() < self._next_start:
             raise OSError(errno.ENOMEM, "the sandbox does not start")
+        self.starts += 1
         return _Zygote(*self._arguments)
 
     def _lose_zygote(self) -> None:
@@ -185,6 +221,15 @@ class SandboxedParser:
         if isinstance(error, RefusedError):
             return f"the process that parsed it said nonsense: {error}"
         return f"the process that parsed it {_ended(status)}"
+
+
+def worker_ids() -> tuple[int, int]:
+    """Answer USER's user and group id, where the host has it, else NOBODY's."""
+    try:
+        found = pwd.getpwnam(USER)
+    except KeyError:
+        return NOBODY, NOBODY
+    return found.pw_uid, found.pw_gid
 
 
 def _ended(status: int | None) -> str:
@@ -289,6 +334,10 @@ class _Zygote:
             raise _WorkerGoneError("its process ended")
         number: int = PID.unpack(answer)[0]
         return number
+
+    def abort(self) -> None:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """It ends its workers and itself when the socket is closed."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from stapsdtd.errors import ObjectGoneError, ObjectUnreadableError
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.overlays import real_file
 from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
@@ -26,7 +26,9 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Parse(Protocol):
-    """Reads the ELF file that is open there. Raises ObjectUnreadableError; and OSError where that may pass."""
+    """Reads the ELF file that is open there. Raises ObjectUnreadableError; OSError where that may pass; and
+    ObjectPendingError where it takes a while, after which it answers.
+    """
 
     def __call__(self, descriptor: int, pid: int) -> ParsedObject:
         """pid: of a process that maps it."""
@@ -60,7 +62,8 @@ class ObjectStore:
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
         """Answer the object that a process maps; None where it has nothing to say of probes.
 
-        Raises ObjectGoneError where it cannot be reached, and OSError where this process is out of descriptors.
+        Raises ObjectGoneError where it cannot be reached, OSError where this process is out of descriptors, and
+        ObjectPendingError where it will be known later.
         """
         with contextlib.suppress(KeyError):
             return self.recall(mapping.dev, mapping.inode, mapping.path)
@@ -149,7 +152,7 @@ def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Call
     # touched or written to since; it counts whether a probe would still be where it was
     try:
         return parse(descriptor) == found.parsed
-    except (ObjectUnreadableError, OSError):
+    except (ObjectUnreadableError, ObjectPendingError, OSError):
         return False
 
 
@@ -159,13 +162,16 @@ def _open_now(path: str, flags: int) -> int:
 
 
 def is_host_file(found: Object) -> bool:
-    """Answer whether the object's path, seen from here, still leads to it: a later process may map it from there."""
+    """Answer whether the object's path, seen from here, still leads to it: a later process may map it from there.
+
+    A file that was written to meanwhile is another object, though it has the same inode.
+    """
     try:
         status = os.stat(found.path)
     except (OSError, ValueError):
         return False
     status = real_file(os.getpid(), found.path, status) or status
-    return (status.st_dev, status.st_ino) == (found.key.dev, found.key.inode)
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) == found.key
 
 
 def _key(status: os.stat_result, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:

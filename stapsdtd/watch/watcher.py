@@ -19,12 +19,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from stapsdtd.errors import KernelFeatureError, ObjectGoneError
+from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed, ProcessConnector
 from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
+from stapsdtd.latency import Latency
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
-from stapsdtd.probes.registry import Registry
+from stapsdtd.probes.registry import Change, Registry
+from stapsdtd.watch.fairness import Holdings, Time, user_of
 from stapsdtd.watch.objects import ObjectStore, Parse
 from stapsdtd.watch.threads import Threads
 
@@ -38,7 +40,11 @@ _DEAD = frozenset("ZX")
 
 
 class Watcher:
-    """Runs on one event loop, all methods but `catch_up` in its thread."""
+    """Runs on one event loop, all methods but `catch_up` and `parsed` in its thread.
+
+    looking: how long it takes to look at a process, with what is parsed and armed therefore. rescans: how often all of
+    /proc was read. Both may be read anywhere.
+    """
 
     def __init__(self, registry: Registry, threads: Threads, parse: Parse) -> None:
         self._registry = registry
@@ -51,6 +57,8 @@ class Watcher:
         self._happenings: deque[Happening] = deque()
         self._anything = select.epoll()
         self._turn: asyncio.TimerHandle | None = None
+        self.looking = Latency()
+        self.rescans = 0
         self._lost = False
         self._seen: dict[int, tuple[ProcessKey, dict[Mapping, Object | None]]] = {}
         self._pending: dict[int, list[Mapped]] = {}
@@ -59,6 +67,11 @@ class Watcher:
         self._leaderless: set[int] = set()
         self._doubtful: set[int] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._time = Time()
+        self._holdings = Holdings()
+        self._deferred: dict[int, list[Mapped]] = {}
+        self._excessive: set[int] = set()
+        self._stop_listening = registry.listen(self._on_change)
 
     def start(self) -> None:
         """Listen first and scan then, so that nothing falls between."""
@@ -78,7 +91,12 @@ class Watcher:
             self._anything.register(self._connector.fileno(), select.EPOLLIN)
         self._wait()
 
+    def _on_change(self, change: Change) -> None:
+        if change.vanished:
+            self._holdings.release(change.object.key)
+
     def stop(self) -> None:
+        self._stop_listening()
         for timer in self._timers.values():
             timer.cancel()
         if self._turn is not None:
@@ -107,6 +125,10 @@ class Watcher:
         if what == "rescan":
             self._again("rescan", _RESCAN_SECONDS)
             self._doubt_everything()
+        elif what == "deferred":
+            deferred, self._deferred = self._deferred, {}
+            for pid, records in deferred.items():
+                self._pending.setdefault(pid, []).extend(records)
         else:
             doubtful, self._doubtful = self._doubtful, set()
             self._doubt(doubtful & self._leaderless)
@@ -240,6 +262,7 @@ class Watcher:
                 self._pending.setdefault(pid, [])
 
     def _doubt_everything(self) -> None:
+        self.rescans += 1
         living = procfs.pids()
         self._lost = False
         for pid in self._seen.keys() - set(living):
@@ -254,19 +277,45 @@ class Watcher:
             if deadline is not None and time.monotonic() > deadline:
                 break
 
+    def parsed(self, pids: Iterable[int]) -> None:
+        """What these processes map, and was pending, is known now. For any thread."""
+
+        def look_again() -> None:
+            for pid in pids:
+                self._pending.setdefault(pid, [])
+            self._wake()
+
+        self._loop.call_soon_threadsafe(look_again)
+
     def _try_to_look_at(self, pid: int, records: list[Mapped]) -> None:
+        user = user_of(pid)
+        if self._time.left(user) <= 0:
+            self._defer(pid, records)
+            return
         try:
-            self._look_at(pid, records)
+            with self.looking.measured(), self._time.taken(user):
+                self._look_at(pid, user, records)
         except OSError as error:
             _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
             self._doubt([pid])
 
-    def _look_at(self, pid: int, records: list[Mapped]) -> None:
+    def _defer(self, pid: int, records: list[Mapped]) -> None:
+        """Its user's processes take too much time, so that others' come first."""
+        self._deferred.setdefault(pid, []).extend(records)
+        if "deferred" not in self._timers:
+            self._again("deferred", _DOUBT_SECONDS)
+
+    def _tell_of_excess(self, user: int) -> None:
+        if user not in self._excessive:
+            self._excessive.add(user)
+            _log.warning("user %d has more probes than are known of one user; the others of them are not found", user)
+
+    def _look_at(self, pid: int, user: int, records: list[Mapped]) -> None:
         mappings = procfs.executable_mappings(pid)
         stat = procfs.stat(pid)
         if stat is None or (stat.state in _DEAD and stat.threads <= 1):
             self._forget(pid)
-            self._take_in_the_ended(pid, records)
+            self._take_in_the_ended(pid, user, records)
             return
         if stat.threads > 1:
             self._threaded.add(pid)
@@ -274,9 +323,9 @@ class Watcher:
             # it may be about to end, and that have been told already
             self._doubt([pid])
         if mappings or stat.state not in _DEAD:
-            self._update(stat.key, mappings)
+            self._update(stat.key, user, mappings)
 
-    def _update(self, process: ProcessKey, mappings: list[Mapping]) -> None:
+    def _update(self, process: ProcessKey, user: int, mappings: list[Mapping]) -> None:
         known, before = self._seen.get(process.pid, (process, {}))
         if known != process:
             before = {}
@@ -295,23 +344,29 @@ class Watcher:
             except ObjectGoneError as error:
                 _log.debug("pid %d: %s", process.pid, error)
                 continue
+            except ObjectPendingError:
+                # `parsed` has this process looked at again
+                continue
+            if found is not None and not self._holdings.admit(user, found):
+                self._tell_of_excess(user)
+                found = None
             now[mapping] = files[file] = found
             if found is not None:
                 mapped.setdefault(found.key, (found, mapping))
         self._seen[process.pid] = process, now
         self._registry.update(process, mapped)
 
-    def _take_in_the_ended(self, pid: int, records: list[Mapped]) -> None:
+    def _take_in_the_ended(self, pid: int, user: int, records: list[Mapped]) -> None:
         """A process that ended before anybody looked may have been the first of many that map an object."""
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
         for record in records:
             mapping = record.mapping
             try:
                 found = self._store.resolve(pid, mapping)
-            except (ObjectGoneError, OSError) as error:
+            except (ObjectGoneError, ObjectPendingError, OSError) as error:
                 _log.debug("pid %d, which ended: %s", pid, error)
                 continue
-            if found is not None:
+            if found is not None and self._holdings.admit(user, found):
                 mapped.setdefault(found.key, (found, mapping))
         if mapped and self._registry.process(pid) is None:
             # its start time cannot be known any more, and nobody asks for it
@@ -358,4 +413,4 @@ class Watcher:
                 self._doubt([pid])
                 return
         self._forget(pid)
-        self._take_in_the_ended(pid, self._pending.pop(pid, []))
+        self._take_in_the_ended(pid, user_of(pid), self._pending.pop(pid, []))

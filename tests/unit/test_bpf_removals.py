@@ -42,6 +42,24 @@ def begin(removals: Removals, event: Event, gone: list[tuple[Event, threading.Th
     removals.begin(cast("ProbeEvent", event), lambda: gone.append((event, threading.current_thread())))
 
 
+def test_what_is_awaited_comes_first(removals: Removals) -> None:
+    first, *passing, awaited = (Event() for _ in range(5))
+    gone: list[tuple[Event, threading.Thread]] = []
+    begin(removals, first, gone)
+    for event in passing:
+        removals.begin(cast("ProbeEvent", event), lambda: None, is_awaited=False)
+    begin(removals, awaited, gone)
+    settled = removals.settled()
+    assert removals.waiting >= len(passing)
+    first.may_go.set()
+    awaited.may_go.set()
+    settled.result(PATIENCE_SECONDS)
+    removals.collect()
+    assert [event for event, _ in gone] == [first, awaited]
+    for event in passing:
+        event.may_go.set()
+
+
 def test_caller_does_not_wait_and_is_told_in_its_own_thread(removals: Removals) -> None:
     event, gone = Event(), list[tuple[Event, threading.Thread]]()
     begin(removals, event, gone)

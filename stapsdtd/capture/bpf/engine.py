@@ -50,6 +50,9 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 
 _RECORDS_AT_LEAST = 4
 _SPARE_BYTES = 64 << 10
+
+_MOST_REMOVALS = 256
+"""Each holds descriptors, and takes some 100 ms."""
 _KEPT_RING_BYTES = 16 << 20
 
 
@@ -158,6 +161,9 @@ class BpfEngine:
 
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
+        if target.is_passing and self._removals.waiting > _MOST_REMOVALS:
+            reason = f"objects come and go faster than the kernel removes events: {self._removals.waiting} wait"
+            return [Refusal(wanted.capture.site, reason) for wanted in target.sites]
         found = self._object(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
@@ -177,20 +183,20 @@ class BpfEngine:
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
-        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []))
+        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []), is_awaited=False)
 
     def close(self, ticket: Ticket) -> None:
         subscription = self._subscriptions[ticket]
-        self._release(ticket, [site for sites in subscription.sites.values() for site in sites])
+        self._release(ticket, [site for sites in subscription.sites.values() for site in sites], is_awaited=True)
         self._reader.silence(subscription.channel)
         del self._subscriptions[ticket]
         if not self._subscriptions:
             self._drop_large_rings()
 
-    def _release(self, ticket: Ticket, sites: Sequence[_Site]) -> None:
+    def _release(self, ticket: Ticket, sites: Sequence[_Site], *, is_awaited: bool) -> None:
         for site in sites:
             del site.wants[ticket]
-        for site, reason in self._bring_in_step(sites).items():
+        for site, reason in self._bring_in_step(sites, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
@@ -241,7 +247,9 @@ class BpfEngine:
         if not found.sites and self._objects.pop(found.key, None) is not None:
             os.close(found.descriptor)
 
-    def _bring_in_step(self, sites: Sequence[_Site], newcomer: Ticket | None = None) -> dict[_Site, str]:
+    def _bring_in_step(
+        self, sites: Sequence[_Site], newcomer: Ticket | None = None, *, is_awaited: bool = False
+    ) -> dict[_Site, str]:
         """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
 
         Those keep the group and plan that they have, and the newcomer's wish is forgotten. There may be others among
@@ -250,7 +258,8 @@ class BpfEngine:
         refused: dict[_Site, str] = {}
         plans = self._new_plans(sites, refused)
         _forget_wishes(newcomer, refused)
-        self._reader.begin(plans.values())
+        if plans:
+            self._reader.begin(plans.values())
         superseded = self._regroup(sites, plans, refused)
         _forget_wishes(newcomer, refused)
         ended = [plan for site, plan in plans.items() if site in refused]
@@ -259,7 +268,7 @@ class BpfEngine:
             {site: plan for site, plan in plans.items() if site not in refused},
         )
         for group in superseded:
-            self._remove(group)
+            self._remove(group, is_awaited=is_awaited)
         if ended:
             self._reader.end(ended)
         for plan in ended:
@@ -374,12 +383,14 @@ class BpfEngine:
         with contextlib.suppress(ProcessLookupError):
             group.event.arm(pid, self._loaded.program, group.cookie)
 
-    def _remove(self, group: _Group) -> None:
+    def _remove(self, group: _Group, *, is_awaited: bool) -> None:
         """Its sites have other groups by now, or none."""
         for site in group.sites:
             if site.group is group:
                 site.group = None
-        self._removals.begin(group.event, lambda: self._tables.give_back_group(group.first, group.window))
+        self._removals.begin(
+            group.event, lambda: self._tables.give_back_group(group.first, group.window), is_awaited=is_awaited
+        )
 
     def _plan(self, site: _Site) -> ActivePlan:
         """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""

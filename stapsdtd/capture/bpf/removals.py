@@ -1,8 +1,15 @@
-"""Takes events away in a thread of its own: the kernel waits some 100 ms for each, and nobody else needs to."""
+"""Takes events away in a thread of its own: the kernel waits some 100 ms for each, and nobody else needs to.
+
+Those that somebody waits for come first. The others are of objects that came and went, and a user can have many come
+and go.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
@@ -19,10 +26,28 @@ class Removals:
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, "stapsdtd-removals")
         self._gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._line: list[tuple[bool, int, Callable[[], None]]] = []
 
-    def begin(self, event: ProbeEvent, gone: Callable[[], None]) -> None:
+    def begin(self, event: ProbeEvent, gone: Callable[[], None], *, is_awaited: bool = True) -> None:
         """Remove an event that no slot goes by any more; gone is for what may be used again then, see collect()."""
-        self._worker.submit(self._remove, event, gone)
+        self._put(lambda: self._remove(event, gone), is_awaited=is_awaited)
+
+    @property
+    def waiting(self) -> int:
+        """How many are still to be removed."""
+        return len(self._line)
+
+    def _put(self, work: Callable[[], None], *, is_awaited: bool) -> None:
+        with self._lock:
+            heapq.heappush(self._line, (not is_awaited, next(self._numbers), work))
+        self._worker.submit(self._do_next)
+
+    def _do_next(self) -> None:
+        with self._lock:
+            _, _, work = heapq.heappop(self._line)
+        work()
 
     def _remove(self, event: ProbeEvent, gone: Callable[[], None]) -> None:
         try:
@@ -46,8 +71,10 @@ class Removals:
                 return
 
     def settled(self) -> Future[None]:
-        """Answer what is done when all that was begun so far is gone."""
-        return self._worker.submit(lambda: None)
+        """Answer what is done when all that was begun so far, and is awaited, is gone."""
+        done: Future[None] = Future()
+        self._put(lambda: done.set_result(None), is_awaited=True)
+        return done
 
     def finish(self) -> None:
         """Wait until all are gone."""

@@ -1,0 +1,186 @@
+"""`stapsdt top`: what fires how often, by probe and by process, until somebody has seen enough."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.following import LEASE_SECONDS, follow, set_by_signals, summary_of
+from stapsdtd.cli.render import complain, discard_output
+from stapsdtd.cli.top_figures import Rates
+from stapsdtd.cli.top_output import output_for
+from stapsdtd.client import (
+    AsyncClient,
+    AsyncSubscription,
+    ColumnBatch,
+    Encoding,
+    Interruption,
+    SiteState,
+)
+
+if TYPE_CHECKING:
+    from stapsdtd.cli.top_output import Output
+
+_EVERYTHING = "*:*"
+
+_EXAMPLES = """\b
+Examples:
+  stapsdt top
+  stapsdt top 'postgresql:*' 'python:function__*' --interval 5
+  stapsdt top 'libc:*' --container 8d0c2f6e5b1a --where 'arg0 > 4096'
+  stapsdt top 'postgresql:*' --count 10 --json | jq '.probes[0]'
+"""
+
+
+@click.command("top", epilog=_EXAMPLES)
+@options.selectors(required=False)
+@options.pids
+@options.uids
+@options.execnames
+@options.cgroups
+@options.containers
+@options.where
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    default=1.0,
+    show_default=True,
+    help="How often to refresh.",
+)
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N intervals.")
+@options.duration
+@options.as_json
+@click.pass_obj
+def command(
+    server: options.Server,
+    *,
+    selectors: tuple[str, ...],
+    pids: tuple[int, ...],
+    uids: tuple[int, ...],
+    execnames: tuple[str, ...],
+    cgroups: tuple[str, ...],
+    containers: tuple[str, ...],
+    where: str,
+    interval: float,
+    count: int | None,
+    duration: float | None,
+    as_json: bool,
+) -> int:
+    """Show what fires how often, by probe and by process, until Ctrl-C.
+
+    Without a SELECTOR all probes count, which arms them all. No arguments are fetched unless a selector names some.
+    The tables begin with what fired most in the last interval; PROCESSES are those that fired it then.
+
+    It ends with a summary on standard error: how many events were delivered, were filtered out, or got lost.
+    """
+
+    async def subscribe(client: AsyncClient) -> AsyncSubscription:
+        return await client.subscribe(
+            [_without_values(selector) for selector in selectors or (_EVERYTHING,)],
+            pids=pids,
+            exclude_pids=[os.getpid()],
+            uids=uids,
+            execnames=execnames,
+            cgroups=cgroups,
+            containers=containers,
+            where=where,
+            lease_seconds=LEASE_SECONDS,
+        )
+
+    async def run() -> int:
+        stop = asyncio.Event()
+        with set_by_signals(stop):
+            async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
+                top = _Top(subscription, output_for(as_json=as_json), stop)
+                return await top.run(interval, count, duration)
+
+    return asyncio.run(run())
+
+
+def _without_values(selector: str) -> str:
+    return selector if "(" in selector else f"{selector}()"
+
+
+class _Top:
+    def __init__(self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event) -> None:
+        self._subscription = subscription
+        self._output = output
+        self._stop = stop
+        self._rates = Rates()
+        self._began = self._since = time.monotonic()
+
+    async def run(self, interval: float, count: int | None, duration: float | None) -> int:
+        """The exit code. What is shown last includes all that fired until the end."""
+        refreshing = asyncio.create_task(self._refresh(interval, count))
+        ended = self._began
+
+        def end() -> None:
+            # what comes from here on had fired before; to disarm takes a while that is none of the interval
+            nonlocal ended
+            ended = time.monotonic()
+            refreshing.cancel()
+
+        self._output.begin()
+        try:
+            failure = await follow(
+                self._subscription,
+                self._read(),
+                self._stop,
+                duration=duration,
+                ending=end,
+            )
+            self._show(ended)
+        finally:
+            refreshing.cancel()
+            self._output.close()
+        if failure:
+            complain(failure)
+        self._output.end(summary_of(self._subscription, self._rates.total))
+        return 1 if failure else 0
+
+    async def _read(self) -> None:
+        """Returns after the End."""
+        async for message in self._subscription.messages(Encoding.COLUMNS):
+            match message:
+                case ColumnBatch():
+                    self._rates.add(message)
+                case Interruption(error):
+                    seconds = self._subscription.lease_seconds
+                    self._output.interrupted(
+                        f"the stream broke, trying for {seconds} s to go on without a gap: {error}"
+                    )
+
+    async def _refresh(self, interval: float, count: int | None) -> None:
+        """Show each interval but the last one of those that are wanted, whose end is that of everything."""
+        due = self._began
+        for number in itertools.count(1):
+            due += interval
+            await asyncio.sleep(due - time.monotonic())
+            if number == count or self._stop.is_set():
+                self._stop.set()
+                return
+            self._show(time.monotonic())
+
+    def _show(self, until: float) -> None:
+        since, self._since = self._since, until
+        sites = self._subscription.sites
+        shown = self._rates.take(
+            time.time_ns(),
+            until - since,
+            sum(each.state is SiteState.ARMED for each in sites),
+            sum(each.state is SiteState.REFUSED for each in sites),
+            {stage.value: lost for stage, lost in self._subscription.lost.items()},
+        )
+        try:
+            self._output.show(shown)
+        except BrokenPipeError:
+            # nobody looks any more
+            discard_output()
+            self._stop.set()
