@@ -91,18 +91,18 @@ class ControlThread:
         return asyncio.run_coroutine_threadsafe(nothing(), self._loop)
 
 
-def make_engine(wanted: str, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
-    """Raises the KernelFeatureError where the wanted one, as config.ENGINES names it, cannot work here."""
-    owner = Owner.this_process()
+def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
+    """Raises the KernelFeatureError where the wanted one cannot work here."""
+    owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
     if isinstance(bpf, Loaded):
-        if wanted != "ftrace":
-            return BpfEngine(tracefs, owner, bpf)
+        if config.engine != "ftrace":
+            return BpfEngine(tracefs, owner, bpf, buffer_bytes)
         bpf.close()
-    elif wanted == "bpf":
+    elif config.engine == "bpf":
         raise bpf
-    elif wanted == "auto":
+    elif config.engine == "auto":
         _log.warning("%s; the ftrace engine is used instead", bpf)
-    return FtraceEngine(tracefs, owner, threads.pids_of)
+    return FtraceEngine(tracefs, owner, threads.pids_of, buffer_bytes)
 
 
 class Daemon:
@@ -132,7 +132,7 @@ class Daemon:
         for failure in left.failures:
             _log.warning("what a killed daemon left cannot be removed: %s", failure)
         threads = Threads()
-        engine = make_engine(self._config.engine, bpf, tracefs, threads)
+        engine = make_engine(self._config, bpf, tracefs, threads)
         self._on_stop(engine.shutdown)
         registry = Registry()
         watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse))

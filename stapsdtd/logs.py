@@ -23,6 +23,13 @@ def set_up(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(name)s: %(message)s" if _is_journal() else _WITH_TIME))
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A client that goes in the very moment in which its call ends is nothing to tell, let alone with a traceback."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 _WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -189,6 +189,12 @@ class EventLog:
             if next_seq == entry.next_seq:
                 self._read_bytes = max(self._read_bytes, entry.end_bytes)
 
+    def forget(self) -> None:
+        """Keep no events any more, since nobody will read them. The figures stay."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
     def _count_delivered(self, first_seq: int, next_seq: int) -> None:
         if next_seq > first_seq:
             self._delivered += next_seq - first_seq

@@ -150,6 +150,8 @@ class Subscriptions:
             return
         del self._ended[ended.id]
         self.totals.settle(ended)
+        # it refers to itself, and the collector may take its time
+        ended.log.forget()
 
     def settled(self) -> Future[None]:
         """Answer what is done when all that was disarmed so far is out of the processes."""

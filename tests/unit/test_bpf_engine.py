@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,10 @@ from stapsdtd.capture.bpf import layout, tables
 from stapsdtd.capture.bpf import reader as reader_module
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
+from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
+from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -882,6 +885,25 @@ def test_rings_are_as_large_as_the_largest_that_was_asked_for(kernel: FakeKernel
     assert kernel.loaded.puts[1:] == [(0, 4 * kernel.loaded.puts[0][1])]
 
 
+def test_rings_stay_within_what_all_may_take(kernel: FakeKernel) -> None:
+    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, 1 << 20)
+    opened(engine, 1, 1 << 16)
+    engine.arm(1, target(kernel, A))
+    assert kernel.loaded.puts == [(0, 1 << 17)]
+    engine.shutdown()
+
+
+@pytest.mark.usefixtures("sink")
+def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Removals, "waiting", 257)
+        passing = replace(target(kernel, A), is_passing=True)
+        assert "faster than the kernel removes events: 257 wait" in refused(engine.arm(1, passing))["a"]
+        assert kernel.events == {}
+        # what stays is armed all the same
+        assert engine.arm(1, target(kernel, A)) == []
+
+
 @pytest.mark.usefixtures("sink")
 def test_rings_are_made_for_the_sizes_that_a_record_may_have(kernel: FakeKernel, engine: BpfEngine) -> None:
     both = wide(1, 8)
@@ -1045,3 +1067,49 @@ def test_memory_that_cannot_be_read_is_a_missing_value(
     kernel.hit(0x10, rdi=3)
     engine.close(1)
     assert sink.values == [(1, None, 3)]
+
+
+def test_figures_count_what_subscriptions_share_once(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    assert (engine.figures().attachments, engine.figures().groups) == (0, 0)
+    engine.arm(1, target(kernel))
+    opened(engine, 2)
+    engine.arm(2, target(kernel, A))
+    figures = engine.figures()
+    assert (figures.attachments, figures.groups) == (len(FOUND.parsed.sites), len(kernel.events))
+    assert [(ring.name, ring.filled_bytes) for ring in figures.rings] == [(str(layout.STRIDES[0]), 0)]
+    assert all(ring.size_bytes >= 64 * 1024 for ring in figures.rings)
+    kernel.hit(A.site_offset)
+    wait_for(lambda: len(sink.rows) == 1, "the event")
+    engine.close(1)
+    assert engine.figures().attachments == 1
+
+
+def test_engine_says_why_nothing_can_be_armed(kernel: FakeKernel, tmp_path: Path) -> None:
+    engine = BpfEngine(Tracefs(str(tmp_path)), OWNER, kernel.loaded)
+    try:
+        assert engine.problem() == f"{tmp_path}/uprobe_events cannot be written: No such file or directory"
+        (tmp_path / "uprobe_events").write_text("kept")
+        assert engine.problem() is None
+        assert (tmp_path / "uprobe_events").read_text() == "kept"
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
+    kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "uprobe_events").touch()
+    engine = BpfEngine(Tracefs(str(tmp_path)), OWNER, kernel.loaded)
+    opened(engine, 1)
+    engine.arm(1, target(kernel, A))
+    monkeypatch.setattr(engine._reader, "_wait", lambda _: 1 // 0)
+    why = wait_for(engine.problem, "the problem")
+    assert why == "the thread that reads events ended; restart the daemon"
+    with pytest.raises(ThreadEndedError):
+        engine.arm(1, target(kernel, B))
+    with pytest.raises(ThreadEndedError):
+        engine.shutdown()
+    assert (kernel.events, kernel.loaded.is_closed) == ({}, True)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from stapsdtd.capture.batch import I32, Block
-from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, RingFigures, Target, TargetSite
 from stapsdtd.capture.ftrace import engine as engine_module
 from stapsdtd.capture.ftrace.engine import FtraceEngine
+from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
-from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
 from stapsdtd.predicates.expression import Expression
@@ -426,6 +427,23 @@ def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) ->
     assert not engine._reader._thread.is_alive()
 
 
+def test_rings_of_all_subscriptions_are_bounded(tracefs: FakeTracefs) -> None:
+    each = 64 * 1024 * len(online_cpus())
+    engine = FtraceEngine(tracefs, OWNER, pids_of, 2 * each)
+    for ticket in (1, 2):
+        engine.open(ticket, RecordingSink(), 64)
+    with pytest.raises(LimitReachedError, match="64 KiB for each CPU are more than is left"):
+        engine.open(3, RecordingSink(), 64)
+    (refusal,) = engine.arm(1, target(is_passing=True))[:1]
+    assert "more than is left" in refusal.reason
+    engine.close(2)
+    assert engine.arm(1, target(is_passing=True)) == []
+    engine.disarm(1, FOUND)
+    engine.open(3, RecordingSink(), 64)
+    engine.shutdown()
+    assert tracefs.instances() == []
+
+
 def test_threads_are_looked_up_once_for_each_page_of_them(tracefs: FakeTracefs) -> None:
     asked: list[int] = []
 
@@ -455,3 +473,35 @@ def test_event_that_cannot_be_removed_harms_no_other_subscription(tracefs: FakeT
     tracefs.refuse = lambda _path, _line: False
     engine.close(TICKET + 1)
     assert engine._executor.installed == {}
+
+
+def test_figures_are_of_all_rings_by_cpu(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+    assert sink.blocks == []
+    engine.arm(TICKET, target())
+    figures = engine.figures()
+    assert (figures.attachments, figures.groups) == (len(FOUND.parsed.sites), len(tracefs.definitions))
+    cpus = online_cpus()
+    engine.open(TICKET + 1, RecordingSink(), 128)
+    first, _ = tracefs.instances()
+    stats = tracefs.folder / "instances" / first / "per_cpu" / f"cpu{cpus[0]}" / "stats"
+    stats.write_text(stats.read_text() + "bytes: 4711\n")
+    rings = wait_for(lambda: [ring for ring in engine.figures().rings if ring.filled_bytes], "the figures to be read")
+    assert rings == [RingFigures(f"cpu{cpus[0]}", 4711, (64 + 128) * 1024)]
+    assert [ring.name for ring in engine.figures().rings] == [f"cpu{cpu}" for cpu in cpus]
+    engine.close(TICKET + 1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_reader_that_ended_and_tracefs_that_is_gone_are_problems(
+    tracefs: FakeTracefs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FtraceEngine(tracefs, OWNER, pids_of)
+    path = tracefs.folder / "uprobe_events"
+    assert engine.problem() == f"{path} cannot be written: No such file or directory"
+    path.touch()
+    assert engine.problem() is None
+    monkeypatch.setattr(engine._reader._jobs, "run", lambda: 1 // 0)
+    assert wait_for(engine.problem, "the problem") == "the thread that reads events ended; restart the daemon"
+    with pytest.raises(ThreadEndedError):
+        engine.open(TICKET, RecordingSink(), 64)
+    engine.shutdown()

@@ -135,7 +135,9 @@ class BpfEngine:
 
     name = "bpf"
 
-    def __init__(self, tracefs: Tracefs, owner: Owner, loaded: Loaded) -> None:
+    def __init__(self, tracefs: Tracefs, owner: Owner, loaded: Loaded, max_buffer_bytes: int = 1 << 40) -> None:
+        """max_buffer_bytes: of all rings together, which are as large as that lets them be."""
+        self._max_ring_bytes = 1 << (max_buffer_bytes // len(layout.STRIDES)).bit_length() - 1
         self._tracefs = tracefs
         self._owner = owner
         self._loaded = loaded
@@ -429,7 +431,8 @@ class BpfEngine:
         buffer_bytes = max(subscription.buffer_bytes for subscription in self._subscriptions.values())
         for number in classes:
             stride = layout.STRIDES[number]
-            size = 1 << (max(buffer_bytes, _RECORDS_AT_LEAST * stride, mmap.PAGESIZE) - 1).bit_length()
+            wanted = min(buffer_bytes, self._max_ring_bytes)
+            size = 1 << (max(wanted, _RECORDS_AT_LEAST * stride, mmap.PAGESIZE) - 1).bit_length()
             held = self._rings.get(number)
             if held is None or held.size < size:
                 self._rings[number] = self._new_ring(stride, size, partial(self._loaded.put_ring, number))

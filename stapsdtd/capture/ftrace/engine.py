@@ -14,7 +14,7 @@ from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteWish
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.reader import Reader
 from stapsdtd.capture.names import Owner
-from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
@@ -64,7 +64,10 @@ class FtraceEngine:
 
     name = "ftrace"
 
-    def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf) -> None:
+    def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf, max_buffer_bytes: int = 1 << 40) -> None:
+        """max_buffer_bytes: of all instances' rings together; who wants more is refused."""
+        self._max_buffer_bytes = max_buffer_bytes
+        self._buffer_bytes: dict[Instance, int] = {}
         self._tracefs = tracefs
         self._owner = owner
         self._executor = Executor(tracefs, owner.group)
@@ -84,6 +87,13 @@ class FtraceEngine:
         self._subscriptions[ticket] = subscription
 
     def _make_instance(self, ticket: Ticket, subscription: _Subscription, buffer_kib: int) -> Instance:
+        """Raises LimitReachedError and TracefsRejectedError."""
+        buffer_bytes = buffer_kib * 1024 * len(online_cpus())
+        if sum(self._buffer_bytes.values()) + buffer_bytes > self._max_buffer_bytes:
+            raise LimitReachedError(
+                f"{buffer_kib} KiB for each CPU are more than is left of the {self._max_buffer_bytes >> 20} MiB "
+                "that this server allows for all kernel buffers"
+            )
         instance = self._owner.instance(next(self._numbers))
         self._tracefs.make_instance(instance)
         base = f"instances/{instance}"
@@ -98,6 +108,7 @@ class FtraceEngine:
         except BaseException:
             self._tracefs.remove_instance(instance)
             raise
+        self._buffer_bytes[instance] = buffer_bytes
         return instance
 
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
@@ -128,7 +139,10 @@ class FtraceEngine:
             return refusals + [Refusal(capture.site, _TOO_MANY_PASSING) for capture in wishes]
         if target.is_passing and key not in subscription.instances:
             buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
-            subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
+            try:
+                subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
+            except LimitReachedError as error:
+                return refusals + [Refusal(capture.site, str(error)) for capture in wishes]
         no_strings = _NO_STRINGS if procfs.panics_on_warning() else ""
         instance = subscription.instance_of(key)
         pending = list(group_sites(instance, key, target.object.parsed.architecture, tuple(wishes), no_strings))
@@ -213,6 +227,7 @@ class FtraceEngine:
                 _log.warning("%s; it is tried again later", error)
             else:
                 self._doomed.remove(instance)
+                self._buffer_bytes.pop(instance, None)
                 self._executor.instance_gone(instance)
         self._bring_in_step()
 
