@@ -119,5 +119,5 @@ def test_ready_is_told_to_the_service_manager(tmp_path: Path, monkeypatch: pytes
         manager.settimeout(20)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         with running_daemon(tmp_path):
-            assert manager.recv(100) == b"READY=1"
+            assert manager.recv(1000).splitlines()[0] == b"READY=1"
         assert manager.recv(100) == b"STOPPING=1"

@@ -6,11 +6,12 @@ import os
 import select
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
 
-from stapsdtd.capture.jobs import Jobs
+from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
 from tests.support import wait_for
 
 pytestmark = pytest.mark.timeout(30)
@@ -162,3 +163,51 @@ def test_close_closes_the_descriptor() -> None:
     jobs.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+def test_posted_job_is_not_waited_for(jobs: Jobs) -> None:
+    done: list[str] = []
+    answer = jobs.post(lambda: done.append("it"))
+    assert not answer.done()
+    jobs.run()
+    assert (answer.result(0), done) == (None, ["it"])
+
+
+def test_who_waits_for_a_thread_that_ended_or_comes_later_is_told(jobs: Jobs) -> None:
+    waiting = Caller(jobs, lambda: None)
+    jobs.abandon()
+    waiting.join(20)
+    assert isinstance(waiting.error, ThreadEndedError)
+    with pytest.raises(ThreadEndedError):
+        jobs.call(lambda: None)
+
+
+class TestPulse:
+    def test_thread_that_answers_is_well_and_is_asked_again(self, jobs: Jobs) -> None:
+        asked: list[Future[None]] = []
+
+        def ask() -> Future[None]:
+            asked.append(jobs.post(lambda: None))
+            return asked[-1]
+
+        pulse = Pulse("the worker", ask, stall_seconds=0)
+        assert pulse.problem() is None
+        jobs.run()
+        assert pulse.problem() is None
+        assert len(asked) == 2
+
+    def test_thread_that_hangs_is_told_of_in_the_same_words_until_it_answers(self, jobs: Jobs) -> None:
+        pulse = Pulse("the worker", lambda: jobs.post(lambda: None), stall_seconds=0.05)
+        assert pulse.problem() is None, "it may be busy"
+        told = wait_for(pulse.problem, "it to be told of")
+        assert told == "the worker has been busy or hanging for more than 0.05 s"
+        assert pulse.problem() == told
+        assert len(jobs._waiting) == 1, "it is not asked again and again"
+        jobs.run()
+        assert pulse.problem() is None
+
+    def test_thread_that_ended_is_told_of_at_once(self, jobs: Jobs) -> None:
+        pulse = Pulse("the worker", lambda: jobs.post(lambda: None))
+        assert pulse.problem() is None
+        jobs.abandon()
+        assert pulse.problem() == "the thread that reads events ended; restart the daemon"

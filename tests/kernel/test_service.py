@@ -1,0 +1,204 @@
+"""The units of systemd/, run by a systemd: the sandbox it makes, the socket it passes on, and what it does when the
+daemon hangs or is killed.
+
+systemd runs as a user's manager, of root, since the first process of this host is another. Everything it could touch is
+private to it: the mounts, /run, and of the cgroups a new one with nobody else in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.support import COMMANDS, Recorder, Ticker, require, stapsdt, stapsdt_command, wait_for
+from tests.units import SERVICE, SOCKET, UNITS, settings
+
+pytestmark = pytest.mark.kernel
+
+_SYSTEMD = "/lib/systemd/systemd"
+_BEGIN = """
+set -e
+echo $$ > "$CGROUP/cgroup.procs"
+exec unshare --mount --cgroup sh -ec '
+    mount -t tmpfs none /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+    mount -t tmpfs none /run
+    # what the first systemd of a host makes, and sandboxes are made with
+    mkdir -p /run/systemd/system /run/systemd/inaccessible/dir /run/stapsdtd
+    : > /run/systemd/inaccessible/reg
+    mknod /run/systemd/inaccessible/chr c 0 0
+    mkdir -m 0700 /run/manager
+    export XDG_RUNTIME_DIR=/run/manager
+    exec "$SYSTEMD" --user --unit=basic.target
+'
+"""
+
+
+class Manager:
+    """A systemd of our own."""
+
+    def __init__(self, folder: Path, cgroup: Path) -> None:
+        self.log_path = folder / "daemon.log"
+        # it has no journal
+        output = f"[Service]\nStandardOutput=append:{self.log_path}\nStandardError=append:{self.log_path}\n"
+        units = folder / "systemd" / "user"
+        (units / "stapsdtd.service.d").mkdir(parents=True)
+        (units / "stapsdtd.service.d" / "log.conf").write_text(output)
+        for unit in (SERVICE, SOCKET):
+            text = unit.read_text().replace("/opt/stapsdtd/bin", str(COMMANDS))
+            (units / unit.name).write_text(text.replace("/etc/stapsdtd/stapsdtd.toml", str(UNITS / "stapsdtd.toml")))
+        self._units = units
+        variables = {"CGROUP": str(cgroup), "SYSTEMD": _SYSTEMD, "XDG_CONFIG_HOME": str(folder), "HOME": str(folder)}
+        self._process = subprocess.Popen(
+            ["sh", "-c", _BEGIN],
+            env={"PATH": os.environ["PATH"], **variables},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._root = f"/proc/{self._process.pid}/root"
+        self.target = f"unix:{self._root}{settings(SOCKET, 'ListenStream')[0]}"
+        wait_for(self._is_up, "systemd to run")
+
+    def _is_up(self) -> bool:
+        if self._process.poll() is not None:
+            pytest.fail(f"systemd ended with {self._process.returncode}")
+        return self.do("is-system-running", check=False) in {"running", "degraded"}
+
+    def do(self, *arguments: str, check: bool = True) -> str:
+        """Run systemctl; answer what it prints."""
+        command = ["nsenter", "--mount", f"--target={self._process.pid}", "systemctl", "--user", *arguments]
+        done = subprocess.run(
+            command,
+            env={"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": "/run/manager"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{done.stderr}\n{self.log()}"
+        return done.stdout.strip()
+
+    def set(self, assignment: str) -> None:
+        (self._units / "stapsdtd.service.d" / "more.conf").write_text(f"[Service]\n{assignment}\n")
+        self.do("daemon-reload")
+
+    def show(self, name: str) -> str:
+        return self.do("show", "--value", f"--property={name}", "stapsdtd.service")
+
+    def pid(self) -> int:
+        return int(self.show("MainPID"))
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def close(self) -> None:
+        self.do("stop", "stapsdtd.service", "stapsdtd.socket", check=False)
+        self._process.terminate()
+        try:
+            self._process.communicate(timeout=20)
+        finally:
+            self._process.kill()
+            self._process.communicate()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    require(os.path.exists(_SYSTEMD) and shutil.which("systemctl"), "systemd")
+    try:
+        _, mount_point = cgroups._mount("/proc/self/mountinfo")
+    except KernelFeatureError as error:
+        require(None, str(error))
+        raise
+    cgroup = Path(os.fsdecode(mount_point)) / f"stapsdtd-test-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        running = Manager(tmp_path, cgroup)
+        try:
+            yield running
+        finally:
+            running.close()
+    finally:
+        for folder, _, _ in os.walk(cgroup, topdown=False):
+            with suppress(FileNotFoundError):
+                wait_for(lambda: not Path(folder, "cgroup.procs").read_text(), "a cgroup to be empty")  # noqa: B023
+            os.rmdir(folder)
+
+
+def left_by(pid: int, tracefs: Tracefs) -> list[str]:
+    names = [group for group, _ in tracefs.uprobe_events()] + tracefs.instances()
+    return [name for name in names if f"_{pid}_" in name]
+
+
+@pytest.mark.parametrize("engine", ["bpf", "ftrace"])
+def test_a_client_starts_it_and_the_sandbox_lets_it_work(
+    manager: Manager, engine: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
+) -> None:
+    (command,) = re.findall("^ExecStart=(.*)", SERVICE.read_text(), re.MULTILINE)
+    command = command.replace("/opt/stapsdtd/bin", str(COMMANDS))
+    command = command.replace("/etc/stapsdtd/stapsdtd.toml", str(UNITS / "stapsdtd.toml"))
+    manager.set(f"ExecStart=\nExecStart={command} --engine {engine}")
+    manager.do("start", "stapsdtd.socket")
+    assert manager.show("ActiveState") == "inactive"
+
+    listed = stapsdt(manager.target, "list", "ticker:*", "--pid", str(ticker.pid), check=False)
+    assert listed.returncode == 0, listed.stderr + manager.log()
+    assert str(ticker.pid) in listed.stdout
+    wait_for(lambda: manager.show("ActiveState") == "active", "the service to be up")
+    status = Path(f"/proc/{manager.pid()}/status").read_text()
+    assert "NoNewPrivs:\t1\n" in status
+    assert "Seccomp:\t2\n" in status
+    with Recorder(manager.target, f"ticker:{ticker_program}::tick(arg0)") as recorder:
+        with Ticker(ticker_program) as later:
+            # from before its first instruction: the sandbox hides no folder that programs are in
+            assert later.semaphore == 1
+        assert ticker.do("fire 2") == 1
+    assert recorder.values() == [(0,), (1,)]
+    assert ticker.semaphore == 0
+    manager.do("reload", "stapsdtd.service")
+    wait_for(lambda: "stapsdtd.daemon: reloaded" in manager.log(), "the settings to be read again")
+    wait_for(lambda: manager.show("ActiveState") == "active", "the service to say so")
+    pid = manager.pid()
+    manager.do("stop", "stapsdtd.service")
+    assert not left_by(pid, tracefs)
+    assert "does not let have" not in manager.log(), manager.log()
+    assert " ERROR " not in manager.log(), manager.log()
+
+
+def test_killed_it_is_cleaned_up_after_and_comes_back(manager: Manager, ticker: Ticker, tracefs: Tracefs) -> None:
+    manager.set("RestartSec=0")
+    manager.do("start", "stapsdtd.service")
+    killed = manager.pid()
+    command = stapsdt_command(manager.target, "trace", "ticker:tick")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:
+        wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
+        client.kill()
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: manager.pid() not in {0, killed}, "another one to be started")
+    assert re.search("^removed [0-9]+ events and [0-9]+ instances$", manager.log(), re.MULTILINE)
+    assert not left_by(killed, tracefs)
+    assert ticker.semaphore == 0
+    wait_for(lambda: manager.show("ActiveState") == "active", "it to be ready")
+
+
+def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:
+    manager.set("RestartSec=0\nWatchdogSec=1s\nTimeoutAbortSec=1s")
+    manager.do("start", "stapsdtd.service")
+    hanging = manager.pid()
+    os.kill(hanging, signal.SIGSTOP)
+    wait_for(lambda: manager.pid() not in {0, hanging}, "the watchdog to bite, and another one to be started")
+    wait_for(lambda: manager.show("ActiveState") == "active", "it to be ready")
+    assert int(manager.show("NRestarts")) == 1

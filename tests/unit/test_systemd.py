@@ -1,0 +1,65 @@
+"""What systemd's own tools say of the files in systemd/."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stapsdtd import config
+from stapsdtd.sandbox.parser import USER
+from tests.support import require
+from tests.units import SERVICE, SOCKET, UNITS, settings
+
+_MOST_EXPOSED = 45
+"""Tenths. systemd calls up to 50 OK; what is below 40 would take hiding what the daemon is there to see."""
+
+
+def tool(*command: str) -> subprocess.CompletedProcess[str]:
+    require(shutil.which(command[0]), command[0])
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> list[str]:
+    """The units, with programs that exist: to verify is also to look for those."""
+    for unit in (SERVICE, SOCKET):
+        text = re.sub(r"/opt/stapsdtd/bin/\w+", sys.executable, unit.read_text())
+        (tmp_path / unit.name).write_text(text)
+    return [str(tmp_path / unit.name) for unit in (SERVICE, SOCKET)]
+
+
+def test_units_are_clean(installed: list[str]) -> None:
+    verified = tool("systemd-analyze", "verify", "--man=no", *installed)
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+
+
+def test_the_service_is_not_exposed() -> None:
+    rated = tool("systemd-analyze", "security", "--offline=yes", f"--threshold={_MOST_EXPOSED}", str(SERVICE))
+    assert rated.returncode == 0, rated.stdout
+    assert re.search(r"Overall exposure level for stapsdtd.service: [0-4]\.[0-9] OK", rated.stdout)
+
+
+def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
+    (path,) = settings(SOCKET, "ListenStream")
+    assert config.DEFAULT_LISTEN.removeprefix("unix:") == path
+    assert config.load(str(UNITS / "stapsdtd.toml")) == config.Config()
+    assert str(Path(path).parent) in settings(SERVICE, "ReadWritePaths")
+
+
+def test_users_and_folders(tmp_path: Path) -> None:
+    planned = tool("systemd-sysusers", "--dry-run", f"--root={tmp_path}", str(UNITS / "stapsdtd.sysusers.conf"))
+    assert planned.returncode == 0, planned.stderr
+    for what in ("group 'stapsdt'", f"user '{USER}'"):
+        assert what in planned.stderr
+    if os.geteuid() == 0:
+        made = tool("systemd-tmpfiles", "--create", f"--root={tmp_path}", str(UNITS / "stapsdtd.tmpfiles.conf"))
+        assert (made.returncode, made.stderr) == (0, "")
+        folder = os.stat(tmp_path / "run" / "stapsdtd")
+        assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (0, 0o755)
