@@ -36,6 +36,7 @@ from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity, identify
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
+from stapsdtd.probes.bounded import Bounded
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Selector, select
 from stapsdtd.probes.visible import VisibleProbes
@@ -194,7 +195,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             users = caller.rights.list
             among = await self._among(users, members)
             found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
-            response = pb.ListProbesResponse(probes=map(convert.probe, found))
+            bounded = Bounded()
+            response = pb.ListProbesResponse(probes=map(convert.probe, bounded.of(found)))
+            response.sites_left_out = bounded.left_out
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
                 # reading a command line reads the process's memory, which a process can make slow
@@ -224,12 +227,13 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
             async with self._lastly(watch.end):
                 try:
-                    for probe in await self._backend.control.run(watch.begin):
+                    for probe in Bounded().of(await self._backend.control.run(watch.begin)):
                         yield _change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                     while True:
                         for added, probe in await watch.next(None if among is None else _LOOK_SECONDS):
-                            yield _change(_ADDED if added else _REMOVED, probe)
+                            for each in Bounded().of([probe]):
+                                yield _change(_ADDED if added else _REMOVED, each)
                         before, among = among, await self._among(watch.caller.rights.list, members)
                         if among != before:
                             await self._backend.control.run(partial(watch.show, among))

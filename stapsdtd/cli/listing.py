@@ -198,6 +198,8 @@ def _hint(listing: ProbeListing, *, is_chosen: bool) -> None:
         complain(
             f"{plural(len(listing.problems), 'note')} cannot be used, for example in {problem.path}: {problem.reason}"
         )
+    if listing.sites_left_out:
+        complain(f"{plural(listing.sites_left_out, 'site')} of large objects left out: choose with a selector")
     if listing.probes:
         return
     if is_chosen:

@@ -80,6 +80,7 @@ def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
             for each in listing.processes
         ),
         problems=tuple(model.Problem(each.path, each.provider, each.name, each.reason) for each in listing.problems),
+        sites_left_out=listing.sites_left_out,
     )
 
 

@@ -135,11 +135,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProbeListing:
-    """The probes there are now; iterates over them. processes and problems are filled with details=True."""
+    """The probes there are now; iterates over them. processes and problems are filled with details=True.
+
+    sites_left_out: an object with very many is told in part; selectors and pids choose first.
+    """
 
     probes: tuple[Probe, ...]
     processes: tuple[Process, ...]
     problems: tuple[Problem, ...]
+    sites_left_out: int = 0
 
     def __iter__(self) -> Iterator[Probe]:
         return iter(self.probes)
