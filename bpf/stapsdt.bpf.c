@@ -147,9 +147,19 @@ typedef struct {
 	__u32 val;
 } kuid_t, kgid_t;
 
+struct user_namespace {
+	int level;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	__u64 val; /* before Linux 6.3 two halves */
+} kernel_cap_t;
+
 struct cred {
 	kuid_t uid, suid, euid;
 	kgid_t gid, sgid, egid;
+	kernel_cap_t cap_permitted;
+	const struct user_namespace *user_ns;
 } __attribute__((preserve_access_index));
 
 struct mm_struct {
@@ -274,7 +284,12 @@ static __always_inline __u32 owner_of(const struct task_struct *task)
 {
 	const struct cred *cred = task->real_cred;
 	__u32 uid = cred->uid.val, gid = cred->gid.val;
+	__u64 capabilities = 0;
 
+	/* those that it has in a user namespace of its own are over that alone */
+	if (uid && cred->user_ns->level == 0 &&
+	    (bpf_probe_read_kernel(&capabilities, sizeof(capabilities), &cred->cap_permitted) || capabilities))
+		return NOBODY;
 	if (cred->euid.val != uid || cred->suid.val != uid || cred->egid.val != gid || cred->sgid.val != gid)
 		return NOBODY;
 	return is_dumpable(task->mm) ? uid : NOBODY;

@@ -52,6 +52,8 @@ from stapsdtd.watch.watcher import Watcher
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_LEAST_DESCRIPTORS = 256
+"""A daemon with nothing to do has some 90 open."""
 
 
 class ControlThread:
@@ -116,6 +118,10 @@ class Daemon:
     async def start(self) -> None:
         # each ring, client and file looked at takes a descriptor, and the usual soft limit is 1,024
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most < _LEAST_DESCRIPTORS:
+            raise KernelFeatureError(
+                "descriptors", f"{most} may be open, which is not enough for anything", "raise LimitNOFILE or ulimit -n"
+            )
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         # it starts while the rest does
         parser = SandboxedParser()

@@ -15,7 +15,6 @@ _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (log
 """syslog's, which journald reads from the begin of a line (sd-daemon(3))."""
 
 _BARE = re.compile(r"[!#-<>-\[\]-~]+")
-_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\ud7ff\uf900-\uffef]|[\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def set_up(level: str) -> None:
@@ -49,8 +48,7 @@ class _Formatter(logging.Formatter):
         values: dict[str, object] = getattr(record, "fields", {})
         parts = [f"{name}={_quoted(value)}" for name, value in values.items() if value is not None]
         # a path may have a line break in it, and what looks like a record behind that
-        text = _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), super().formatMessage(record))
-        return " ".join([text, *parts])
+        return " ".join([_harmless(super().formatMessage(record)), *parts])
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -58,6 +56,12 @@ class _Formatter(logging.Formatter):
             return text
         priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
         return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
+
+
+def _harmless(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _quoted(value: object) -> str:

@@ -129,9 +129,9 @@ class Relay:
         for connection in list(self._handshakes):
             _hang_up(connection)
         for half in list(self._halves):
-            half.transport.abort()
+            half.abort()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_FLUSH_SECONDS)
         if self._inner >= 0:
             os.close(self._inner)
             self._inner = -1
@@ -140,7 +140,7 @@ class Relay:
         # a few at a time, so that a flood leaves room for what else the loop has to do
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                connection, _ = listening.socket.accept()
+                connection, address = listening.socket.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -150,7 +150,7 @@ class Relay:
                 connection.close()
                 self._note(listening, "the daemon has nearly as many descriptors as it may have")
                 continue
-            task = asyncio.get_running_loop().create_task(self._serve(connection, listening))
+            task = asyncio.get_running_loop().create_task(self._serve(connection, address, listening))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -161,8 +161,8 @@ class Relay:
         loop.remove_reader(listening.socket)
         self._resting[listening] = loop.call_later(_REST_SECONDS, self._listen, listening)
 
-    async def _serve(self, connection: socket.socket, listening: ListeningSocket) -> None:
-        """A connection's whole life."""
+    async def _serve(self, connection: socket.socket, address: Any, listening: ListeningSocket) -> None:
+        """A connection's whole life. address: whence it comes, as accept() tells."""
         try:
             outside = await self._greet(connection, listening)
             try:
@@ -175,10 +175,11 @@ class Relay:
                 with admitted:
                     await self._pass_on(outside, peer)
             finally:
-                outside.transport.abort()
+                outside.abort()
                 await outside.lost
         except OSError as error:
-            self._note(listening, str(error))
+            whence = f" from {address[0]}" if listening.listener.path is None else ""
+            self._note(listening, f"{error or type(error).__name__}{whence}")
 
     async def _greet(self, connection: socket.socket, listening: ListeningSocket) -> _Half:
         """Raises OSError where TLS does not come about."""
@@ -230,11 +231,11 @@ class Relay:
         ends = outside.lost, inside.lost
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         # the other one gets what is still to be written, for as long as is reasonable
-        outside.transport.close()
-        inside.transport.close()
+        outside.close()
+        inside.close()
         await asyncio.wait(ends, timeout=_FLUSH_SECONDS)
-        outside.transport.abort()
-        inside.transport.abort()
+        outside.abort()
+        inside.abort()
         await asyncio.wait(ends)
 
     async def _connect(self, outside: _Half, peer: Peer) -> _Half:
@@ -310,6 +311,16 @@ class _Half(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         if not self.transport.is_closing():
             self.transport.write(data)
+
+    def close(self) -> None:
+        """When what was written is out."""
+        # asyncio's TLS does not bear it twice, nor to be aborted after that
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def abort(self) -> None:
+        if not self.lost.done():
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         if self.other is not None:

@@ -21,6 +21,7 @@ from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
 _STOP_SECONDS = 5.0
+_FAREWELL_SECONDS = 1.0
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 1 << 20),
@@ -72,11 +73,14 @@ class Server:
         await self.tell_health(is_serving=False)
         self._relay.refuse_more()
         self._servicer.stop()
-        await self._server.stop(_STOP_SECONDS)
+        stopped = asyncio.ensure_future(self._server.stop(_STOP_SECONDS))
+        await asyncio.wait({stopped}, timeout=_STOP_SECONDS + _FAREWELL_SECONDS)
+        # gRPC waits for ever until a client has read what is left, or is gone
+        await self._relay.stop()
+        await asyncio.wait({stopped}, timeout=_STOP_SECONDS)
         # gRPC does not wait for what a cancelled call does lastly
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
-        await self._relay.stop()
         for each in self._listening:
             each.close()
         if self._folder is not None:

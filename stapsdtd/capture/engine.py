@@ -125,5 +125,8 @@ class Engine(Protocol):
     def settled(self) -> Future[None]:
         """Answer what is done when all that was disarmed so far is out of the processes."""
 
+    def tidy(self) -> None:
+        """Try again what the kernel refused to disarm or remove; to be called every now and then."""
+
     def shutdown(self) -> None:
         """End what is left and stop the reader thread."""

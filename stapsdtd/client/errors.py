@@ -123,7 +123,8 @@ def translated(target: str) -> Iterator[None]:
         raise from_rpc_error(error, target) from error
 
 
-_UNVERIFIED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)|(?:Hostname Verification|not in peer certificate)")
+_UNVERIFIED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
+_MISNAMED = re.compile(r"Hostname Verification|not in peer certificate")
 _CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|delayed close", re.IGNORECASE)
 
 
@@ -131,7 +132,9 @@ def _how_to_reach(target: str, details: str) -> str:
     if "Permission denied" in details:
         return f"{target} may not be opened by this user: run as root, or join the group that owns it"
     if verified := _UNVERIFIED.search(details):
-        return f"{target}: its certificate was refused ({verified[1]}): give the authority that signed it, and its name"
+        return f"{target} has a certificate that cannot be trusted ({verified[1]}): name the authority that signed it"
+    if _MISNAMED.search(details):
+        return f"{target} has a certificate for another name: ask for it by a name that stands there"
     if "WRONG_VERSION_NUMBER" in details:
         return f"{target} speaks no TLS: leave out the certificate"
     if _CLOSED.search(details):

@@ -337,6 +337,7 @@ class Subscriptions:
     def _keep_house(self) -> None:
         """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
+        self._engine.tidy()
         volatile = {
             key: armed.object
             for held in self._held.values()

@@ -19,7 +19,7 @@ from stapsdtd.api.relay import PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.batch import Block
-from stapsdtd.capture.engine import LossStage, Refusal, Sink, Target, Ticket
+from stapsdtd.capture.engine import EngineFigures, LossStage, Refusal, RingFigures, Sink, Target, Ticket
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
@@ -50,7 +50,10 @@ FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", Fa
 
 
 class FakeEngine:
-    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises."""
+    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises.
+
+    trouble: what is wrong with it.
+    """
 
     name = "fake"
 
@@ -61,6 +64,7 @@ class FakeEngine:
         self.failures: dict[str, Exception] = {}
         self.last_events: list[Block] = []
         self.calls: list[str] = []
+        self.trouble: str | None = None
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
@@ -98,6 +102,18 @@ class FakeEngine:
         assert not capture.is_string or argument.size == 8
         return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
 
+    def problem(self) -> str | None:
+        return self.trouble
+
+    def figures(self) -> EngineFigures:
+        attachments = {
+            (target.object.key, wanted.capture.site) for target in self.armed.values() for wanted in target.sites
+        }
+        return EngineFigures(len(attachments), len(self.armed), (RingFigures("64", 128, 4096),))
+
+    def tidy(self) -> None:
+        pass
+
     def settled(self) -> Future[None]:
         done: Future[None] = Future()
         done.set_result(None)
@@ -120,7 +136,9 @@ class _FakeWatcher:
 class Served:
     """stub is the generated one; registry and subscriptions belong to the control thread: `in_control`."""
 
-    def __init__(self, folder: Path, limits: Limits, roles: Sequence[Role]) -> None:
+    def __init__(
+        self, folder: Path, limits: Limits, roles: Sequence[Role], listeners: Sequence[Listener], max_connections: int
+    ) -> None:
         self.folder = folder
         self.socket = folder / "served.sock"
         self.engine = FakeEngine()
@@ -148,13 +166,13 @@ class Served:
             self.gate,
         )
         self.servicer = StapsdtServicer(backend)
-        self.server = self.in_api(self._start())
+        self.server = self.in_api(self._start(listeners, max_connections))
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         self.stub = StapsdtServiceStub(self.channel)
 
-    async def _start(self) -> Server:
-        relay = Relay(self._peers, self.gate, max_connections=100)
-        server = Server(self.servicer, relay, [Listener(f"unix:{self.socket}")])
+    async def _start(self, listeners: Sequence[Listener], max_connections: int) -> Server:
+        self.relay = Relay(self._peers, self.gate, max_connections)
+        server = Server(self.servicer, self.relay, [Listener(f"unix:{self.socket}"), *listeners])
         await server.start()
         return server
 
@@ -263,8 +281,15 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, limits: Limits | None = None, roles: Sequence[Role] = (OPERATOR, USER)) -> Iterator[Served]:
-    server = Served(folder, limits or Limits(), roles)
+def served(
+    folder: Path,
+    limits: Limits | None = None,
+    roles: Sequence[Role] = (OPERATOR, USER),
+    listeners: Sequence[Listener] = (),
+    max_connections: int = 100,
+) -> Iterator[Served]:
+    """listeners: beside Served.socket, which is the stub's."""
+    server = Served(folder, limits or Limits(), roles, listeners, max_connections)
     try:
         yield server
     finally:

@@ -35,6 +35,11 @@ def test_all_settings(tmp_path: Path) -> None:
     address = "tcp:127.0.0.1:7462"
     plain = true
     role = "user"
+    [metrics]
+    listen = "unix:/tmp/m"
+    owner = "root"
+    group = "adm"
+    mode = "0640"
     [roles.support]
     users = ["alice"]
     groups = ["dba"]
@@ -58,6 +63,7 @@ def test_all_settings(tmp_path: Path) -> None:
         "ftrace",
         Limits(max_selectors=7),
         (support, replace(USER, trace=("none",)), OPERATOR),
+        Listener("unix:/tmp/m", "root", "adm", 0o640),
     )
 
 
@@ -72,13 +78,18 @@ def test_one_address_is_enough(tmp_path: Path) -> None:
     assert two.listeners == (Listener("unix:/tmp/x"), Listener("unix:/tmp/y", mode=0o600))
 
 
+@pytest.mark.parametrize("address", ["unix:/tmp/m", "tcp:127.0.0.1:9100", "tcp:[::1]:9100", "tcp:localhost:9100"])
+def test_metrics_are_for_root_and_its_group_or_on_loopback(tmp_path: Path, address: str) -> None:
+    assert loaded(tmp_path, f'[metrics]\nlisten = "{address}"').metrics == Listener(address, mode=0o660)
+
+
 TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "field", "reason"),
     [
-        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, limits, listen, roles"),
+        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, limits, listen, metrics, roles"),
         ("listen = 5", "listen", "must be an address or a table"),
         ("listen = []", "listen", "no address"),
         ('listen = "tcp:"', "listen", "not of the form"),
@@ -94,6 +105,14 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
         ('[[listen]]\naddress = "unix:/x"\nmode = "0888"', "listen.mode", 'a mode such as "0660"'),
         ('[[listen]]\naddress = "unix:/x"\nrole = "nobody"', "listen.role", "is no role; there are operator, user"),
         ('[[listen]]\naddress = "unix:/x"\nuser = "x"', "listen.user", "is no setting of a listener"),
+        ("metrics = 5", "metrics", "must be a table"),
+        ("[metrics]", "metrics.listen", "not of the form"),
+        ('[metrics]\nlisten = "tcp:0.0.0.0:9100"', "metrics.listen", "no loopback address"),
+        ('[metrics]\nlisten = "tcp:h:9100"', "metrics.listen", "no loopback address"),
+        ('[metrics]\nlisten = "tcp:127.0.0.1:99999"', "metrics.listen", "not of the form"),
+        ('listen = "unix:/x"\n[metrics]\nlisten = "unix:/x"', "metrics.listen", "where clients are served"),
+        ('[metrics]\nlisten = "unix:/x"\nmode = "999"', "metrics.mode", "a mode such as"),
+        ('[metrics]\nlisten = "unix:/x"\nrole = "user"', "metrics.role", "is no setting of metrics"),
         ("roles = 5", "roles", "must be a table"),
         ("[roles]\nx = 5", "roles.x", "must be a table"),
         ("[roles.x]\nusers = 5", "roles.x.users", "must be an array of texts"),

@@ -55,7 +55,12 @@ def test_losses_are_counted_by_stage() -> None:
     subscription.lost(LossStage.KERNEL_BUFFER, 3)
     subscription.lost(LossStage.DECODE, 1)
     subscription.lost(LossStage.KERNEL_BUFFER, 2)
-    assert subscription.losses() == {LossStage.KERNEL_BUFFER: 5, LossStage.DECODE: 1, LossStage.QUEUE: 0, LossStage.QUOTA: 0}
+    assert subscription.losses() == {
+        LossStage.KERNEL_BUFFER: 5,
+        LossStage.DECODE: 1,
+        LossStage.QUEUE: 0,
+        LossStage.QUOTA: 0,
+    }
     account = subscription.account()
     assert (account.lost_kernel_buffer, account.lost_decode, account.lost_queue) == (5, 1, 0)
     assert account.lost == account.fired == 6

@@ -51,6 +51,10 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 _RECORDS_AT_LEAST = 4
 _SPARE_BYTES = 64 << 10
 
+_OTHERS_FILTERS = 3 * layout.MAX_FILTERS // 4
+_OTHERS_STEPS = 3 * layout.MAX_STEPS // 4
+_OTHERS_CAPTURES = layout.MAX_VALUES // 2
+
 _MOST_REMOVALS = 256
 """Each holds descriptors, and takes some 100 ms."""
 _KEPT_RING_BYTES = 16 << 20
@@ -197,7 +201,8 @@ class BpfEngine:
 
     def _release(self, ticket: Ticket, sites: Sequence[_Site], *, is_awaited: bool) -> None:
         for site in sites:
-            del site.wants[ticket]
+            # it may be gone already, where an earlier try ran out of memory
+            site.wants.pop(ticket, None)
         for site, reason in self._bring_in_step(sites, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
@@ -217,6 +222,9 @@ class BpfEngine:
 
     def settled(self) -> Future[None]:
         return self._removals.settled()
+
+    def tidy(self) -> None:
+        self._removals.try_again()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
@@ -398,6 +406,7 @@ class BpfEngine:
         """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
         fetcher = _Fetcher(site)
         values = united(fetcher.values())
+        _check_shares(site)
         if len(values) > layout.MAX_VALUES:
             raise ValueError(f"{len(values)} values are wanted of it, and {layout.MAX_VALUES} are possible")
         least = layout.RECORD.itemsize + 8 * len(values)
@@ -524,6 +533,19 @@ class _Fetcher:
                 case Unavailable():
                     sources.append(Fixed(None, is_signed, argument.is_float))
         return tuple(sources)
+
+
+def _check_shares(site: _Site) -> None:
+    """Keep a part of what a site can do for those who may trace everybody's processes.
+
+    Raises ValueError where others want more than the rest of it.
+    """
+    others = [want for want in site.wants.values() if want.filter.owners is not None]
+    filters = {want.filter for want in others}
+    captures = {capture for want in others for capture in want.target.capture.captures}
+    steps = sum(wanted.steps for wanted in filters)
+    if len(filters) > _OTHERS_FILTERS or steps > _OTHERS_STEPS or len(captures) > _OTHERS_CAPTURES:
+        raise ValueError("more is wanted of it than those may have who may not trace everybody's processes")
 
 
 def _forget_wishes(ticket: Ticket | None, sites: Iterable[_Site]) -> None:

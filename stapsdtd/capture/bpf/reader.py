@@ -192,7 +192,12 @@ class Reader:
                 events.setdefault(channel, []).append(block)
             ring.consume(len(records))
         for channel, blocks in events.items():
-            channel.deliver(blocks)
+            try:
+                channel.deliver(blocks)
+            except Exception:  # noqa: BLE001 - these are lost, and what others are to get is not
+                count = sum(map(len, blocks))
+                _log.exception("%d events could not be delivered", count)
+                channel.lost(LossStage.DECODE, count)
         return sum(len(records) * ring.stride for ring, records in found)
 
     def _decoded(self, ring: Ring, records: Records) -> list[tuple[Channel, Block]]:

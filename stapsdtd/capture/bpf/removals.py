@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from stapsdtd.errors import TracefsRejectedError
@@ -29,10 +30,18 @@ class Removals:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._line: list[tuple[bool, int, Callable[[], None]]] = []
+        self._refused: list[ProbeEvent] = []
 
     def begin(self, event: ProbeEvent, gone: Callable[[], None], *, is_awaited: bool = True) -> None:
         """Remove an event that no slot goes by any more; gone is for what may be used again then, see collect()."""
         self._put(lambda: self._remove(event, gone), is_awaited=is_awaited)
+
+    def try_again(self) -> None:
+        """Remove what the kernel refused to remove, which patches nobody and is merely there."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+        for event in refused:
+            self._put(partial(self._remove_again, event), is_awaited=False)
 
     @property
     def waiting(self) -> int:
@@ -53,10 +62,20 @@ class Removals:
         try:
             event.remove()
         except TracefsRejectedError as error:
-            _log.warning("%s; the next start removes it", error)
+            _log.warning("%s; it is tried again, by the next start at the latest", error)
+            with self._lock:
+                self._refused.append(event)
         except Exception:  # noqa: BLE001 - the others are to go as well
             _log.exception("an event could not be removed")
         self._gone.put(gone)
+
+    def _remove_again(self, event: ProbeEvent) -> None:
+        try:
+            event.remove()
+        except TracefsRejectedError as error:
+            _log.debug("%s; it is tried again", error)
+            with self._lock:
+                self._refused.append(event)
 
     def collect(self) -> None:
         """Run in the caller's thread what was to be done when events are gone, of those that are."""
@@ -77,6 +96,9 @@ class Removals:
         return done
 
     def finish(self) -> None:
-        """Wait until all are gone."""
+        """Wait until all are gone, but for what the kernel refuses to the end."""
         self._worker.shutdown()
+        refused, self._refused = self._refused, []
+        for event in refused:
+            self._remove_again(event)
         self.collect()

@@ -75,6 +75,7 @@ class FtraceEngine:
         self._numbers = itertools.count(1)
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._doomed: list[Instance] = []
+        self._tidying = False
 
     def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
         subscription = _Subscription(sink, kernel_buffer_kib)
@@ -185,12 +186,15 @@ class FtraceEngine:
         }
 
     def _bring_in_step(self) -> None:
-        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again the next time."""
+        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again; see tidy()."""
         for action in changes(self._wanted(), self._executor.state()):
             try:
                 self._executor.run([action])
             except TracefsRejectedError as error:
-                _log.warning("%s; it is tried again later", error)
+                self._tell_refusal(error)
+
+    def _tell_refusal(self, error: TracefsRejectedError) -> None:
+        _log.log(logging.DEBUG if self._tidying else logging.WARNING, "%s; it is tried again later", error)
 
     def disarm(self, ticket: Ticket, target: Object) -> None:
         subscription = self._subscriptions[ticket]
@@ -212,11 +216,18 @@ class FtraceEngine:
         """Deliver what is left in it, remove it, and then the events that wrote to it."""
         try:
             # hits of the excluded are counted too, and are no loss
-            hits = None if subscription.excluded else self._executor.hits(instance)
+            hits = None if subscription.excluded else self._hits(instance)
             self._reader.finish(ticket, instance, hits)
         finally:
             self._doomed.append(instance)
             self._remove_doomed()
+
+    def _hits(self, instance: Instance) -> int | None:
+        try:
+            return self._executor.hits(instance)
+        except OSError as error:
+            _log.warning("records that were too large to be kept may be missing from an account: %s", error)
+            return None
 
     def _remove_doomed(self) -> None:
         """An instance that somebody looks into is busy, and is tried again when the next one goes."""
@@ -224,7 +235,7 @@ class FtraceEngine:
             try:
                 self._tracefs.remove_instance(instance)
             except TracefsRejectedError as error:
-                _log.warning("%s; it is tried again later", error)
+                self._tell_refusal(error)
             else:
                 self._doomed.remove(instance)
                 self._buffer_bytes.pop(instance, None)
@@ -247,6 +258,13 @@ class FtraceEngine:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def tidy(self) -> None:
+        self._tidying = True
+        try:
+            self._remove_doomed()
+        finally:
+            self._tidying = False
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:

@@ -33,24 +33,31 @@ _TICK_SECONDS = 0.02
 _LOSS_TICK_NS = 200_000_000
 _CLOCK_SKEW_NS = 1_000_000  # trace_clock mono may run ahead of clock_gettime while the clock is adjusted
 _PAGES_PER_SWEEP = 256
+_STATS_BYTES = 4096
 _FILLED = re.compile(r"^bytes: (\d+)$", re.MULTILINE)
 _DROPPED = re.compile(r"^dropped events: (\d+)$|^overrun: (\d+)$|^commit overrun: (\d+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class _Ring:
-    """One CPU's buffer of one instance; stats is the file of its figures. held are records that wait for their turn."""
+    """One CPU's buffer of one instance; stats is open on the file of its figures, so that they can be had even where
+    tracefs was unmounted since. held are records that wait for their turn.
+    """
 
     instance: Instance
     cpu: int
     descriptor: int
-    stats: str
+    stats: int
     size_bytes: int
     page_format: PageFormat
     held: Records | None = None
     read: int = 0
     lost: int = 0
     filled_bytes: int = 0
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self.stats)
 
 
 @dataclass(slots=True)
@@ -107,12 +114,17 @@ class Reader:
             for cpu in cpus:
                 base = f"instances/{instance}/per_cpu/cpu{cpu}"
                 flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-                rings.append(_Ring(instance, cpu, descriptor, f"{base}/stats", buffer_kib * 1024, page_format))
+                stats = os.open(self._tracefs.path(f"{base}/stats"), flags)
+                try:
+                    descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
+                except OSError:
+                    os.close(stats)
+                    raise
+                rings.append(_Ring(instance, cpu, descriptor, stats, buffer_kib * 1024, page_format))
         except OSError:
             # while one is open, the instance cannot be removed
             for ring in rings:
-                os.close(ring.descriptor)
+                ring.close()
             raise
 
         def job() -> None:
@@ -150,7 +162,7 @@ class Reader:
             finally:
                 for ring in [ring for ring in channel.rings if ring.instance == instance]:
                     self._epoll.unregister(ring.descriptor)
-                    os.close(ring.descriptor)
+                    ring.close()
                     channel.rings.remove(ring)
                 del channel.decoders[instance]
 
@@ -221,12 +233,19 @@ class Reader:
                 if ring.held is not None:
                     found.append((ring, ring.held))
                 continue
-            records = parse_pages(ring.cpu, pages, ring.page_format)
+            try:
+                records = parse_pages(ring.cpu, pages, ring.page_format)
+                all_records = records if ring.held is None else ring.held.followed_by(records)
+            except Exception:  # noqa: BLE001 - what these held is found missing in the end; see finish()
+                _log.exception("%d pages of %s could not be read", len(pages), ring.instance)
+                if ring.held is not None:
+                    found.append((ring, ring.held))
+                continue
             ring.read += len(records)
             if len(pages) == _PAGES_PER_SWEEP and len(records):
                 # this ring has more, so no other may go on beyond what was read of it
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
-            found.append((ring, records if ring.held is None else ring.held.followed_by(records)))
+            found.append((ring, all_records))
         blocks = []
         filtered = 0
         for ring, records in found:
@@ -265,7 +284,7 @@ class Reader:
     def _tell_losses(self, channel: _Channel) -> None:
         """Each ring's stats: what found no room is `dropped events`; a ring that does not overwrite has no overruns."""
         for ring in channel.rings:
-            stats = self._tracefs.read(ring.stats)
+            stats = os.pread(ring.stats, _STATS_BYTES, 0).decode()
             filled = _FILLED.search(stats)
             ring.filled_bytes = int(filled[1]) if filled else 0
             figures = _DROPPED.findall(stats)

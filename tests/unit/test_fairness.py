@@ -1,0 +1,105 @@
+"""What is kept where not all can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.capture.batch import Block
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.config import Quotas
+from stapsdtd.probes.selectors import parse
+from stapsdtd.route.bucket import TokenBucket
+from stapsdtd.route.client import Client
+from stapsdtd.route.fairness import shared_out
+from stapsdtd.route.subscription import Scope, Subscription, Wish
+from tests.unit.samples import block, unsigned
+
+# a block is a list of pids, whose events follow each other in time
+PIDS = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=40), min_size=1, max_size=4)
+
+
+def blocks_of(pids: list[list[int]]) -> list[Block]:
+    """Times interleave, and each event has a number of its own as its value."""
+    count = len(pids)
+    return [
+        block(
+            [row * count + number for row in range(len(each))],
+            unsigned(*(1000 * number + row for row in range(len(each)))),
+            pid=each,
+        )
+        for number, each in enumerate(pids)
+    ]
+
+
+def events(blocks: list[Block]) -> list[tuple[int, int, int]]:
+    """Time, process and value of each."""
+    rows = [
+        row
+        for each in blocks
+        for row in zip(each.time_ns.tolist(), each.pid.tolist(), each.values[0].data.tolist(), strict=True)  # type: ignore[union-attr]
+    ]
+    return sorted(rows)
+
+
+@given(PIDS, st.integers(0, 100), st.integers(0, 8))
+def test_shares(pids: list[list[int]], room: int, at_least: int) -> None:
+    given_blocks = blocks_of(pids)
+    kept_blocks = shared_out(given_blocks, room, at_least)
+    everything, kept = events(given_blocks), events(kept_blocks)
+    assert all(len(each) for each in kept_blocks)
+    assert set(kept) <= set(everything)
+    fired, left = (Counter(pid for _, pid, _ in rows) for rows in (everything, kept))
+    if len(everything) <= room:
+        assert kept == everything
+        return
+    assert len(kept) <= room + at_least * len(fired)
+    # whoever got less than all got as much as anybody, and one event more for each would be too many
+    share = max([0, *left.values()])
+    assert share >= min(at_least, max(fired.values()))
+    assert all(left[pid] == min(fired[pid], share) for pid in fired)
+    assert sum(min(count, share + 1) for count in fired.values()) > room
+    # the earliest of each
+    for pid in fired:
+        assert [row for row in kept if row[1] == pid] == [row for row in everything if row[1] == pid][: left[pid]]
+
+
+def test_one_that_floods_costs_none_but_itself() -> None:
+    kept = shared_out([block(range(1000), pid=[1] * 1000), block(range(1000, 1020), pid=[2] * 10 + [3] * 10)], 100)
+    assert Counter(pid for each in kept for pid in each.pid.tolist()) == {1: 80, 2: 10, 3: 10}
+
+
+@given(
+    st.lists(st.tuples(PIDS, st.booleans(), st.integers(0, 5), st.integers(0, 5)), max_size=12),
+    st.integers(200, 20_000),
+    st.one_of(st.none(), st.integers(1, 60)),
+)
+def test_account_holds_under_pressure(
+    rounds: list[tuple[list[list[int]], bool, int, int]], queue_bytes: int, per_second: int | None
+) -> None:
+    """Fired = delivered + filtered + lost + pending, whatever queue and quota withhold."""
+    wish = Wish((parse("app:*"),), Scope(), 30, queue_bytes, 64)
+    client = Client("uid 1", Quotas(max_events_per_second=per_second))
+    # time stands still, so that there are no more than these
+    client.events = None if per_second is None else TokenBucket(per_second, lambda: 0.0)
+    subscription = Subscription("id", 1, wish, 999, lambda *_: None, client)
+    fired = filtered = lost = delivered = 0
+    for pids, reads, more_filtered, more_lost in rounds:
+        subscription.deliver(blocks_of(pids))
+        subscription.filtered(more_filtered)
+        subscription.lost(LossStage.KERNEL_BUFFER, more_lost)
+        filtered += more_filtered
+        lost += more_lost
+        fired += sum(map(len, pids)) + more_filtered + more_lost
+        while reads and (entry := subscription.log.read(None)) is not None:
+            subscription.log.handed_out(entry, entry.next_seq)
+            delivered += entry.count
+        account = subscription.account()
+        assert account.fired == fired
+        assert (account.filtered, account.lost_kernel_buffer, account.delivered) == (filtered, lost, delivered)
+        assert account.lost == sum(subscription.losses().values())
+        assert account.lost_quota == 0 or per_second is not None
+    if per_second is not None:
+        assert subscription.log.figures().received <= per_second

@@ -1,0 +1,91 @@
+"""Ordinary users of the host, as tests that run as root play them. They need not be in /etc/passwd."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import platform
+import select
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support import require
+
+# setgroups, setresgid, setresuid: the C library's functions change all threads
+_SYSCALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
+_doors = itertools.count()
+
+
+@dataclass(frozen=True)
+class User:
+    uid: int
+    groups: tuple[int, ...] = ()
+
+    def command(self, *command: Path | str, options: Sequence[str] = ()) -> list[str]:
+        """What runs a command as this user. options: further ones of setpriv(1)."""
+        groups = f"--groups={','.join(map(str, self.groups))}" if self.groups else "--clear-groups"
+        ids = (f"--reuid={self.uid}", f"--regid={self.uid}", groups)
+        # setpriv keeps what lets it do this until it executes something
+        return ["setpriv", *ids, *options, "env", *map(str, command)]
+
+    @contextmanager
+    def connecting(self, target: str) -> Iterator[str]:
+        """Answer where to connect to within it, which goes on to target as this user's connection, while it lasts."""
+        path = target.removeprefix("unix:")
+        door = f"{path}.{self.uid}.{next(_doors)}"
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(door)
+            listening.listen()
+            thread = threading.Thread(target=self._pass_on, args=(listening, path), daemon=True)
+            thread.start()
+            try:
+                yield f"unix:{door}"
+            finally:
+                os.unlink(door)
+                listening.shutdown(socket.SHUT_RDWR)
+                thread.join()
+
+    def _pass_on(self, listening: socket.socket, path: str) -> None:
+        """In a thread that is this user's from now on, as are those that it starts."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        setgroups, setresgid, setresuid = _SYSCALLS[platform.machine()]
+        groups = (ctypes.c_uint32 * len(self.groups))(*self.groups)
+        assert libc.syscall(setgroups, len(self.groups), groups) == 0
+        assert libc.syscall(setresgid, self.uid, self.uid, self.uid) == 0
+        assert libc.syscall(setresuid, self.uid, self.uid, self.uid) == 0
+        with suppress(OSError):
+            while True:
+                client, _ = listening.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(path)
+                threading.Thread(target=_pump, args=(client, server), daemon=True).start()
+
+
+def _pump(client: socket.socket, server: socket.socket) -> None:
+    """Pass on what either says, until one of them has nothing more to say."""
+    other = {client: server, server: client}
+    with client, server, suppress(OSError):
+        while True:
+            for ready in select.select(list(other), [], [])[0]:
+                data = ready.recv(1 << 16)
+                if not data:
+                    return
+                other[ready].sendall(data)
+
+
+ANNE, BERT = User(64101), User(64102)
+
+
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Pytest's own folders are root's alone."""
+    require(os.geteuid() == 0, "root")
+    with tempfile.TemporaryDirectory(prefix="stapsdtd-test-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
