@@ -20,7 +20,10 @@ from stapsdtd.cli import stapsdt
         (["trace"], "stapsdt: error: missing argument 'SELECTOR...'; see 'stapsdt trace --help'\n"),
         (["trace", "--foo"], "stapsdt: error: no such option '--foo'; see 'stapsdt trace --help'\n"),
         (["completion", "cmd"], "see 'stapsdt completion --help'\n"),
-        (["--server", "/run/x.sock", "list"], "'/run/x.sock' is not of the form unix:PATH; see 'stapsdt --help'\n"),
+        (
+            ["--server", "/run/x.sock", "list"],
+            "'/run/x.sock' is not of the form unix:PATH or tcp:HOST:PORT; see 'stapsdt --help'\n",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(

@@ -1,0 +1,214 @@
+"""`stapsdt top` as its own process, against a server on a real socket."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.fake_server import FakeServer, armed, bad_request, serving
+from tests.support import wait_for
+
+Top = Callable[..., "subprocess.Popen[str]"]
+
+_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with serving() as fake:
+        fake.values = []
+        yield fake
+
+
+@pytest.fixture
+def top(server: FakeServer) -> Iterator[Top]:
+    """Whatever becomes of it, it is gone after the test."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", _MAIN, "--server", server.target, "top", *arguments]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+            process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **pipes)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out.splitlines(), err.splitlines()
+
+
+def test_json_counts_all_that_fired(server: FakeServer, top: Top) -> None:
+    server.fire(3)
+    server.fire(2, pid=4713, tid=4713, comm="other")
+    server.account.filtered = 7
+    status, out, err = finish(top("--json", "--count", "2", "--interval", "0.2"))
+    assert status == 0
+    intervals = [json.loads(line) for line in out]
+    assert len(intervals) == 2
+    assert sum(each["count"] for each in intervals) == intervals[-1]["total"] == 5
+    assert [probe for each in intervals for probe in each["probes"]] == [
+        {
+            "provider": "postgresql", "name": "query__start", "path": "/usr/bin/postgres",
+            "count": 5, "rate": pytest.approx(25, rel=0.9), "total": 5, "processes": 2,
+        }
+    ]  # fmt: skip
+    assert [(each["pid"], each["comm"], each["total"]) for whole in intervals for each in whole["processes"]] == [
+        (4711, "postgres", 3),
+        (4713, "other", 2),
+    ]
+    assert [json.loads(line) for line in err] == [{"delivered": 5, "filtered": 7, "lost": 0, "sites": 1}]
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_what_is_asked_of_the_server(server: FakeServer, top: Top) -> None:
+    process = top("--duration", "0.1")
+    assert finish(process)[0] == 0
+    options = (
+        "--pid",
+        "1",
+        "--uid",
+        "2",
+        "--execname",
+        "x",
+        "--cgroup",
+        "/a",
+        "--container",
+        "web",
+        "--where",
+        "pid > 1",
+    )
+    second = top("a:b", "c::d:e(arg0)", *options, "--duration", "0.1")
+    assert finish(second)[0] == 0
+    first_request, request = server.asked("SubscribeRequest")
+    assert list(first_request.selectors) == ["*:*()"]
+    assert first_request.scope == pb.Scope(exclude_pids=[process.pid])
+    assert list(request.selectors) == ["a:b()", "c::d:e(arg0)"]
+    assert request.where == "pid > 1"
+    assert request.scope == pb.Scope(
+        pids=[1], exclude_pids=[second.pid], uids=[2], execnames=["x"], cgroups=["/a"], containers=["web"]
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_order(server: FakeServer, top: Top, number: signal.Signals) -> None:
+    process = top("postgresql:*", "--json", "--interval", "0.1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    server.fire(4)
+    process.send_signal(number)
+    status, out, err = finish(process)
+    assert status == 0
+    assert json.loads(out[-1])["total"] == 4
+    assert json.loads(err[-1]) == {"delivered": 4, "filtered": 0, "lost": 0, "sites": 1}
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_disarming_is_no_part_of_the_last_interval(server: FakeServer, top: Top) -> None:
+    process = top("postgresql:*", "--json", "--interval", "60")
+    server.wait_for("StreamRequest")
+    begin = time.monotonic()
+    with server.hold_unsubscribe():
+        process.send_signal(signal.SIGINT)
+        server.wait_for("UnsubscribeRequest")
+        asked = time.monotonic()
+        wait_for(lambda: time.monotonic() > asked + 1, "it to take a while")
+    _, out, _ = finish(process)
+    # a little of it is before the stream began
+    assert 0 < json.loads(out[-1])["seconds"] < asked - begin + 0.8
+
+
+def test_pipe_gets_plain_frames(server: FakeServer, top: Top) -> None:
+    server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room")]
+    server.fire(3, comm="ev\x1bil")
+    server.lose(5)
+    status, out, err = finish(top("postgresql:*", "--count", "2", "--interval", "0.2"))
+    assert status == 0
+    assert all(line.isprintable() for line in out)
+    assert [line.startswith("stapsdt top  ") for line in out].count(True) == 2
+    assert any(line.endswith("postgresql:query__start  postgres") for line in out)
+    assert any(line.endswith(r"4711  ev\x1bil") for line in out)
+    assert "LOST: 5 in queue (0 of them now)" in out
+    assert out[0].endswith("1 site, 1 refused")
+    assert err == ["stapsdt: 3 events delivered, 0 filtered, 5 lost (5 events in queue), 1 site"]
+
+
+def test_terminal_of_80_by_24(server: FakeServer, top: Top) -> None:
+    server.fire(3)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    try:
+        process = top("--count", "2", "--interval", "0.1", stdout=theirs, env=environment | {"TERM": "xterm"})
+        os.close(theirs)
+        shown = b""
+        while b"\x1b[?25h" not in shown:
+            shown += os.read(ours, 4096)
+        assert process.wait(20) == 0
+    finally:
+        os.close(ours)
+    frames = shown.decode().split("\x1b[H")[2:]
+    assert len(frames) == 2
+    for each in frames:
+        lines = each.partition("\x1b[J")[0].split("\x1b[K\r\n")
+        assert len(lines) < 24
+        assert max(map(len, lines)) <= 80 + len("\x1b[2m\x1b[0m")
+    assert "postgresql:query__start" in frames[1]
+
+
+def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, top: Top) -> None:
+    process = top("postgresql:*", "--interval", "0.1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == "stapsdt: 0 events delivered, 0 filtered, 0 lost, 1 site\n"
+    assert server.asked("UnsubscribeRequest")
+
+
+def test_a_stream_that_breaks_goes_on(server: FakeServer, top: Top) -> None:
+    server.fire(2)
+    server.break_after = 2
+    process = top("postgresql:*", "--json", "--interval", "0.1")
+    assert process.stderr is not None
+    assert "trying for 30 s" in json.loads(process.stderr.readline())["interrupted"]
+    server.fire()
+    assert process.stdout is not None
+    while json.loads(process.stdout.readline())["total"] < 3:
+        pass
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 0
+
+
+def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Top) -> None:
+    server.fire()
+    server.end(pb.End.REASON_SERVER_STOPPING)
+    status, out, err = finish(top("postgresql:*", "--json"))
+    assert status == 1
+    assert json.loads(out[-1])["total"] == 1
+    assert err[0] == "stapsdt: the server stopped: start it again when it is back"
+    assert json.loads(err[1])["delivered"] == 1
+
+
+def test_wrong_usage(server: FakeServer, top: Top) -> None:
+    assert finish(top("--interval", "0"))[0] == 2
+    server.refuse = bad_request("selectors[0]", "a colon is missing")
+    assert finish(top("x")) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])
