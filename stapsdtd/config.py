@@ -24,13 +24,13 @@ class Limits:
 
     default_lease_seconds: int = 30
     max_lease_seconds: int = 3600
-    default_queue_bytes: int = 32 << 20
+    default_queue_bytes: int = 16 << 20
     max_queue_bytes: int = 256 << 20
     default_kernel_buffer_kib: int = 4096
     max_kernel_buffer_kib: int = 65536
     max_selectors: int = 256
     max_subscriptions: int = 256
-    max_total_queue_bytes: int = 2 << 30
+    max_total_queue_bytes: int = 4 << 30
     max_total_kernel_buffer_mib: int = 2048
     max_connections: int = 1024
 

@@ -77,7 +77,10 @@ class ControlThread:
                 done.set_exception(error)
 
         asyncio.run_coroutine_threadsafe(within(), self._loop)
-        return await asyncio.shield(asyncio.wrap_future(done))
+        outcome = asyncio.wrap_future(done)
+        # whoever gave up meanwhile does not care how it ended
+        outcome.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(outcome)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

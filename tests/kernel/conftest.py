@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,38 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import Daemon, Ticker, compile_target, require, running_daemon
+
+_CHURN_SECONDS = 180.0
+_CHURN_SEED = random.SystemRandom().randrange(10**6)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--churn-seconds", type=float, default=_CHURN_SECONDS, help="how long test_churn.py takes, for both engines"
+    )
+    parser.addoption(
+        "--churn-seed",
+        type=int,
+        default=_CHURN_SEED,
+        help="what test_churn.py does, by default something else each time",
+    )
+
+
+def churn_options(config: pytest.Config) -> tuple[float, int]:
+    """Seconds and seed, also where pytest met this file too late to take options for it."""
+    return config.getoption("--churn-seconds", _CHURN_SECONDS), config.getoption("--churn-seed", _CHURN_SEED)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seconds, seed = churn_options(config)
+    return f"churn: --churn-seconds={seconds:g} --churn-seed={seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The churn takes as long as it is told to, whatever the limit of others is."""
+    for item in items:
+        if item.path.name == "test_churn.py":
+            item.add_marker(pytest.mark.timeout(churn_options(config)[0] + 120))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,7 @@
  *   fire ID N           fire PROVIDER:beat and PROVIDER:pulse N times each, with a number that counts on from 0, and ID
  *   threads T ID N      the same in each of T threads
  *   forks K ID N        the same in each of K children, which end before the answer
- *   fork                make a child that does nothing until it is killed
+ *   fork                make a child that does nothing and ends with this process
  *   exec PATH           become that program, which answers in this one's place
  *   open PATH           dlopen a library; `memfd PATH` does so with a copy in a memfd, whose descriptor it closes
  *   call ID N           fire PROVIDER:called N times in the library
@@ -20,11 +20,13 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -112,9 +114,11 @@ int main(int argc, char *argv[])
 		} else if (sscanf(line, "forks %d %lu %lu", &many, &id, &count) == 3) {
 			fire_in_children(many);
 		} else if (!strcmp(line, "fork")) {
-			if (fork() == 0)
+			if (fork() == 0) {
+				prctl(PR_SET_PDEATHSIG, SIGKILL);
 				for (;;)
 					pause();
+			}
 		} else if (!strncmp(line, "exec ", 5)) {
 			execl(line + 5, line + 5, "again", NULL);
 			perror(line);
