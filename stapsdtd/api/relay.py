@@ -179,7 +179,7 @@ class Relay:
                 await outside.lost
         except OSError as error:
             whence = f" from {address[0]}" if listening.listener.path is None else ""
-            self._note(listening, f"{error or type(error).__name__}{whence}")
+            self._note(listening, f"{str(error) or type(error).__name__}{whence}")
 
     async def _greet(self, connection: socket.socket, listening: ListeningSocket) -> _Half:
         """Raises OSError where TLS does not come about."""
@@ -188,7 +188,9 @@ class Relay:
         if listening.tls is not None:
             if len(self._handshakes) >= _MOST_HANDSHAKES:
                 # an honest one takes milliseconds
-                _hang_up(next(iter(self._handshakes)))
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                _hang_up(oldest)
             self._handshakes[connection] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -292,6 +294,7 @@ class _Half(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, count: int) -> None:
+        # from Python 3.12 on, asyncio keeps what it is given until that is written
         data = bytes(self._buffer[:count])
         if self.other is not None:
             self.other.write(data)

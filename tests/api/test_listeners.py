@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +17,7 @@ import pytest
 from stapsdtd.api.listeners import CannotListenError, ListeningSocket, open_listeners
 from stapsdtd.config import Listener
 from tests.api.served import served
+from tests.support import ROOT, require
 
 
 def opened(path: Path, **settings: object) -> ListeningSocket:
@@ -64,3 +72,134 @@ def test_owner_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CannotListenError, match="nobody-of-this-name"):
         opened(tmp_path / "sock", owner="nobody-of-this-name")
     assert os.listdir(tmp_path) == ["sock.lock"]
+
+
+def test_path_on_which_a_service_manager_listens_is_not_taken_away(tmp_path: Path) -> None:
+    with listening_unix(tmp_path / "sock"):
+        with pytest.raises(CannotListenError, match="somebody else listens there"):
+            opened(tmp_path / "sock")
+        assert (tmp_path / "sock").exists()
+
+
+def test_owner_and_group(tmp_path: Path) -> None:
+    require(os.geteuid() == 0, "root")
+    listening = opened(tmp_path / "sock", owner="daemon", group="nogroup")
+    found = (tmp_path / "sock").stat()
+    assert (found.st_uid, found.st_gid) == (pwd.getpwnam("daemon").pw_uid, grp.getgrnam("nogroup").gr_gid)
+    listening.close()
+
+
+def test_lock_in_the_way_of_which_a_link_was_put(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "sock.lock").symlink_to("precious")
+    with pytest.raises(CannotListenError, match=r"sock\.lock"):
+        opened(tmp_path / "sock")
+
+
+def test_port_that_is_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"tcp:127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(CannotListenError, match=f"{address}: Address already in use"):
+            open_listeners([Listener(address, role="user", plain=True)])
+
+
+def test_a_name_that_only_seems_to_be_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 50051))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with pytest.raises(CannotListenError, match="no loopback address"):
+        open_listeners([Listener("tcp:localhost:50051", role="user", plain=True)])
+
+
+def test_what_was_opened_is_closed_where_the_next_cannot_be(tmp_path: Path) -> None:
+    listeners = [Listener(f"unix:{tmp_path / 'one'}"), Listener(f"unix:{tmp_path / 'missing' / 'two'}")]
+    with pytest.raises(CannotListenError, match="missing"):
+        open_listeners(listeners)
+    assert os.listdir(tmp_path) == ["one.lock"]
+    opened(tmp_path / "one").close()
+
+
+# inherited ones
+
+
+@contextmanager
+def listening_unix(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        yield made
+
+
+def inherit(*descriptors: int, options: Sequence[str] = (), addresses: Sequence[str] = ()) -> str:
+    command = [sys.executable, "-m", "tests.api.inherit", *options, "--fd", *map(str, descriptors), "--", *addresses]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        pass_fds=[each for each in descriptors if each > 2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout.rstrip("\n")
+
+
+def test_inherited_socket_takes_the_defaults_place_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with listening_unix(path) as passed:
+        assert inherit(passed.fileno()) == f"unix:{path}"
+        assert path.exists()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+
+
+def test_inherited_sockets_are_found_by_address(tmp_path: Path) -> None:
+    with listening_unix(tmp_path / "one") as one, socket.create_server(("127.0.0.1", 0)) as two:
+        addresses = [
+            f"tcp:127.0.0.1:{two.getsockname()[1]}",
+            f"unix:{tmp_path / 'three'}",
+            f"unix:{tmp_path / 'one'}",
+        ]
+        assert inherit(one.fileno(), two.fileno(), options=["--plain"], addresses=addresses) == " ".join(addresses)
+        assert sorted(os.listdir(tmp_path)) == ["one", "one.lock", "three.lock"]
+
+
+def test_sockets_of_another_process_are_none_of_ours(tmp_path: Path) -> None:
+    own = f"unix:{tmp_path / 'own'}"
+    with listening_unix(tmp_path / "sock") as passed:
+        assert inherit(passed.fileno(), options=["--pid", "1"], addresses=[own]) == own
+
+
+def test_inherited_socket_that_the_configuration_does_not_name(tmp_path: Path) -> None:
+    with listening_unix(tmp_path / "sock") as passed:
+        told = inherit(passed.fileno(), addresses=[f"unix:{tmp_path / 'own'}"])
+    assert (
+        told == f"refused: unix:{tmp_path / 'sock'} was passed on to the daemon, and its configuration does not name it"
+    )
+    assert os.listdir(tmp_path) == ["sock"]
+
+
+def test_tcp_never_takes_the_defaults_place() -> None:
+    """It would be plain, and everybody's."""
+    with socket.create_server(("127.0.0.1", 0)) as passed:
+        assert "its configuration does not name it" in inherit(passed.fileno())
+
+
+def test_descriptors_that_do_not_listen(tmp_path: Path) -> None:
+    left, right = socket.socketpair()
+    with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, open(os.devnull, "rb") as file:
+        for each in (left, datagrams):
+            assert "is not a stream socket that listens" in inherit(each.fileno())
+        assert "is no socket" in inherit(file.fileno())
+    assert "descriptor 3 was passed on to the daemon and is no socket" in inherit(options=["--count", "1"])
+    with socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(f"\0{tmp_path}")
+        abstract.listen()
+        assert "its configuration does not name it" in inherit(abstract.fileno(), addresses=["unix:x"])
+
+
+def test_second_server_on_an_inherited_path_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    first = opened(path)
+    with first.socket.dup() as passed:
+        assert "another stapsdtd serves it" in inherit(passed.fileno())
+    first.close()

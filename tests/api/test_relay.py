@@ -1,0 +1,546 @@
+"""Who is at the other end of a connection, and clients that stall, flood and lie, beside one that means well.
+
+The latter's calls are what is asserted: that they are answered meanwhile, not how fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import random
+import resource
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import pytest
+
+from stapsdtd.api import relay as relay_module
+from stapsdtd.api.access import Peer
+from stapsdtd.api.listeners import open_listeners
+from stapsdtd.api.relay import PeerTable, Relay
+from stapsdtd.api.server import Server
+from stapsdtd.client import Client, ServerUnavailableError
+from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
+from stapsdtd.errors import AccessDeniedError
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api import http2
+from tests.api.served import PATIENCE_SECONDS, Served, served
+from tests.support import descriptors, wait_for
+from tests.unit.samples import block, site
+from tests.users import ANNE, BERT, User, public_folder
+
+T = TypeVar("T")
+BOUNDED = Role("bounded", quotas=Quotas(max_connections=3))
+ROLES = (OPERATOR, USER, BOUNDED)
+MOST_CONNECTIONS = 24
+EVENTS = block(range(10_000))
+CONNECT = (
+    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('there', flush=True); input()"
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    """Who comes by bounded.sock has the role `bounded`, whoever that is."""
+    with public_folder() as folder:
+        bounded = Listener(f"unix:{folder / 'bounded.sock'}", role=BOUNDED.name)
+        with served(folder, roles=ROLES, listeners=[bounded], max_connections=MOST_CONNECTIONS) as started:
+            started.held()
+            yield started
+
+
+@contextmanager
+def connected(server: Served, said: bytes = b"", name: str = "served.sock") -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(PATIENCE_SECONDS)
+        connection.connect(str(server.folder / name))
+        if said:
+            connection.sendall(said)
+        yield connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closed it; what it says until then is read."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def in_loop(server: Served, work: Callable[[], T]) -> T:
+    async def within() -> T:
+        return work()
+
+    return server.in_api(within())
+
+
+def peers(server: Served) -> list[Peer]:
+    return list(server._peers._peers.values())
+
+
+def wait_for_connections(server: Served, count: int) -> None:
+    """The stub's own is one of them."""
+    wait_for(lambda: server.relay.connections == count, f"{count} connections")
+    wait_for(lambda: len(peers(server)) == count, f"{count} names")
+
+
+# who is there
+
+
+@contextmanager
+def connecting_as(server: Served, user: User) -> Iterator[subprocess.Popen[str]]:
+    command = user.command("/usr/bin/python3", "-c", CONNECT, server.socket)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "there\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def only_peer_of(server: Served, user: User) -> Peer:
+    (found,) = wait_for(
+        lambda: [peer for peer in peers(server) if peer.uid == user.uid], f"user {user.uid}'s connection"
+    )
+    return found
+
+
+def test_peer_is_who_the_kernel_says(server: Served) -> None:
+    user = User(ANNE.uid, (64200, 64201))
+    with connecting_as(server, user) as child:
+        assert only_peer_of(server, user) == Peer(
+            f"unix:{server.socket}", user.uid, frozenset({user.uid, 64200, 64201}), child.pid
+        )
+    wait_for_connections(server, 1)
+
+
+def test_who_is_in_more_groups_than_are_told_is_in_none_but_his_own(server: Served) -> None:
+    user = User(ANNE.uid, tuple(range(64200, 64500)))
+    with connecting_as(server, user):
+        assert only_peer_of(server, user).groups == {user.uid}
+
+
+def test_two_users_are_two_clients(server: Served) -> None:
+    with connecting_as(server, ANNE), connecting_as(server, BERT):
+        wait_for(lambda: server.relay.clients == 3, "three clients")
+
+
+def test_the_inner_socket_has_no_path(server: Served) -> None:
+    listening = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "grpc.sock" in line]
+    own = [path for path in listening if path == f"/proc/self/fd/{server.server._folder}/grpc.sock"]
+    assert own
+    assert not os.path.exists(own[0])
+    way_in = f"/proc/{os.getpid()}/fd/{server.relay._inner}"
+    attempt = f"import socket; socket.socket(socket.AF_UNIX).connect({way_in!r})"
+    tried = subprocess.run(ANNE.command("/usr/bin/python3", "-c", attempt), capture_output=True, text=True, check=False)
+    assert "PermissionError" in tried.stderr
+
+
+def test_a_name_of_the_relays_pattern_makes_nobody_somebody(server: Served) -> None:
+    """Not even of somebody who got to the inner socket."""
+    with ExitStack() as stack:
+        forger = stack.enter_context(socket.socket(socket.AF_UNIX))
+        forger.bind(f"\0{relay_module._NAME}{'0' * 32}")
+        forger.settimeout(PATIENCE_SECONDS)
+        forger.connect(f"/proc/self/fd/{server.relay._inner}")
+        forger.sendall(http2.greeting() + http2.request("ListSubscriptions"))
+        said = b""
+        while b"nobody" not in said:
+            more = forger.recv(1 << 16)
+            assert more
+            said += more
+        assert len(peers(server)) == 1
+
+
+def test_name_of_a_closed_connection_is_nobodys(server: Served) -> None:
+    with connected(server, http2.greeting(), "bounded.sock"):
+        wait_for_connections(server, 2)
+        (name,) = [name for name, peer in server._peers._peers.items() if peer.listener_role == BOUNDED.name]
+        assert server._peers.find(f"unix-abstract:{name}").listener_role == BOUNDED.name
+    wait_for_connections(server, 1)
+    with pytest.raises(AccessDeniedError):
+        server._peers.find(f"unix-abstract:{name}")
+
+
+def test_names_cannot_be_guessed() -> None:
+    table = PeerTable()
+    names = {table.add(Peer("unix:x")) for _ in range(100)}
+    assert len(names) == 100
+    assert all(len(bytes.fromhex(name.removeprefix(relay_module._NAME))) == 16 for name in names)
+
+
+# too many
+
+
+def test_no_more_connections_than_the_role_allows(server: Served) -> None:
+    with ExitStack() as stack:
+        flood = [stack.enter_context(connected(server, name="bounded.sock")) for _ in range(60)]
+        # the stub's connection is the same user's
+        wait_for(lambda: sum(map(is_closed, flood)) == 60 - 2, "all but two to be closed")
+        assert server.held() == []
+        with (
+            pytest.raises(ServerUnavailableError, match="no room for one more"),
+            Client(f"unix:{server.folder / 'bounded.sock'}") as one_more,
+        ):
+            one_more.info()
+        assert server.gate.refusals["connection"] >= 58
+    wait_for_connections(server, 1)
+
+
+def test_no_more_connections_than_the_server_allows(server: Served) -> None:
+    most = MOST_CONNECTIONS - 1
+    with ExitStack() as stack:
+        flood = [stack.enter_context(connected(server)) for _ in range(100)]
+        wait_for(lambda: sum(map(is_closed, flood)) == 100 - most, "as many to stay as there may be")
+        assert server.held() == []
+        assert server.relay.connections == MOST_CONNECTIONS
+    wait_for_connections(server, 1)
+    with connected(server):
+        wait_for_connections(server, 2)
+
+
+def test_many_bounded_users_leave_room_for_who_has_no_bound(server: Served) -> None:
+    room = MOST_CONNECTIONS - MOST_CONNECTIONS // 8
+    with ExitStack() as stack:
+        users = [User(65000 + number) for number in range(MOST_CONNECTIONS)]
+        children = [stack.enter_context(connecting_as(server, user)) for user in users]
+        assert len(children) > room
+        wait_for(lambda: server.relay.connections == room, "no more to be let in")
+        with Client(f"unix:{server.folder / '.' / 'served.sock'}") as operator:
+            access = operator.info().access
+            assert access is not None
+            assert access.role == "operator"
+
+
+def test_descriptors_go_back_to_where_they_were(server: Served) -> None:
+    before = descriptors(os.getpid())
+    for _ in range(5):
+        with ExitStack() as stack:
+            for said in (b"", b"junk" * 10, http2.PREFACE, http2.greeting() + http2.request("ListProbes")):
+                for _ in range(4):
+                    stack.enter_context(connected(server, said))
+            wait_for(lambda: server.relay.connections >= 13, "the connections")
+        wait_for_connections(server, 1)
+    wait_for(lambda: descriptors(os.getpid()) == before, f"{before} descriptors again")
+
+
+@contextmanager
+def descriptors_limited_to(count: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_connections_leave_descriptors_for_the_rest(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with descriptors_limited_to(descriptors(os.getpid()) + 6), connected(server) as refused:
+        wait_for(lambda: is_closed(refused), "the connection to be refused")
+        assert server.held() == []
+    assert "nearly as many descriptors" in caplog.text
+    with connected(server):
+        wait_for_connections(server, 2)
+
+
+def test_without_descriptors_who_waits_is_let_in_later(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket(socket.AF_UNIX) as waiting:
+        with descriptors_limited_to(3):
+            waiting.connect(str(server.socket))
+            wait_for(lambda: "Too many open files" in caplog.text, "accept to fail")
+        wait_for_connections(server, 2)
+        assert not is_closed(waiting)
+        assert server.held() == []
+    # once for each attempt, not for each connection that waits
+    assert caplog.text.count("Too many open files") < 20
+
+
+def test_refusals_do_not_fill_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        flood = [stack.enter_context(connected(server, name="bounded.sock")) for _ in range(300)]
+        wait_for(lambda: sum(map(is_closed, flood)) == 298, "them to be refused")
+    assert 0 < sum("connect refused" in record.message for record in caplog.records) < 200
+
+
+# nonsense, and slowly
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(100_000),
+        http2.PREFACE + b"\xff" * 1000,
+        http2.greeting() + http2.frame(http2.HEADERS, b"\xff" * 1000, http2.END_HEADERS, 1),
+    ],
+    ids=["http1", "zeros", "no-frames", "no-hpack"],
+)
+def test_bytes_that_are_no_http2_end_their_connection_alone(server: Served, said: bytes) -> None:
+    with connected(server) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(said)
+        wait_for(lambda: is_closed(connection), "the server to close")
+    wait_for_connections(server, 1)
+    assert server.held() == []
+
+
+def test_half_a_request_keeps_nobody_waiting(server: Served) -> None:
+    """Slow-loris: as much as one may have, each a byte further from time to time."""
+    said = http2.greeting() + http2.request("ListProbes")[:-1]
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connected(server, said[:1])) for _ in range(MOST_CONNECTIONS - 1)]
+        for place in range(1, len(said)):
+            for connection in slow:
+                connection.sendall(said[place : place + 1])
+            if place % 20 == 0:
+                assert server.held() == []
+        assert not any(map(is_closed, slow))
+        assert server.held() == []
+
+
+def test_request_of_100_megabytes(server: Served) -> None:
+    beginning = http2.frame(http2.HEADERS, http2.headers("ListProbes"), http2.END_HEADERS, 1)
+    prefix = struct.pack(">BI", 0, 100 << 20)
+    chunk = http2.frame(http2.DATA, bytes(16_000), stream=1)
+    with connected(server, http2.greeting() + beginning + http2.frame(http2.DATA, prefix, stream=1)) as connection:
+        connection.setblocking(False)
+        sent = 0
+        try:
+            while sent < 100 << 20:
+                sent += connection.send(chunk)
+        except (BlockingIOError, ConnectionError):
+            pass
+        assert server.held() == []
+        assert sent < 20 << 20, "nobody holds the server from reading it all"
+    wait_for_connections(server, 1)
+    with pytest.raises(grpc.RpcError, match="larger than max"):
+        server.stub.Subscribe(pb.SubscribeRequest(selectors=["x" * (2 << 20)]), timeout=PATIENCE_SECONDS)
+    assert server.held() == []
+
+
+def test_ten_thousand_metadata_entries(server: Served) -> None:
+    block_of_headers = http2.headers("ListProbes", [(f"x-{number}", "y" * 100) for number in range(10_000)])
+    parts = [block_of_headers[start : start + 16_000] for start in range(0, len(block_of_headers), 16_000)]
+    said = http2.greeting() + http2.frame(http2.HEADERS, parts[0], http2.END_STREAM, 1)
+    said += b"".join(http2.frame(http2.CONTINUATION, part, 0, 1) for part in parts[1:-1])
+    said += http2.frame(http2.CONTINUATION, parts[-1], http2.END_HEADERS, 1)
+    with connected(server) as connection:
+        try:
+            connection.sendall(said)
+            answered = connection.recv(1 << 16)
+        except ConnectionError:
+            answered = b""
+        assert server.held() == []
+        assert b"probes" not in answered
+    wait_for_connections(server, 1)
+
+
+def test_flood_of_requests_that_are_never_read(server: Served) -> None:
+    """Each is answered in vain, until the connection is full."""
+    with connected(server, http2.greeting()) as connection:
+        connection.settimeout(1)
+        for number in range(20_000):
+            try:
+                connection.sendall(http2.request("ListProbes", stream=2 * number + 1))
+            except (TimeoutError, ConnectionError):
+                break
+            if number % 1000 == 0:
+                assert server.held() == []
+        assert server.held() == []
+    wait_for_connections(server, 1)
+
+
+def test_flood_of_calls_begun_and_reset(server: Served) -> None:
+    """CVE-2023-44487."""
+    with connected(server, http2.greeting()) as connection:
+        for number in range(5_000):
+            stream = 2 * number + 1
+            reset = http2.frame(http2.RST_STREAM, struct.pack(">I", 8), stream=stream)
+            try:
+                connection.sendall(http2.request("ListProbes", stream=stream) + reset)
+            except ConnectionError:
+                break
+            if number % 500 == 0:
+                assert server.held() == []
+        assert server.held() == []
+    wait_for_connections(server, 1)
+
+
+# who never reads
+
+
+def buffered(server: Served) -> int:
+    """Bytes that the relay holds for others."""
+    return sum(half.transport.get_write_buffer_size() + len(half._early) for half in server.relay._halves)
+
+
+@contextmanager
+def stalled_stream(server: Served) -> Iterator[socket.socket]:
+    """A stream of events that nobody reads, while more of them come than the connection takes."""
+    found = server.file_object(site("hit"))
+    server.map(1, found)
+    ident = server.subscribe("app:*", queue_bytes=64 << 20).subscription_id
+    wanted = pb.StreamRequest(subscription_id=ident, encoding=pb.StreamRequest.ENCODING_COLUMNS)
+    with connected(server, http2.greeting() + http2.request("Stream", wanted.SerializeToString())) as connection:
+        server.wait_until_streaming()
+        for _ in range(60):
+            server.fire(EVENTS)
+        wait_for(lambda: buffered(server), "the relay to hold back")
+        yield connection
+
+
+def test_who_never_reads_takes_a_bounded_amount_of_memory(server: Served) -> None:
+    with stalled_stream(server):
+        for _ in range(20):
+            assert buffered(server) < 1 << 20
+            assert server.held()
+            server.fire(EVENTS)
+        (held,) = server.held()
+        assert held.account.pending > 300_000, "what the connection does not take stays in the subscription's queue"
+    wait_for_connections(server, 1)
+
+
+def test_who_begins_to_read_gets_it_all(server: Served) -> None:
+    """What was held back comes, in order: HTTP/2 would not bear a byte that is missing."""
+    with stalled_stream(server) as connection:
+        (held,) = server.held()
+        connection.settimeout(PATIENCE_SECONDS)
+        server.unsubscribe(held.subscription_id)
+        read = 0
+        for kind, flags, payload in http2.frames(connection):
+            read += len(payload) if kind == http2.DATA else 0
+            if kind == http2.HEADERS and flags & http2.END_STREAM:
+                break
+        assert read > 60 * 10_000 * 8
+        assert not buffered(server)
+
+
+def test_stopping_while_clients_stall(tmp_path: Path) -> None:
+    with ExitStack() as clients:
+        with served(tmp_path) as server:
+            clients.enter_context(stalled_stream(server))
+            clients.enter_context(connected(server))
+            clients.enter_context(connected(server, http2.greeting()[:10]))
+            wait_for_connections(server, 4)
+        assert server.relay.connections == 0
+        assert not server.relay._tasks
+        assert not os.path.exists(server.socket)
+
+
+def test_a_server_that_never_started_can_be_stopped(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", fail)
+    path = server.folder / "other.sock"
+
+    async def start_and_stop() -> None:
+        other = Server(server.servicer, Relay(PeerTable(), server.gate, 5), [Listener(f"unix:{path}")])
+        assert path.exists()
+        with pytest.raises(OSError, match="No space left"):
+            await other.start()
+        await other.stop()
+
+    server.in_api(start_and_stop())
+    assert not path.exists()
+
+
+# every byte
+
+
+@contextmanager
+def relayed(server: Served) -> Iterator[tuple[Relay, socket.socket, socket.socket]]:
+    """Another relay, and what is connected at its two ends; who serves is no gRPC server."""
+    relay = Relay(PeerTable(), server.gate, 5)
+    path, inner_path = server.folder / "relayed.sock", server.folder / "inner.sock"
+    (listening,) = in_loop(server, lambda: open_listeners([Listener(f"unix:{path}")]))
+    with socket.socket(socket.AF_UNIX) as inner, socket.socket(socket.AF_UNIX) as client:
+        inner.bind(str(inner_path))
+        inner.listen()
+        inner.settimeout(PATIENCE_SECONDS)
+        client.settimeout(PATIENCE_SECONDS)
+        in_loop(server, lambda: relay.start([listening], str(inner_path)))
+        try:
+            client.connect(str(path))
+            with inner.accept()[0] as served_end:
+                served_end.settimeout(PATIENCE_SECONDS)
+                yield relay, client, served_end
+        finally:
+            server.in_api(relay.stop())
+            listening.close()
+
+
+@pytest.mark.parametrize("is_upward", [False, True])
+def test_who_closes_at_once_has_still_said_everything(server: Served, is_upward: bool) -> None:
+    """And nobody else's data goes the same way: all relays share a buffer."""
+    everything = random.Random(1).randbytes(4 << 20)
+    with relayed(server) as (relay, client, served_end):
+        speaker, hearer = (client, served_end) if is_upward else (served_end, client)
+
+        def speak() -> None:
+            speaker.sendall(everything)
+            speaker.close()
+
+        speaking = threading.Thread(target=speak)
+        speaking.start()
+        wait_for(lambda: any(half.transport.get_write_buffer_size() for half in relay._halves), "it to be held back")
+        server.held()
+        heard = bytearray()
+        # a little at a time, so that something is still to be written when the other end is gone
+        while more := hearer.recv(1 << 12):
+            heard += more
+        speaking.join()
+    assert heard == everything
+
+
+# what is in a hurry
+
+
+def test_what_is_said_before_the_way_is_open_arrives(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one read takes, while the gRPC server is not connected yet."""
+    connect = Relay._connect
+    held_up = asyncio.Event()
+
+    async def connect_later(self: Relay, outside: relay_module._Half, peer: Peer) -> relay_module._Half:
+        await held_up.wait()
+        return await connect(self, outside, peer)
+
+    monkeypatch.setattr(Relay, "_connect", connect_later)
+    with connected(server) as connection:
+        padding = [("x-padding", "y" * 100)] * 60
+        calls = [
+            http2.frame(http2.HEADERS, http2.headers("ListSubscriptions", padding), http2.END_HEADERS, stream)
+            + http2.frame(http2.DATA, bytes(5), http2.END_STREAM, stream)
+            for stream in range(1, 101, 2)
+        ]
+        talking = threading.Thread(target=connection.sendall, args=[http2.greeting() + b"".join(calls)])
+        talking.start()
+        wait_for(lambda: buffered(server), "something to be read")
+        assert buffered(server) <= relay_module._BUFFER_BYTES
+        in_loop(server, held_up.set)
+        ends = (kind == http2.HEADERS and flags & http2.END_STREAM for kind, flags, _ in http2.frames(connection))
+        assert len(list(islice(filter(None, ends), 50))) == 50
+        talking.join()
+
+
+def test_everything_is_logged_in_lines_that_name_no_traceback(server: Served, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(server, b"junk"), connected(server):
+        wait_for(lambda: server.relay.connections >= 2, "them")
+    wait_for_connections(server, 1)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
