@@ -110,8 +110,8 @@ class Engine(Protocol):
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         """Arm sites; when it returns, every hit of a site not refused is delivered or counted as lost."""
 
-    def disarm(self, ticket: Ticket, target: Object) -> None:
-        """Disarm all of an object's sites for this subscription."""
+    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
+        """Disarm all of an object's sites for this subscription. is_awaited: settled() tells when that is done."""
 
     def close(self, ticket: Ticket) -> None:
         """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
@@ -123,7 +123,9 @@ class Engine(Protocol):
         """As of about now."""
 
     def settled(self) -> Future[None]:
-        """Answer what is done when all that was disarmed so far is out of the processes."""
+        """Answer what is done when all that was disarmed so far, and is awaited, is out of the processes; that of a
+        subscription that was closed always is.
+        """
 
     def tidy(self) -> None:
         """Try again what the kernel refused to disarm or remove; to be called every now and then."""

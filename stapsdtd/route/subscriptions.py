@@ -30,7 +30,7 @@ from stapsdtd.route.client import Client
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
-from stapsdtd.watch.objects import Parse, is_host_file, open_object
+from stapsdtd.watch.objects import Parse, is_host_file, open_object, was_written_to
 from stapsdtd.watch.watcher import Watcher
 
 _log = logging.getLogger(__name__)
@@ -218,13 +218,13 @@ class Subscriptions:
         mappings = self._registry.mappings(found.key)
         if found.key in held.armed:
             if not is_host_file(found) and not self._eligible(held, held.armed[found.key].choices, mappings.keys()):
-                self._disarm(held, found)
+                self._disarm(held, found, is_awaited=was_written_to(found))
             return
         choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
         for earlier in [key for key in held.armed if (key.dev, key.inode) == (found.key.dev, found.key.inode)]:
-            self._disarm(held, held.armed[earlier].object)
+            self._disarm(held, held.armed[earlier].object, is_awaited=True)
         owners = subscription.wish.owners
         if owners is not None:
             # other users may have it elsewhere, which is not this one's business
@@ -307,18 +307,21 @@ class Subscriptions:
             wanted &= frozenset().union(*(choice.pids or () for choice in choices))
         return bool(wanted) if wish.owners is None else any(belongs(pid, wish.owners) for pid in wanted)
 
-    def _disarm(self, held: _Held, found: Object) -> None:
-        armed = held.armed.pop(found.key)
+    def _disarm(self, held: _Held, found: Object, *, is_awaited: bool = False) -> None:
+        """is_awaited: it is told only when nothing is patched any more."""
+        armed, subscription = held.armed.pop(found.key), held.subscription
         self._rewritten.disarmed(found.key)
-        held.subscription.client.sites -= len(armed.armed)
-        self._release(held.subscription, found)
-        held.subscription.changed(
-            [_status(held.subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
-        )
+        subscription.client.sites -= len(armed.armed)
+        statuses = [_status(subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
+        self._release(subscription, found, is_awaited=is_awaited)
+        if is_awaited:
+            self._engine.settled().add_done_callback(lambda _: subscription.changed(statuses))
+        else:
+            subscription.changed(statuses)
 
-    def _release(self, subscription: Subscription, found: Object) -> None:
+    def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool = False) -> None:
         try:
-            self._engine.disarm(subscription.ticket, found)
+            self._engine.disarm(subscription.ticket, found, is_awaited=is_awaited)
         except (TracefsRejectedError, OSError):
             _log.exception("%s could not be disarmed", found.path)
 
@@ -327,7 +330,7 @@ class Subscriptions:
         for held in list(self._held.values()):
             for key in written & held.armed.keys():
                 found = held.armed[key].object
-                self._disarm(held, found)
+                self._disarm(held, found, is_awaited=True)
                 self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
 
     def _consider_again(self, held: _Held, found: Object) -> None:

@@ -166,12 +166,22 @@ def is_host_file(found: Object) -> bool:
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
+    return _key_at(found.path) == found.key
+
+
+def was_written_to(found: Object) -> bool:
+    """Answer whether the object's path leads to the same file with something else in it."""
+    now = _key_at(found.path)
+    return now is not None and now != found.key and (now.dev, now.inode) == (found.key.dev, found.key.inode)
+
+
+def _key_at(path: str) -> ObjectKey | None:
     try:
-        status = os.stat(found.path)
+        status = os.stat(path)
     except (OSError, ValueError):
-        return False
-    status = real_file(os.getpid(), found.path, status) or status
-    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) == found.key
+        return None
+    status = real_file(os.getpid(), path, status) or status
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _key(status: os.stat_result, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:

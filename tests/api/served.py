@@ -86,7 +86,7 @@ class FakeEngine:
         sites = (wanted.capture.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
-    def disarm(self, ticket: Ticket, target: Object) -> None:
+    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         self._begin("disarm")
         self.armed.pop((ticket, target.key), None)
 

@@ -188,8 +188,8 @@ class BpfEngine:
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
-    def disarm(self, ticket: Ticket, target: Object) -> None:
-        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []), is_awaited=False)
+    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
+        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []), is_awaited=is_awaited)
 
     def close(self, ticket: Ticket) -> None:
         subscription = self._subscriptions[ticket]

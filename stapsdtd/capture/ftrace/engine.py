@@ -196,7 +196,7 @@ class FtraceEngine:
     def _tell_refusal(self, error: TracefsRejectedError) -> None:
         _log.log(logging.DEBUG if self._tidying else logging.WARNING, "%s; it is tried again later", error)
 
-    def disarm(self, ticket: Ticket, target: Object) -> None:
+    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[ticket]
         subscription.wanted.pop(target.key, None)
         self._bring_in_step()
