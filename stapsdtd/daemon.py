@@ -119,13 +119,7 @@ class Daemon:
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        # each ring, client and file looked at takes a descriptor, and the usual soft limit is 1,024
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if most < _LEAST_DESCRIPTORS:
-            raise KernelFeatureError(
-                "descriptors", f"{most} may be open, which is not enough for anything", "raise LimitNOFILE or ulimit -n"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _allow_all_descriptors()
         # it starts while the rest does
         parser = SandboxedParser()
         patient = PatientParser(parser)
@@ -135,11 +129,7 @@ class Daemon:
         if lacking := [found.name for found in features if not found.available]:
             _log.warning("this host does not let have: %s; 'stapsdt doctor' says why", ", ".join(lacking))
         tracefs = Tracefs.locate()
-        left = clean_up(tracefs)
-        if left.events or left.instances:
-            _log.info("removed %d events and %d instances that a killed daemon left", left.events, left.instances)
-        for failure in left.failures:
-            _log.warning("what a killed daemon left cannot be removed: %s", failure)
+        _remove_what_was_left(tracefs)
         threads = Threads()
         engine = make_engine(self._config, bpf, tracefs, threads)
         self._on_stop(engine.shutdown)
@@ -224,6 +214,24 @@ class Daemon:
             await self._stopping.aclose()
         finally:
             self._control.stop()
+
+
+def _allow_all_descriptors() -> None:
+    """Each ring, client and file looked at takes one, and the usual soft limit is 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < _LEAST_DESCRIPTORS:
+        raise KernelFeatureError(
+            "descriptors", f"{most} may be open, which is not enough for anything", "raise LimitNOFILE or ulimit -n"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _remove_what_was_left(tracefs: Tracefs) -> None:
+    left = clean_up(tracefs)
+    if left.events or left.instances:
+        _log.info("removed %d events and %d instances that a killed daemon left", left.events, left.instances)
+    for failure in left.failures:
+        _log.warning("what a killed daemon left cannot be removed: %s", failure)
 
 
 async def serve(configured: Callable[[], Config]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import click
 
@@ -122,3 +124,30 @@ duration = click.option(
     help="End SECONDS after all is armed.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+
+
+class Scope(TypedDict):
+    """Whose events are wanted, and which of them, as `Client.subscribe` takes it."""
+
+    pids: tuple[int, ...]
+    exclude_pids: tuple[int, ...]
+    uids: tuple[int, ...]
+    execnames: tuple[str, ...]
+    cgroups: tuple[str, ...]
+    containers: tuple[str, ...]
+    where: str
+
+
+def scope(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Have all the options above that choose events, which the command gets as one argument, `scope`."""
+
+    @functools.wraps(command)
+    def with_scope(*given: Any, **options: Any) -> Any:
+        chosen = {name: options.pop(name) for name in Scope.__annotations__ if name in options}
+        # the command's own probes (CPython has some) would fire at every line that it prints
+        return command(*given, scope={"exclude_pids": (os.getpid(),), **chosen}, **options)
+
+    wrapped: Callable[..., Any] = with_scope
+    for option in (where, containers, cgroups, execnames, uids, pids):
+        wrapped = option(wrapped)
+    return wrapped

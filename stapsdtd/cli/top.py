@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,7 @@ Examples:
 
 @click.command("top", epilog=_EXAMPLES)
 @options.selectors(required=False)
-@options.pids
-@options.uids
-@options.execnames
-@options.cgroups
-@options.containers
-@options.where
+@options.scope
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -62,12 +56,7 @@ def command(
     server: options.Server,
     *,
     selectors: tuple[str, ...],
-    pids: tuple[int, ...],
-    uids: tuple[int, ...],
-    execnames: tuple[str, ...],
-    cgroups: tuple[str, ...],
-    containers: tuple[str, ...],
-    where: str,
+    scope: options.Scope,
     interval: float,
     count: int | None,
     duration: float | None,
@@ -84,13 +73,7 @@ def command(
     async def subscribe(client: AsyncClient) -> AsyncSubscription:
         return await client.subscribe(
             [_without_values(selector) for selector in selectors or (_EVERYTHING,)],
-            pids=pids,
-            exclude_pids=[os.getpid()],
-            uids=uids,
-            execnames=execnames,
-            cgroups=cgroups,
-            containers=containers,
-            where=where,
+            **scope,
             lease_seconds=LEASE_SECONDS,
         )
 

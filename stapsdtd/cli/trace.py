@@ -6,7 +6,6 @@ With --count the rest is not read: Unsubscribe's own account tells how much it i
 from __future__ import annotations
 
 import asyncio
-import os
 
 import click
 
@@ -35,12 +34,7 @@ Examples:
 
 @click.command("trace", epilog=_EXAMPLES)
 @options.selectors(required=True)
-@options.pids
-@options.uids
-@options.execnames
-@options.cgroups
-@options.containers
-@options.where
+@options.scope
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
 @options.duration
 @click.option(
@@ -63,12 +57,7 @@ def command(
     server: options.Server,
     *,
     selectors: tuple[str, ...],
-    pids: tuple[int, ...],
-    uids: tuple[int, ...],
-    execnames: tuple[str, ...],
-    cgroups: tuple[str, ...],
-    containers: tuple[str, ...],
-    where: str,
+    scope: options.Scope,
     count: int | None,
     duration: float | None,
     kernel_buffer_kib: int | None,
@@ -90,14 +79,7 @@ def command(
     async def subscribe(client: AsyncClient) -> AsyncSubscription:
         return await client.subscribe(
             selectors,
-            pids=pids,
-            # Its own probes (CPython has some) would fire at every line that it prints.
-            exclude_pids=[os.getpid()],
-            uids=uids,
-            execnames=execnames,
-            cgroups=cgroups,
-            containers=containers,
-            where=where,
+            **scope,
             lease_seconds=LEASE_SECONDS,
             queue_bytes=queue_bytes or 0,
             kernel_buffer_kib=kernel_buffer_kib or 0,
