@@ -330,7 +330,7 @@ class TestPolicyChanges:
         call = stream(anne, ident)
         server.wait_until_streaming()
         # more than the connection holds
-        rows, times = 10_000, 40
+        rows, times = 10_000, 20
         for number in range(times):
             server.fire(block(range(number * rows, (number + 1) * rows)))
         assert apply(server, OPERATOR, self.NONE) == 1

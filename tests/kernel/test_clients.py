@@ -231,12 +231,14 @@ def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
                     client.subscribe(selectors, where=where)
                 assert len(str(refusal.value)) < 500
 
-        for _ in range(3):
+        # until then the allocators of C and Python take more for each of their threads
+        for _ in range(20):
             ask()
         before = resident_kib(daemon.pid)
-        for _ in range(7):
+        for _ in range(20):
             ask()
-        assert resident_kib(daemon.pid) - before < 16 * 1024
+        # what was asked meanwhile is 48 MiB, beside what is refused before it is read
+        assert resident_kib(daemon.pid) - before < 32 * 1024
     with Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder:
         ticker.do("fire 3")
     assert recorder.values() == [(0,), (1,), (2,)]
