@@ -125,16 +125,18 @@ class Subscriptions:
 
         The log can still be read for some seconds, also by a stream that begins only then.
         """
-        held = self._held.pop(ident, None)
+        held = self._held.get(ident)
         if held is None:
             raise UnknownSubscriptionError(ident)
+        # in this order, since another thread may look for it in between
+        self._ended[ident] = held.subscription
+        del self._held[ident]
         if held.lease is not None:
             held.lease.cancel()
         self._end(held.subscription)
         held.subscription.client.sites -= sum(len(armed.armed) for armed in held.armed.values())
         for key in held.armed:
             self._rewritten.disarmed(key)
-        self._ended[ident] = held.subscription
         self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, held.subscription)
         try:
             self._engine.close(held.subscription.ticket)

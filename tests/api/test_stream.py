@@ -18,6 +18,7 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Object, Unavailable
 from stapsdtd.probes.selectors import parse
 from stapsdtd.route.subscription import Scope, Subscription, Wish
+from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import Served, processes, served
 from tests.support import wait_for
@@ -523,3 +524,18 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     asyncio.run(read())
     assert (subscription.account().pending, subscription.account().delivered) == (2, 0)
     assert subscription._waiters == []
+
+
+def test_subscription_that_ends_is_known_all_the_while(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream asks for it from another thread."""
+    ident = server.subscribe("app:number()").subscription_id
+    seen: list[str] = []
+    end = Subscriptions._end
+
+    def looked_up(subscriptions: Subscriptions, subscription: Subscription) -> None:
+        seen.append(subscriptions.get(ident).id)
+        end(subscriptions, subscription)
+
+    monkeypatch.setattr(Subscriptions, "_end", looked_up)
+    server.unsubscribe(ident)
+    assert seen == [ident]
