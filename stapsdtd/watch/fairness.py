@@ -18,6 +18,7 @@ _SHARE = 0.3
 """Seconds of the control thread that a user gets each second, ..."""
 _MOST_SECONDS = 1.0
 """... and as many at once."""
+_SLICE_SECONDS = 0.1
 _USERS = 1000
 
 MAX_WEIGHT = 1_000_000
@@ -45,6 +46,10 @@ class Time:
             return float("inf")
         owed = self._free_at.get(user, 0.0) - self._clock()
         return _MOST_SECONDS - max(owed, 0.0) * _SHARE
+
+    def slice(self, user: int) -> float:
+        """Seconds that a user may take before others have their turn."""
+        return min(self.left(user), _SLICE_SECONDS) if user != _ROOT else float("inf")
 
     @contextmanager
     def taken(self, user: int) -> Iterator[None]:

@@ -332,6 +332,7 @@ class Watcher:
         now: dict[Mapping, Object | None] = {}
         files: dict[tuple[int, int], Object | None] = {}
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
+        deadline = time.monotonic() + self._time.slice(user)
         for mapping in mappings:
             file = mapping.dev, mapping.inode
             try:
@@ -339,6 +340,10 @@ class Watcher:
                     found = before[mapping]
                 elif file in files:
                     found = files[file]
+                elif time.monotonic() > deadline:
+                    # the rest when others had their turn
+                    self._defer(process.pid, [])
+                    continue
                 else:
                     found = self._store.resolve(process.pid, mapping)
             except ObjectGoneError as error:

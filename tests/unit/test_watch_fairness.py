@@ -55,6 +55,12 @@ def test_in_the_long_run_a_user_gets_a_share(time: Time, clock: Clock) -> None:
     assert taken / 1000 == pytest.approx(0.3, abs=0.01)
 
 
+def test_turns_are_short(time: Time, clock: Clock) -> None:
+    assert (time.slice(0), time.slice(1000)) == (float("inf"), 0.1)
+    take(time, clock, 1000, 2)
+    assert time.slice(1000) <= 0
+
+
 def test_users_do_not_share_and_root_is_not_bounded(time: Time, clock: Clock) -> None:
     take(time, clock, 1000, 50)
     take(time, clock, 0, 50)
