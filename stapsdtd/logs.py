@@ -11,6 +11,8 @@ import os
 import re
 import sys
 
+from stapsdtd.text import escape
+
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 """syslog's, which journald reads from the begin of a line (sd-daemon(3))."""
 
@@ -48,7 +50,7 @@ class _Formatter(logging.Formatter):
         values: dict[str, object] = getattr(record, "fields", {})
         parts = [f"{name}={_quoted(value)}" for name, value in values.items() if value is not None]
         # a path may have a line break in it, and what looks like a record behind that
-        return " ".join([_harmless(super().formatMessage(record)), *parts])
+        return " ".join([escape(super().formatMessage(record)), *parts])
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -56,12 +58,6 @@ class _Formatter(logging.Formatter):
             return text
         priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
         return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
-
-
-def _harmless(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _quoted(value: object) -> str:

@@ -198,16 +198,20 @@ class Gate:
         return known
 
 
+def revoked() -> AccessDeniedError:
+    return AccessDeniedError("the server's policy changed, and does not allow this any more")
+
+
 class Policy:
     """The roles of a configuration. Raises InvalidArgumentError for users and groups that the host does not have."""
 
     def __init__(self, roles: Sequence[Role]) -> None:
-        self._holders = [_looked_up(role) for role in roles]
+        # who has a role by name comes before who has one as anybody has
+        self._holders = [_looked_up(role) for role in sorted(roles, key=lambda role: role.everybody)]
 
     def rights(self, peer: Peer) -> Rights:
         """Raises AccessDeniedError where no role is for the peer."""
-        # who has a role by name comes before who has one as anybody has
-        for holders in sorted(self._holders, key=lambda each: each.role.everybody):
+        for holders in self._holders:
             if holders.has(peer):
                 role = holders.role
                 return Rights(

@@ -12,7 +12,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from stapsdtd.config import DEFAULT_LISTEN, Listener, Tls
@@ -214,6 +214,12 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (*_KEEP_ALIVE, (socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """So that whoever reads from it finds its end."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:

@@ -18,12 +18,12 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 
 from stapsdtd.api.access import Gate, Peer
-from stapsdtd.api.listeners import ListeningSocket, keep_alive
+from stapsdtd.api.listeners import ListeningSocket, hang_up, keep_alive
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.route.bucket import TokenBucket
 
@@ -127,7 +127,7 @@ class Relay:
         """Close everything, at once."""
         self.refuse_more()
         for connection in list(self._handshakes):
-            _hang_up(connection)
+            hang_up(connection)
         for half in list(self._halves):
             half.abort()
         if self._tasks:
@@ -190,7 +190,7 @@ class Relay:
                 # an honest one takes milliseconds
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
-                _hang_up(oldest)
+                hang_up(oldest)
             self._handshakes[connection] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -338,12 +338,6 @@ def _most_descriptors() -> float:
     """Beyond that connections are refused, since the rest of the daemon needs some too."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return float("inf") if most == resource.RLIM_INFINITY else most * 3 / 4
-
-
-def _hang_up(connection: socket.socket) -> None:
-    """So that whoever reads from it finds its end."""
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _peer(connection: socket.socket, transport: asyncio.Transport, listening: ListeningSocket) -> Peer:

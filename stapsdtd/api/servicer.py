@@ -6,10 +6,9 @@ import asyncio
 import logging
 import os
 import platform
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -19,17 +18,16 @@ import grpc
 
 from stapsdtd import __version__
 from stapsdtd.api import convert, places
-from stapsdtd.api.access import NO_USERS, Caller, Gate, Peer, Rights, Users
+from stapsdtd.api.access import Caller, Gate, Peer, Rights, Users, revoked
 from stapsdtd.api.errors import Context, told
 from stapsdtd.api.places import Members
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
+from stapsdtd.api.watch import Watch
 from stapsdtd.config import Limits
 from stapsdtd.errors import (
-    AccessDeniedError,
     InvalidArgumentError,
     LimitReachedError,
     ServerStoppingError,
-    StapsdtdError,
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.features import Feature
@@ -37,7 +35,7 @@ from stapsdtd.kernel.identity import ProcessIdentity, identify
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
 from stapsdtd.probes.bounded import Bounded
-from stapsdtd.probes.registry import Change, Registry
+from stapsdtd.probes.registry import Registry
 from stapsdtd.probes.selectors import Selector, select
 from stapsdtd.probes.visible import VisibleProbes
 from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription
@@ -47,7 +45,6 @@ from stapsdtd.v1 import stapsdt_pb2_grpc
 
 _T = TypeVar("_T")
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
-_CHANGES_KEPT = 100_000
 _LOOK_SECONDS = 0.5
 _NOTED_CHARACTERS = 200
 
@@ -79,7 +76,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
-        self._watches: set[_Watch] = set()
+        self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
         self._open_calls = 0
         self._none_open = asyncio.Event()
@@ -109,7 +106,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             # what ended tells so by itself, when all that fired before has been delivered
             lives_on = stream.subscription.end_reason is None
             if lives_on and (rights is None or not rights.may_use(stream.subscription)):
-                stream.stop(_revoked())
+                stream.stop(revoked())
         return ended
 
     def _enter(self, call: str, context: Context) -> Caller:
@@ -221,7 +218,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
             among = await self._among(caller.rights.list, members)
             visible = VisibleProbes(selectors, pids, among)
-            watch = _Watch(self._backend.registry, visible, asyncio.get_running_loop(), caller)
+            watch = Watch(self._backend.registry, visible, asyncio.get_running_loop(), caller)
             self._watches.add(watch)
             # apply_policy() did not know of it until now
             watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
@@ -371,79 +368,5 @@ def _noted(selectors: Sequence[str]) -> str:
     return " ".join(selectors)[:_NOTED_CHARACTERS]
 
 
-def _revoked() -> AccessDeniedError:
-    return AccessDeniedError("the server's policy changed, and does not allow this any more")
-
-
 def _change(kind: Any, probe: Probe) -> pb.WatchProbesResponse:
     return pb.WatchProbesResponse(change=kind, probe=convert.probe(probe))
-
-
-class _Watch:
-    """Carries changes from the control thread, where the registry tells them, to a WatchProbes call."""
-
-    def __init__(
-        self, registry: Registry, visible: VisibleProbes, loop: asyncio.AbstractEventLoop, caller: Caller
-    ) -> None:
-        self.caller = caller
-        self._registry = registry
-        self._visible = visible
-        self._loop = loop
-        self._changes: deque[tuple[bool, Probe]] = deque()
-        self._news = asyncio.Event()
-        self._overflowed = False
-        self._stopping: StapsdtdError | None = None
-        self._stop: Callable[[], None] = lambda: None
-
-    def begin(self) -> list[Probe]:
-        self._stop = self._registry.listen(self._on_change)
-        among = self._visible.among
-        return self._visible.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
-
-    def end(self) -> None:
-        self._stop()
-        self._stop = lambda: None
-
-    def stop(self, why: StapsdtdError) -> None:
-        """Make `next` raise that."""
-        self._stopping = why
-        self._news.set()
-
-    def apply(self, rights: Rights | None) -> None:
-        """Go on with these rights, None for none; whoever awaits `next` looks at once what they change."""
-        if rights is None or rights.list == NO_USERS:
-            self.stop(_revoked())
-        elif rights != self.caller.rights:
-            self.caller = replace(self.caller, rights=rights)
-            self._news.set()
-
-    def show(self, among: frozenset[int] | None) -> None:
-        """Show what these processes map, and no longer what only others do; None for what any does."""
-        self._visible.among = among
-        for found in self._registry.objects():
-            self._on_change(Change(found))
-
-    def _on_change(self, change: Change) -> None:
-        if self._overflowed:
-            return
-        seen = self._registry.object_seen_by(self._visible.among, change.object)
-        found = self._visible.changed(seen, self._registry.mappings(change.object.key))
-        if found:
-            self._overflowed = len(self._changes) + len(found) > _CHANGES_KEPT
-            self._changes.extend(found)
-            self._loop.call_soon_threadsafe(self._news.set)
-
-    async def next(self, patience: float | None) -> list[tuple[bool, Probe]]:
-        """Answer with nothing after so many seconds, if any are given, without changes.
-
-        Raises LimitReachedError where more changes came than are kept.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._news.wait()
-        self._news.clear()
-        if self._stopping is not None:
-            raise self._stopping
-        if self._overflowed:
-            raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
-        return [self._changes.popleft() for _ in range(len(self._changes))]

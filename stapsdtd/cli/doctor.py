@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import escape, is_colourful, paint
+from stapsdtd.cli.render import is_colourful, paint
 from stapsdtd.client import Client, ClientError
+from stapsdtd.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

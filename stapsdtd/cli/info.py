@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import console, escape
+from stapsdtd.cli.render import console
 from stapsdtd.client import Client
+from stapsdtd.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

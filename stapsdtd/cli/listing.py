@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import complain, console, escape, plural, show_signature, show_some
+from stapsdtd.cli.render import complain, console, plural, show_signature, show_some
 from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
+from stapsdtd.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from stapsdtd.text import escape
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -22,13 +24,6 @@ if TYPE_CHECKING:
 
 # Where Linux puts position-independent programs, libraries, heaps and stacks: such a number is an address.
 _ADDRESSES = range(1 << 44, 1 << 48)
-
-
-def escape(text: str) -> str:
-    """The text with everything that is not printable as a backslash escape, fit for one line of any terminal."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def quote(text: str) -> str:

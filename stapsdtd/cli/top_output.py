@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from stapsdtd.cli.following import Summary
-from stapsdtd.cli.render import complain, escape, is_colourful, paint, plural
+from stapsdtd.cli.render import complain, is_colourful, paint, plural
 from stapsdtd.cli.top_figures import Interval, ProbeRow, ProcessRow
 from stapsdtd.cli.trace_output import tell_summary
+from stapsdtd.text import escape
 
 _Row = TypeVar("_Row")
 

@@ -19,8 +19,9 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Protocol
 
-from stapsdtd.cli.render import Clock, complain, escape, is_colourful, paint, plural, show_some, show_value
+from stapsdtd.cli.render import Clock, complain, is_colourful, paint, plural, show_some, show_value
 from stapsdtd.client import SiteState
+from stapsdtd.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

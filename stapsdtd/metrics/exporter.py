@@ -7,14 +7,13 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from contextlib import suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
 from prometheus_client.registry import Collector
 
-from stapsdtd.api.listeners import ListeningSocket
+from stapsdtd.api.listeners import ListeningSocket, hang_up
 from stapsdtd.config import Listener
 
 _log = logging.getLogger(__name__)
@@ -45,9 +44,9 @@ class Exporter:
     def close(self) -> None:
         self._closing.set()
         # which wakes the thread, as to close it would not
-        _hang_up(self._listening.socket)
+        hang_up(self._listening.socket)
         if (current := self._current) is not None:
-            _hang_up(current)
+            hang_up(current)
         self._thread.join()
         self._listening.close()
 
@@ -68,7 +67,7 @@ class Exporter:
 
     def _answer(self, connection: socket.socket) -> None:
         # a timeout of the socket would begin anew with each byte
-        deadline = threading.Timer(self._request_seconds, _hang_up, [connection])
+        deadline = threading.Timer(self._request_seconds, hang_up, [connection])
         deadline.daemon = True
         deadline.start()
         try:
@@ -90,8 +89,3 @@ class _Handler(MetricsHandler):
             super().do_GET()
         else:
             self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -18,7 +18,7 @@ from stapsdtd.operands import aarch64, arm, i386, loongarch64, ppc64le, riscv64,
 OperandParser = Callable[[str], tuple[Operand, int]]
 """Takes an operand's text; gives it and its own width in bytes, which counts where the note gives no size."""
 
-_PARSERS: Mapping[str, OperandParser] = {
+PARSERS: Mapping[str, OperandParser] = {
     "x86-64": x86_64.parse_operand,
     "i386": i386.parse_operand,
     "aarch64": aarch64.parse_operand,
@@ -94,7 +94,7 @@ def _unsized(text: str, architecture: str) -> Argument:
 
 
 def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
-    parser = _PARSERS.get(architecture)
+    parser = PARSERS.get(architecture)
     if parser is None:
         return Unavailable(f"operands of {architecture} are not understood yet"), _WORD_BYTES
     return parser(text)

@@ -141,7 +141,7 @@ class Registry:
 
     def seen_by(self, pids: frozenset[int] | None, probe: Probe) -> Probe:
         """A probe by the path that the first of these processes has it at; None for the first that was seen."""
-        return replace(probe, object=self.object_seen_by(pids, probe.object))
+        return probe if pids is None else replace(probe, object=self.object_seen_by(pids, probe.object))
 
     def objects_seen_by(self, pids: frozenset[int] | None) -> list[Object]:
         """The objects that any of these processes maps, by the path that it has them at; None for all."""

@@ -19,15 +19,13 @@ class Client:
         self.subscriptions = 0
         self.queue_bytes = 0
         self.sites = 0
-        most = quotas.max_events_per_second
-        self.events = None if most is None else TokenBucket(most)
+        self.events = _bucket(quotas)
 
     def change_quotas(self, quotas: Quotas) -> None:
         """What it has beyond them it may keep."""
         if quotas != self.quotas:
-            most = quotas.max_events_per_second
             self.quotas = quotas
-            self.events = None if most is None else TokenBucket(most)
+            self.events = _bucket(quotas)
 
     def begin(self, queue_bytes: int) -> None:
         """Count one more subscription. Raises LimitReachedError."""
@@ -48,3 +46,8 @@ class Client:
     def sites_left(self) -> int | None:
         most = self.quotas.max_sites
         return None if most is None else max(most - self.sites, 0)
+
+
+def _bucket(quotas: Quotas) -> TokenBucket | None:
+    most = quotas.max_events_per_second
+    return None if most is None else TokenBucket(most)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from stapsdtd.kernel.inotify import Inotify
@@ -22,8 +22,10 @@ class Rewritten:
 
     def __init__(self, on_write: Callable[[set[ObjectKey]], None]) -> None:
         self._on_write = on_write
-        self._numbers: dict[ObjectKey, int] = {}
         self._armed: Counter[ObjectKey] = Counter()
+        self._numbers: dict[ObjectKey, int] = {}
+        # versions of one file have one number
+        self._keys: defaultdict[int, set[ObjectKey]] = defaultdict(set)
         self._loop = asyncio.get_running_loop()
         self._inotify: Inotify | None = None
         try:
@@ -39,19 +41,24 @@ class Rewritten:
         if self._inotify is None or key in self._numbers:
             return
         try:
-            self._numbers[key] = self._inotify.add(path)
+            number = self._numbers[key] = self._inotify.add(path)
+            self._keys[number].add(key)
         except OSError as error:
             _log.debug("a file cannot be watched: %s", error)
 
     def disarmed(self, key: ObjectKey) -> None:
         """Once for each time that it was armed."""
         self._armed[key] -= 1
-        if not self._armed[key]:
-            del self._armed[key]
-            number = self._numbers.pop(key, None)
-            # another version of the same file has the same number
-            if self._inotify is not None and number is not None and number not in self._numbers.values():
-                self._inotify.remove(number)
+        if self._armed[key]:
+            return
+        del self._armed[key]
+        number = self._numbers.pop(key, None)
+        if self._inotify is None or number is None:
+            return
+        self._keys[number].remove(key)
+        if not self._keys[number]:
+            del self._keys[number]
+            self._inotify.remove(number)
 
     def close(self) -> None:
         if self._inotify is not None:
@@ -63,6 +70,7 @@ class Rewritten:
         if self._inotify is None:
             return
         numbers = self._inotify.read()
-        written = {key for key, number in self._numbers.items() if numbers is None or number in numbers}
+        known = self._keys.keys() if numbers is None else numbers & self._keys.keys()
+        written = {key for number in known for key in self._keys[number]}
         if written:
             self._on_write(written)

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
@@ -225,8 +226,8 @@ class Subscriptions:
         choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
             return
-        for earlier in [key for key in held.armed if (key.dev, key.inode) == (found.key.dev, found.key.inode)]:
-            self._disarm(held, held.armed[earlier].object, is_awaited=True)
+        if earlier := held.version_of(found.key):
+            self._disarm(held, earlier.object, is_awaited=True)
         owners = subscription.wish.owners
         if owners is not None:
             # other users may have it elsewhere, which is not this one's business
@@ -257,7 +258,7 @@ class Subscriptions:
         refusals |= {choice.capture.site: f"your role allows {most} sites at once" for choice in beyond}
         reasons = [reason or refusals.get(choice.capture.site) for choice, reason in zip(choices, refused, strict=True)]
         armed = tuple(choice for choice, reason in zip(choices, reasons, strict=True) if reason is None)
-        held.armed[found.key] = _Armed(found, tuple(choices), armed)
+        held.add(_Armed(found, tuple(choices), armed))
         subscription.client.sites += len(armed)
         subscription.changed(
             [
@@ -311,15 +312,19 @@ class Subscriptions:
 
     def _disarm(self, held: _Held, found: Object, *, is_awaited: bool = False) -> None:
         """is_awaited: it is told only when nothing is patched any more."""
-        armed, subscription = held.armed.pop(found.key), held.subscription
+        armed, subscription = held.pop(found.key), held.subscription
         self._rewritten.disarmed(found.key)
         subscription.client.sites -= len(armed.armed)
         statuses = [_status(subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
         self._release(subscription, found, is_awaited=is_awaited)
         if is_awaited:
-            self._engine.settled().add_done_callback(lambda _: subscription.changed(statuses))
+            self._when_settled(lambda: subscription.changed(statuses))
         else:
             subscription.changed(statuses)
+
+    def _when_settled(self, work: Callable[[], None]) -> None:
+        """Do it here when what was disarmed until now is out of the processes."""
+        self._engine.settled().add_done_callback(lambda _: self._loop.call_soon_threadsafe(work))
 
     def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool = False) -> None:
         try:
@@ -333,7 +338,11 @@ class Subscriptions:
             for key in written & held.armed.keys():
                 found = held.armed[key].object
                 self._disarm(held, found, is_awaited=True)
-                self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
+                # not before that was told
+                self._when_settled(partial(self._consider_later, held, found))
+
+    def _consider_later(self, held: _Held, found: Object) -> None:
+        self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
 
     def _consider_again(self, held: _Held, found: Object) -> None:
         if held.subscription.id in self._held:
@@ -370,8 +379,25 @@ class _Held:
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.armed: dict[ObjectKey, _Armed] = {}
+        self._by_file: dict[tuple[int, int], _Armed] = {}
         self.streams = 0
         self.lease: asyncio.TimerHandle | None = None
+
+    def version_of(self, key: ObjectKey) -> _Armed | None:
+        """The same file with what was in it before."""
+        return self._by_file.get(_file(key))
+
+    def add(self, armed: _Armed) -> None:
+        key = armed.object.key
+        self.armed[key] = self._by_file[_file(key)] = armed
+
+    def pop(self, key: ObjectKey) -> _Armed:
+        del self._by_file[_file(key)]
+        return self.armed.pop(key)
+
+
+def _file(key: ObjectKey) -> tuple[int, int]:
+    return key.dev, key.inode
 
 
 def _choices(wish: Wish, found: Object, mappings: dict[int, Mapping]) -> list[Choice]:

@@ -373,7 +373,7 @@ class Watcher:
                 continue
             if found is not None and self._holdings.admit(user, found):
                 mapped.setdefault(found.key, (found, mapping))
-        if mapped and self._registry.process(pid) is None:
+        if mapped:
             # its start time cannot be known any more, and nobody asks for it
             self._registry.update(ProcessKey(pid, 0), mapped)
             self._registry.gone(pid)

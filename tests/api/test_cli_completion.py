@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests.api.commands import PROGRAM
 from tests.api.fake_server import probe, serving
-
-_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
 
 
 def complete(target: str, line: str, word: str) -> list[str]:
     asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": word}
     done = subprocess.run(
-        [sys.executable, "-c", _MAIN],
+        PROGRAM,
         env=os.environ | asked | {"STAPSDT_SERVER": target},
         capture_output=True,
         text=True,

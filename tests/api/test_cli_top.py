@@ -8,23 +8,16 @@ import os
 import pty
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.commands import Start, finish, starting
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
 from tests.support import wait_for
-
-Top = Callable[..., "subprocess.Popen[str]"]
-
-_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
 
 
 @pytest.fixture
@@ -35,27 +28,12 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def top(server: FakeServer) -> Iterator[Top]:
-    """Whatever becomes of it, it is gone after the test."""
-    with ExitStack() as stack:
-
-        def start(*arguments: str, **more: Any) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", _MAIN, "--server", server.target, "top", *arguments]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-            process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **pipes)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
+def top(server: FakeServer) -> Iterator[Start]:
+    with starting("--server", server.target, "top") as start:
         yield start
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
-    out, err = process.communicate(timeout=20)
-    return process.returncode, out.splitlines(), err.splitlines()
-
-
-def test_json_counts_all_that_fired(server: FakeServer, top: Top) -> None:
+def test_json_counts_all_that_fired(server: FakeServer, top: Start) -> None:
     server.fire(3)
     server.fire(2, pid=4713, tid=4713, comm="other")
     server.account.filtered = 7
@@ -78,7 +56,7 @@ def test_json_counts_all_that_fired(server: FakeServer, top: Top) -> None:
     assert server.asked("UnsubscribeRequest")
 
 
-def test_what_is_asked_of_the_server(server: FakeServer, top: Top) -> None:
+def test_what_is_asked_of_the_server(server: FakeServer, top: Start) -> None:
     process = top("--duration", "0.1")
     assert finish(process)[0] == 0
     options = (
@@ -108,7 +86,7 @@ def test_what_is_asked_of_the_server(server: FakeServer, top: Top) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_order(server: FakeServer, top: Top, number: signal.Signals) -> None:
+def test_a_signal_ends_it_in_order(server: FakeServer, top: Start, number: signal.Signals) -> None:
     process = top("postgresql:*", "--json", "--interval", "0.1")
     assert process.stdout is not None
     process.stdout.readline()
@@ -121,7 +99,7 @@ def test_a_signal_ends_it_in_order(server: FakeServer, top: Top, number: signal.
     assert server.asked("UnsubscribeRequest")
 
 
-def test_disarming_is_no_part_of_the_last_interval(server: FakeServer, top: Top) -> None:
+def test_disarming_is_no_part_of_the_last_interval(server: FakeServer, top: Start) -> None:
     process = top("postgresql:*", "--json", "--interval", "60")
     server.wait_for("StreamRequest")
     begin = time.monotonic()
@@ -135,7 +113,7 @@ def test_disarming_is_no_part_of_the_last_interval(server: FakeServer, top: Top)
     assert 0 < json.loads(out[-1])["seconds"] < asked - begin + 0.8
 
 
-def test_pipe_gets_plain_frames(server: FakeServer, top: Top) -> None:
+def test_pipe_gets_plain_frames(server: FakeServer, top: Start) -> None:
     server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room")]
     server.fire(3, comm="ev\x1bil")
     server.lose(5)
@@ -150,7 +128,7 @@ def test_pipe_gets_plain_frames(server: FakeServer, top: Top) -> None:
     assert err == ["stapsdt: 3 events delivered, 0 filtered, 5 lost (5 events in queue), 1 site"]
 
 
-def test_terminal_of_80_by_24(server: FakeServer, top: Top) -> None:
+def test_terminal_of_80_by_24(server: FakeServer, top: Start) -> None:
     server.fire(3)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -173,7 +151,7 @@ def test_terminal_of_80_by_24(server: FakeServer, top: Top) -> None:
     assert "postgresql:query__start" in frames[1]
 
 
-def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, top: Top) -> None:
+def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, top: Start) -> None:
     process = top("postgresql:*", "--interval", "0.1")
     assert process.stdout is not None
     process.stdout.readline()
@@ -184,7 +162,7 @@ def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, top: Top) -> N
     assert server.asked("UnsubscribeRequest")
 
 
-def test_a_stream_that_breaks_goes_on(server: FakeServer, top: Top) -> None:
+def test_a_stream_that_breaks_goes_on(server: FakeServer, top: Start) -> None:
     server.fire(2)
     server.break_after = 2
     process = top("postgresql:*", "--json", "--interval", "0.1")
@@ -198,7 +176,7 @@ def test_a_stream_that_breaks_goes_on(server: FakeServer, top: Top) -> None:
     assert finish(process)[0] == 0
 
 
-def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Top) -> None:
+def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Start) -> None:
     server.fire()
     server.end(pb.End.REASON_SERVER_STOPPING)
     status, out, err = finish(top("postgresql:*", "--json"))
@@ -208,7 +186,7 @@ def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Top)
     assert json.loads(err[1])["delivered"] == 1
 
 
-def test_wrong_usage(server: FakeServer, top: Top) -> None:
+def test_wrong_usage(server: FakeServer, top: Start) -> None:
     assert finish(top("--interval", "0"))[0] == 2
     server.refuse = bad_request("selectors[0]", "a colon is missing")
     assert finish(top("x")) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])

@@ -6,22 +6,15 @@ import json
 import os
 import pty
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.commands import Start, finish, starting
 from tests.api.fake_server import FakeServer, armed, bad_request, serving
-
-Trace = Callable[..., "subprocess.Popen[str]"]
-
-_MAIN = "from stapsdtd.cli.stapsdt import main; main()"
 
 
 @pytest.fixture
@@ -31,27 +24,13 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def trace(server: FakeServer) -> Iterator[Trace]:
-    """Starts a trace of `postgresql:*`; whatever becomes of it, it is gone after the test."""
-    with ExitStack() as stack:
-
-        def start(*options: str, **more: Any) -> subprocess.Popen[str]:
-            command = [sys.executable, "-c", _MAIN, "--server", server.target, "trace", "postgresql:*", *options]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
-            process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **pipes)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
+def trace(server: FakeServer) -> Iterator[Start]:
+    """Starts a trace of `postgresql:*`."""
+    with starting("--server", server.target, "trace", "postgresql:*") as start:
         yield start
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
-    out, err = process.communicate(timeout=20)
-    return process.returncode, out.splitlines(), err.splitlines()
-
-
-def test_json(server: FakeServer, trace: Trace) -> None:
+def test_json(server: FakeServer, trace: Start) -> None:
     server.fire()
     server.fire(values=[pb.Value(string=b'"\x1b\xff'), pb.Value(unavailable="page not resident")])
     process = trace("--json", "--count", "2", "--pid", "4711", "--buffer", "256", "--queue", "4096")
@@ -85,7 +64,7 @@ def test_json(server: FakeServer, trace: Trace) -> None:
     assert server.asked("UnsubscribeRequest")
 
 
-def test_count_leaves_the_rest_unread(server: FakeServer, trace: Trace) -> None:
+def test_count_leaves_the_rest_unread(server: FakeServer, trace: Start) -> None:
     server.fire(10)
     server.account.filtered = 3
     status, out, err = finish(trace("--json", "--count", "4"))
@@ -94,7 +73,7 @@ def test_count_leaves_the_rest_unread(server: FakeServer, trace: Trace) -> None:
     assert json.loads(err[-1]) == {"delivered": 4, "filtered": 3, "lost": 0, "sites": 1, "unread": 6}
 
 
-def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace: Trace) -> None:
+def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace: Start) -> None:
     process = trace("--json", "--duration", "0.3")
     server.wait_for("StreamRequest")
     server.fire(2)
@@ -105,7 +84,7 @@ def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_order(server: FakeServer, trace: Trace, number: signal.Signals) -> None:
+def test_a_signal_ends_it_in_order(server: FakeServer, trace: Start, number: signal.Signals) -> None:
     process = trace("--json")
     server.wait_for("StreamRequest")
     server.fire()
@@ -118,7 +97,7 @@ def test_a_signal_ends_it_in_order(server: FakeServer, trace: Trace, number: sig
     assert server.asked("UnsubscribeRequest")
 
 
-def test_a_second_sigint_exits_at_once(server: FakeServer, trace: Trace) -> None:
+def test_a_second_sigint_exits_at_once(server: FakeServer, trace: Start) -> None:
     process = trace("--json")
     server.wait_for("StreamRequest")
     with server.hold_unsubscribe():
@@ -128,7 +107,7 @@ def test_a_second_sigint_exits_at_once(server: FakeServer, trace: Trace) -> None
         assert process.wait(20) == -signal.SIGINT
 
 
-def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, trace: Trace) -> None:
+def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, trace: Start) -> None:
     process = trace("--json")
     server.wait_for("StreamRequest")
     server.fire()
@@ -143,7 +122,7 @@ def test_a_reader_that_leaves_ends_it_quietly(server: FakeServer, trace: Trace) 
     assert server.asked("UnsubscribeRequest")
 
 
-def test_losses_are_told_at_once_and_in_the_summary(server: FakeServer, trace: Trace) -> None:
+def test_losses_are_told_at_once_and_in_the_summary(server: FakeServer, trace: Start) -> None:
     server.fire()
     server.lose(5)
     server.end(pb.End.REASON_UNSUBSCRIBED)
@@ -157,7 +136,7 @@ def test_losses_are_told_at_once_and_in_the_summary(server: FakeServer, trace: T
     assert "5 lost (5 events in queue)" in err[-1]
 
 
-def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Trace) -> None:
+def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Start) -> None:
     server.fire(2)
     server.break_after = 2
     process = trace("--json", "--count", "3")
@@ -173,7 +152,7 @@ def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Trace) -> None:
     ("reason", "told"),
     [(pb.End.REASON_SERVER_STOPPING, "the server stopped"), (pb.End.REASON_LEASE_EXPIRED, "nothing for too long")],
 )
-def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Trace, reason: int, told: str) -> None:
+def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Start, reason: int, told: str) -> None:
     server.fire()
     server.end(reason)
     status, out, err = finish(trace("--json"))
@@ -183,7 +162,7 @@ def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Tr
     assert json.loads(err[1])["delivered"] == 1
 
 
-def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer, trace: Trace) -> None:
+def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer, trace: Start) -> None:
     server.break_after = 0
     process = trace("--json")
     server.wait_for("StreamRequest")
@@ -194,7 +173,7 @@ def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer
     assert json.loads(err[-1])["delivered"] == 0
 
 
-def test_human_lines(server: FakeServer, trace: Trace) -> None:
+def test_human_lines(server: FakeServer, trace: Start) -> None:
     server.missing = "gone"
     nasty = pb.Value(string=b'a "quoted" \x1b[2J [red]')
     server.values = [nasty, pb.Value(unsigned=0x7F31_C0DE_4000), pb.Value(unavailable="gone")]
@@ -211,7 +190,7 @@ def test_human_lines(server: FakeServer, trace: Trace) -> None:
     ]
 
 
-def test_many_refusals_are_one_line(server: FakeServer, trace: Trace) -> None:
+def test_many_refusals_are_one_line(server: FakeServer, trace: Start) -> None:
     server.sites = [armed(site_id, pb.SiteStatus.STATE_REFUSED, "no room") for site_id in range(1, 101)]
     server.end(pb.End.REASON_UNSUBSCRIBED)
     _, _, err = finish(trace())
@@ -219,7 +198,7 @@ def test_many_refusals_are_one_line(server: FakeServer, trace: Trace) -> None:
     assert err[0].endswith("and 97 more); Ctrl-C ends")
 
 
-def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Trace) -> None:
+def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Start) -> None:
     server.sites = []
     process = trace("--count", "1")
     assert process.stderr is not None
@@ -232,7 +211,7 @@ def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Trace) ->
     assert err == ["stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site"]
 
 
-def test_a_terminal_gets_colours(server: FakeServer, trace: Trace) -> None:
+def test_a_terminal_gets_colours(server: FakeServer, trace: Start) -> None:
     server.fire()
     ours, theirs = pty.openpty()
     try:
@@ -245,7 +224,7 @@ def test_a_terminal_gets_colours(server: FakeServer, trace: Trace) -> None:
     assert b"\x1b[36mpostgresql:query__start\x1b[0m" in shown
 
 
-def test_filters_are_asked_for(server: FakeServer, trace: Trace) -> None:
+def test_filters_are_asked_for(server: FakeServer, trace: Start) -> None:
     server.end(pb.End.REASON_UNSUBSCRIBED)
     process = trace(
         *("--where", "arg1 > 3", "--uid", "0", "--uid", "1000", "--execname", "psql", "--cgroup", "/a"),
@@ -270,13 +249,13 @@ def wrong_where() -> status_pb2.Status:
     return refusal
 
 
-def test_wrong_expression_is_one_line(server: FakeServer, trace: Trace) -> None:
+def test_wrong_expression_is_one_line(server: FakeServer, trace: Start) -> None:
     server.refuse = wrong_where()
     line = "stapsdt: where: '=' cannot stand here; write == (column 6)"
     assert finish(trace("--where", "\x1barg0 = 5")) == (2, [], [line])
 
 
-def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trace: Trace) -> None:
+def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trace: Start) -> None:
     server.refuse = wrong_where()
     ours, theirs = pty.openpty()
     shown = b""
@@ -293,6 +272,6 @@ def test_terminal_is_shown_where_an_expression_is_wrong(server: FakeServer, trac
     assert mark.index("^") == text.index("=")
 
 
-def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Trace) -> None:
+def test_a_bad_selector_is_wrong_usage(server: FakeServer, trace: Start) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing")
     assert finish(trace()) == (2, [], ["stapsdt: selectors[0]: a colon is missing"])

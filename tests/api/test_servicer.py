@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from stapsdtd import __version__
-from stapsdtd.api import servicer
+from stapsdtd.api import watch
 from stapsdtd.api.server import SERVICE
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
@@ -201,7 +201,7 @@ class TestWatchProbes:
     def test_client_that_is_too_slow_is_told(
         self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(servicer, "_CHANGES_KEPT", 5)
+        monkeypatch.setattr(watch, "_CHANGES_KEPT", 5)
         call = self.watch(server)
         assert self.next(call, 1) == [(self.COMPLETE, "")]
         server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(6))))

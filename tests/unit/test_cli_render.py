@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.cli.render import Clock, escape, quote, show_some, show_value
+from stapsdtd.cli.render import Clock, quote, show_some, show_value
+from stapsdtd.text import escape
 
 
 @given(st.text())

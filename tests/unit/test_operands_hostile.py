@@ -9,18 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.model import Address, Constant, Memory, Operand, Register
-from stapsdtd.operands import aarch64, arm, i386, loongarch64, parse_arguments, ppc64le, riscv64, s390x, x86_64
-
-PARSERS = {
-    "x86-64": x86_64.parse_operand,
-    "i386": i386.parse_operand,
-    "aarch64": aarch64.parse_operand,
-    "arm": arm.parse_operand,
-    "riscv64": riscv64.parse_operand,
-    "s390x": s390x.parse_operand,
-    "ppc64le": ppc64le.parse_operand,
-    "loongarch64": loongarch64.parse_operand,
-}
+from stapsdtd.operands import parse_arguments
+from stapsdtd.operands.grammar import PARSERS
 
 PIECES = st.lists(
     st.sampled_from(
