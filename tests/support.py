@@ -216,6 +216,12 @@ class Recorder:
         self.end_reason: EndReason | None = None
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
+        # else whoever goes on at once may end the subscription before
+        wait_for(self._is_streaming, "the stream to begin")
+
+    def _is_streaming(self) -> bool:
+        own = (each for each in self._client.subscriptions() if each.id == self._subscription.id)
+        return not self._thread.is_alive() or any(each.streaming for each in own)
 
     def _read(self) -> None:
         for message in self._subscription.messages(encoding=Encoding.ROWS):

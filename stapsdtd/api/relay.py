@@ -123,11 +123,13 @@ class Relay:
         """Different ones that are connected now."""
         return len(self._open)
 
-    async def stop(self) -> None:
-        """Close everything, at once."""
+    async def stop(self, *, is_flushing: bool = False) -> None:
+        """Close everything; first, if flushing, let clients have what the gRPC server said before it hung up."""
         self.refuse_more()
         for connection in list(self._handshakes):
             hang_up(connection)
+        if is_flushing and self._tasks:
+            await asyncio.wait(self._tasks, timeout=_FLUSH_SECONDS)
         for half in list(self._halves):
             half.abort()
         if self._tasks:

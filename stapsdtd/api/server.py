@@ -75,8 +75,8 @@ class Server:
         self._servicer.stop()
         stopped = asyncio.ensure_future(self._server.stop(_STOP_SECONDS))
         await asyncio.wait({stopped}, timeout=_STOP_SECONDS + _FAREWELL_SECONDS)
-        # gRPC waits for ever until a client has read what is left, or is gone
-        await self._relay.stop()
+        # gRPC waits for ever until a client has read what is left, or is gone; when it is done, that is on its way
+        await self._relay.stop(is_flushing=stopped.done())
         await asyncio.wait({stopped}, timeout=_STOP_SECONDS)
         # gRPC does not wait for what a cancelled call does lastly
         with contextlib.suppress(TimeoutError):

@@ -509,6 +509,34 @@ def test_who_closes_at_once_has_still_said_everything(server: Served, is_upward:
     assert heard == everything
 
 
+def test_what_is_said_lastly_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gRPC server is done when it wrote everything, not when that was read; who serves here is none either."""
+    last_words = random.Random(2).randbytes(160_000)
+    with ExitStack() as stack:
+        inner = stack.enter_context(socket.socket(socket.AF_UNIX))
+        inner.bind(str(tmp_path / "inner.sock"))
+        inner.listen()
+        inner.settimeout(PATIENCE_SECONDS)
+        with served(tmp_path) as server:
+            path = os.open(tmp_path / "inner.sock", os.O_PATH)
+            os.dup2(path, server.relay._inner)
+            os.close(path)
+            client = stack.enter_context(connected(server))
+            served_end, _ = inner.accept()
+            stop = server.server._server.stop
+
+            async def stop_with_last_words(grace: float | None) -> None:
+                await stop(grace)
+                served_end.sendall(last_words)
+                served_end.close()
+
+            monkeypatch.setattr(server.server._server, "stop", stop_with_last_words)
+        heard = bytearray()
+        while more := client.recv(1 << 16):
+            heard += more
+    assert heard == last_words
+
+
 # what is in a hurry
 
 
