@@ -132,6 +132,7 @@ class Daemon:
         _remove_what_was_left(tracefs)
         threads = Threads()
         engine = make_engine(self._config, bpf, tracefs, threads)
+        self._engine = engine
         self._on_stop(engine.shutdown)
         registry = Registry()
         watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse))
@@ -205,8 +206,9 @@ class Daemon:
         self._stopping.push_async_callback(self._control.run, work)
 
     async def prove_life(self) -> None:
-        """Come back when the control thread has done what it was asked to do before."""
+        """Come back when the control thread and the one that reads have come round to it. Raises StapsdtdError."""
         await self._control.run(lambda: None)
+        await asyncio.wrap_future(self._engine.ask())
 
     async def stop(self) -> None:
         """Disarm everything. What can still be done is done also where a step fails."""

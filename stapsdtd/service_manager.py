@@ -10,6 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from stapsdtd.errors import StapsdtdError
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,10 @@ def notify_reloading() -> None:
 
 @contextlib.asynccontextmanager
 async def watched(prove_life: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Within, tell the watchdog twice in the time it grants that all is well, each time after prove_life came back."""
+    """Within, tell the watchdog twice in the time it grants that all is well, each time after prove_life came back.
+
+    What that raises as a StapsdtdError is logged, and then the watchdog bites.
+    """
     seconds = _watchdog_seconds()
     if seconds is None:
         yield
@@ -49,7 +54,11 @@ async def watched(prove_life: Callable[[], Awaitable[object]]) -> AsyncIterator[
 
 async def _tell(prove_life: Callable[[], Awaitable[object]], pause_seconds: float) -> None:
     while True:
-        await prove_life()
+        try:
+            await prove_life()
+        except StapsdtdError as error:
+            _log.error("the watchdog is told no more: %s", error)
+            return
         notify("WATCHDOG=1")
         await asyncio.sleep(pause_seconds)
 

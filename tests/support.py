@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from stapsdtd.client import (
     Status,
     Value,
 )
+from stapsdtd.kernel import procfs
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
@@ -170,6 +173,29 @@ def running_daemon(folder: Path, *options: str, prefix: Sequence[str] = ()) -> I
         daemon.process.wait()
 
 
+def is_dead(pid: int) -> bool:
+    stat = procfs.stat(pid)
+    return stat is None or stat.state in "ZX"
+
+
+@contextmanager
+def injected(pid: int, calls: str, what: str, *paths: str) -> Iterator[subprocess.Popen[str]]:
+    """Have system calls of a process's end as strace is told, as long as it is there; those on the paths, if any."""
+    require(shutil.which("strace"), "strace")
+    command = ["strace", "-f", "-o", "/dev/null", "-p", str(pid), "-e", f"trace={calls}"]
+    command += [part for path in paths for part in ("-P", path)] + ["-e", f"inject={calls}:{what}"]
+    strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert strace.stderr is not None
+    try:
+        line = next(line for line in strace.stderr if "Requested path" not in line)
+        assert "attached" in line, line
+        yield strace
+    finally:
+        # of a daemon that it killed it may wait for threads that are no more, and so let nobody else have it
+        strace.send_signal(signal.SIGKILL if is_dead(pid) else signal.SIGINT)
+        strace.communicate(timeout=20)
+
+
 def stapsdt(target: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the client's command against a daemon."""
     return subprocess.run(stapsdt_command(target, *arguments), capture_output=True, text=True, check=check, timeout=60)
@@ -261,6 +287,9 @@ class Recorder:
 
 
 def descriptors(pid: int) -> int:
+    """How many are open. What earlier tests left to the garbage collector does not count."""
+    if pid == os.getpid():
+        gc.collect()
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 

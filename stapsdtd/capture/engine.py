@@ -96,7 +96,7 @@ class EngineFigures:
 
 
 class Engine(Protocol):
-    """Called from one thread, but for `problem` and `figures`, which any thread may call."""
+    """Called from one thread, but for `ask`, `problem` and `figures`, which any thread may call."""
 
     @property
     def name(self) -> str: ...
@@ -115,6 +115,9 @@ class Engine(Protocol):
 
     def close(self, ticket: Ticket) -> None:
         """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
+
+    def ask(self) -> Future[None]:
+        """Answer what is done when the reader thread comes round to it; it has an error where that ended."""
 
     def problem(self) -> str | None:
         """Answer why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""

@@ -102,6 +102,9 @@ class FakeEngine:
         assert not capture.is_string or argument.size == 8
         return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
 
+    def ask(self) -> Future[None]:
+        return self.settled()
+
     def problem(self) -> str | None:
         return self.trouble
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -27,8 +26,9 @@ from tests.support import (
     Ticker,
     compile_target,
     descriptors,
+    injected,
+    is_dead,
     mapped_bytes,
-    require,
     running_daemon,
     semaphores,
     wait_for,
@@ -70,29 +70,6 @@ def is_unpatched(daemon: Daemon, ticker: Ticker, program: Path) -> None:
         for site in probe.sites:
             assert mapped_bytes(ticker.pid, probe.path, site.offset, 1, "x") == _NOP
     assert not any(semaphores(ticker.pid, probes).values())
-
-
-def is_dead(daemon: Daemon) -> bool:
-    stat = procfs.stat(daemon.pid)
-    return stat is None or stat.state in "ZX"
-
-
-@contextmanager
-def injected(daemon: Daemon, calls: str, what: str, *paths: str) -> Iterator[subprocess.Popen[str]]:
-    """Have system calls of the daemon's end as strace is told, as long as it is there; those on the paths, if any."""
-    require(shutil.which("strace"), "strace")
-    command = ["strace", "-f", "-o", "/dev/null", "-p", str(daemon.pid), "-e", f"trace={calls}"]
-    command += [part for path in paths for part in ("-P", path)] + ["-e", f"inject={calls}:{what}"]
-    strace = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert strace.stderr is not None
-    try:
-        line = next(line for line in strace.stderr if "Requested path" not in line)
-        assert "attached" in line, line
-        yield strace
-    finally:
-        # of a daemon that it killed it may wait for threads that are no more, and so let nobody else have it
-        strace.send_signal(signal.SIGKILL if is_dead(daemon) else signal.SIGINT)
-        strace.communicate(timeout=20)
 
 
 @contextmanager
@@ -176,11 +153,11 @@ def test_killed_in_any_step_of_arming_and_disarming(
     """The first call of a kind kills it, after a restart the second one, and so on, until none is left that could."""
     for number in range(1, _MOST_STEPS):
         files = files_of(daemon, kind)
-        with injected(daemon, "write" if files else kind, f"signal=KILL:when={number}", *files):
+        with injected(daemon.pid, "write" if files else kind, f"signal=KILL:when={number}", *files):
             subscribe_and_unsubscribe(daemon, ticker_program)
             # the events go in the background
-            wait_for(lambda: is_dead(daemon) or own(tracefs, daemon.pid) == [], "a daemon that is dead or done")
-        if not is_dead(daemon):
+            wait_for(lambda: is_dead(daemon.pid) or own(tracefs, daemon.pid) == [], "a daemon that is dead or done")
+        if not is_dead(daemon.pid):
             break
         daemon.process.wait()
         dead = daemon.pid
@@ -352,7 +329,7 @@ def test_kernel_refuses_for_a_while(
         Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder,
     ):
         ticker.do("fire 2")
-        with injected(daemon, calls, f"error={error}", *paths):
+        with injected(daemon.pid, calls, f"error={error}", *paths):
             subscription = client.subscribe(selector(ticker_program, "values"))
             if engine == "ftrace" and not paths:
                 # which needs neither

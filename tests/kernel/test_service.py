@@ -18,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.client import Client
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import COMMANDS, Recorder, Ticker, require, stapsdt, stapsdt_command, wait_for
+from tests.support import COMMANDS, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import SERVICE, SOCKET, UNITS, settings
 
 pytestmark = pytest.mark.kernel
@@ -192,6 +193,18 @@ def test_killed_it_is_cleaned_up_after_and_comes_back(manager: Manager, ticker: 
     assert not left_by(killed, tracefs)
     assert ticker.semaphore == 0
     wait_for(lambda: manager.show("ActiveState") == "active", "it to be ready")
+
+
+def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Ticker) -> None:
+    manager.set("RestartSec=0\nWatchdogSec=1s\nTimeoutAbortSec=1s")
+    manager.do("start", "stapsdtd.service")
+    pid = manager.pid()
+    with injected(pid, "poll", "error=EINVAL"), Client(manager.target) as client:
+        client.subscribe("ticker:tick")
+        # while there are events, the reader waits with poll()
+        ticker.do("fire 1")
+        wait_for(lambda: manager.pid() not in {0, pid}, "the watchdog to bite, and another one to be started")
+    assert "the watchdog is told no more: the thread that reads events ended" in manager.log()
 
 
 def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:

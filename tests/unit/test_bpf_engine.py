@@ -1120,9 +1120,12 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     engine = BpfEngine(Tracefs(str(tmp_path)), OWNER, kernel.loaded)
     opened(engine, 1)
     engine.arm(1, target(kernel, A))
+    engine.ask().result(20)
     monkeypatch.setattr(engine._reader, "_wait", lambda _: 1 // 0)
     why = wait_for(engine.problem, "the problem")
     assert why == "the thread that reads events ended; restart the daemon"
+    with pytest.raises(ThreadEndedError):
+        engine.ask().result()
     with pytest.raises(ThreadEndedError):
         engine.arm(1, target(kernel, B))
     with pytest.raises(ThreadEndedError):

@@ -22,7 +22,7 @@ from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.plan.values import Value
-from tests.support import wait_for
+from tests.support import descriptors, wait_for
 from tests.unit.fake_bpf import FakeLoaded, MemoryRing, RecordingSink, memory, record
 from tests.unit.samples import argument
 
@@ -533,7 +533,7 @@ def test_channel_that_was_silenced_is_told_nothing(host: Host) -> None:
 
 
 def test_stop_ends_the_thread_and_closes_what_it_waited_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    descriptors = os.listdir("/proc/self/fd")
+    before = descriptors(os.getpid())
     run = Reader._run
 
     def run_and_linger(reader: Reader) -> None:
@@ -546,4 +546,4 @@ def test_stop_ends_the_thread_and_closes_what_it_waited_on(monkeypatch: pytest.M
     assert thread.is_alive()
     host.reader.stop()
     assert not thread.is_alive()
-    assert sorted(os.listdir("/proc/self/fd")) == sorted(descriptors)
+    assert descriptors(os.getpid()) == before

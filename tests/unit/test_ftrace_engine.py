@@ -23,7 +23,7 @@ from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.predicates.parse import parse
-from tests.support import wait_for
+from tests.support import descriptors, wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
 from tests.unit.samples import argument, captured, event_rows, sample_object, site
@@ -67,10 +67,8 @@ def tracefs(tmp_path: Path) -> FakeTracefs:
 @pytest.fixture
 def engine(tracefs: FakeTracefs) -> Iterator[FtraceEngine]:
     made = FtraceEngine(tracefs, OWNER, pids_of)
-    descriptors = len(os.listdir("/proc/self/fd"))
     yield made
     tracefs.refuse = lambda _path, _line: False
-    assert len(os.listdir("/proc/self/fd")) >= descriptors
     made.shutdown()
     assert tracefs.instances() == []
     assert tracefs.definitions == {}
@@ -375,22 +373,22 @@ def test_two_subscriptions_do_not_touch_each_other(
 @pytest.mark.parametrize("step", ["mkdir", "mono", "/options/overwrite", "/buffer_size_kb", "/buffer_percent"])
 def test_subscription_that_cannot_begin_leaves_nothing(tracefs: FakeTracefs, engine: FtraceEngine, step: str) -> None:
     tracefs.refuse = lambda path, line: step in f"{path} {line}"
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors(os.getpid())
     with pytest.raises(TracefsRejectedError):
         engine.open(TICKET, RecordingSink(), 64)
     assert tracefs.instances() == []
     assert engine._reader._channels == {}
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors(os.getpid()) == before
 
 
 def test_ring_that_cannot_be_opened_closes_the_others(
     tracefs: FakeTracefs, engine: FtraceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "online_cpus", lambda: [*online_cpus(), 9999])
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors(os.getpid())
     with pytest.raises(FileNotFoundError):
         engine.open(TICKET, RecordingSink(), 64)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors(os.getpid()) == before
     assert tracefs.instances() == []
 
 
@@ -500,8 +498,11 @@ def test_reader_that_ended_and_tracefs_that_is_gone_are_problems(
     assert engine.problem() == f"{path} cannot be written: No such file or directory"
     path.touch()
     assert engine.problem() is None
+    engine.ask().result(20)
     monkeypatch.setattr(engine._reader._jobs, "run", lambda: 1 // 0)
     assert wait_for(engine.problem, "the problem") == "the thread that reads events ended; restart the daemon"
+    with pytest.raises(ThreadEndedError):
+        engine.ask().result()
     with pytest.raises(ThreadEndedError):
         engine.open(TICKET, RecordingSink(), 64)
     engine.shutdown()

@@ -16,6 +16,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
 from stapsdtd.watch import objects
 from stapsdtd.watch.objects import ObjectStore, is_host_file, open_object
+from tests.support import descriptors
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 
 PID = os.getpid()
@@ -203,10 +204,10 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     other = tmp_path / "other"
     other.write_bytes(image(b"probe"))
     gone = dataclasses.replace(mapping_of(path), path=str(tmp_path / "gone"))
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors(os.getpid())
     with pytest.raises(ObjectGoneError):
         open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)], parse_here)
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors(os.getpid()) == before
 
 
 def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox import patient
 from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 from stapsdtd.sandbox.patient import PatientParser
-from tests.support import require, wait_for
+from tests.support import descriptors, require, wait_for
 
 SOMEBODY, OTHER = 61_234, 61_235
 
@@ -163,12 +163,12 @@ def test_patience_shrinks_with_an_owner_of_slow_files(
 
 
 def test_close_waits_for_nobody_and_leaves_no_descriptor(parsers: Parsers, file: Callable[..., int]) -> None:
-    descriptors = [file(f"file{number}") for number in range(3)]
-    before = len(os.listdir("/proc/self/fd"))
+    files = [file(f"file{number}") for number in range(3)]
+    before = descriptors(os.getpid())
     parser = PatientParser(cast("SandboxedParser", parsers))
-    for descriptor in descriptors:
+    for descriptor in files:
         pending(parser, descriptor)
     assert parsers.held.wait(20)
     parser.close()
     assert parsers.is_aborted
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors(os.getpid()) == before

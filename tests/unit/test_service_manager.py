@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.service_manager import notify, notify_reloading, watched
 
 _OFTEN = "2000"
@@ -88,6 +89,28 @@ def test_the_watchdog_hears_of_each_proof_of_life_and_nothing_else(
 
     asyncio.run(serve())
     assert received(manager) == [b"WATCHDOG=1"] * 3
+
+
+def test_what_proves_the_contrary_is_logged_and_the_watchdog_not_told(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", _OFTEN)
+
+    async def serve() -> None:
+        asked = asyncio.Event()
+
+        async def prove() -> None:
+            asked.set()
+            raise ThreadEndedError
+
+        async with watched(prove):
+            await asyncio.wait_for(asked.wait(), 20)
+
+    asyncio.run(serve())
+    assert [record.getMessage() for record in caplog.records] == [
+        "the watchdog is told no more: the thread that reads events ended; restart the daemon"
+    ]
+    assert received(manager) == []
 
 
 @pytest.mark.parametrize(("microseconds", "pid"), [(None, None), ("0", None), ("often", None), (_OFTEN, "1")], ids=str)

@@ -10,6 +10,7 @@ import pytest
 
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.support import descriptors
 
 ERROR_LOG = """\
 [  100.001] trace_uprobe: error: Older
@@ -51,7 +52,7 @@ def test_refusal_carries_the_kernels_explanation_of_this_line(
     tracefs: Tracefs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_writes(monkeypatch, errno.EINVAL)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors(os.getpid())
     with pytest.raises(TracefsRejectedError) as raised:
         tracefs.append_definition("p:g/e /bin/true:0x10(zz)")
     error = raised.value
@@ -59,7 +60,7 @@ def test_refusal_carries_the_kernels_explanation_of_this_line(
         "uprobe_events", "p:g/e /bin/true:0x10(zz)", errno.EINVAL, "Invalid ref_ctr_offset",
     )  # fmt: skip
     assert str(error).endswith("Invalid argument: Invalid ref_ctr_offset")
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert descriptors(os.getpid()) == before
 
 
 def test_explanation_of_another_line_is_not_taken(tracefs: Tracefs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,6 +208,9 @@ class BpfEngine:
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
 
+    def ask(self) -> Future[None]:
+        return self._reader.ask()
+
     def problem(self) -> str | None:
         return self._reader.problem() or self._tracefs.problem()
 

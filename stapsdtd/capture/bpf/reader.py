@@ -12,6 +12,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Reader:
         self._tables = tables
         self._set_waiting = set_waiting
         self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", lambda: self._jobs.post(lambda: None))
+        self._pulse = Pulse("the thread that reads events", self.ask)
         self._rings: list[Ring] = []
         self._retired: list[tuple[int, Ring]] = []
         self._plans: dict[PlanId, ActivePlan] = {}
@@ -125,6 +126,10 @@ class Reader:
         self._rings.clear()
         self._idle.close()
         self._jobs.close()
+
+    def ask(self) -> Future[None]:
+        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
+        return self._jobs.post(lambda: None)
 
     def problem(self) -> str | None:
         """Answer why it reads nothing any more, in any thread; None where it does."""

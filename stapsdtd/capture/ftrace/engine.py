@@ -246,6 +246,9 @@ class FtraceEngine:
         found = fetch(capture, argument, architecture)
         return found.reason if isinstance(found, Unavailable) else None
 
+    def ask(self) -> Future[None]:
+        return self._reader.ask()
+
     def problem(self) -> str | None:
         return self._reader.problem() or self._tracefs.problem()
 

@@ -16,6 +16,7 @@ import re
 import select
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.batch import merge
@@ -85,7 +86,7 @@ class Reader:
         self._pids_of = pids_of
         self._channels: dict[Ticket, _Channel] = {}
         self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", lambda: self._jobs.post(lambda: None))
+        self._pulse = Pulse("the thread that reads events", self.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
@@ -185,6 +186,10 @@ class Reader:
         self._thread.join()
         self._epoll.close()
         self._jobs.close()
+
+    def ask(self) -> Future[None]:
+        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
+        return self._jobs.post(lambda: None)
 
     def problem(self) -> str | None:
         """Answer why it reads nothing any more; None where it does."""
