@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 500_000
 """Files and notes together: an object of 400,000 notes, more than any program has, takes some 50 MiB."""
 
+_FIRST_PROCESS = 1
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -162,26 +163,28 @@ def _open_now(path: str, flags: int) -> int:
 
 
 def is_host_file(found: Object) -> bool:
-    """Answer whether the object's path, seen from here, still leads to it: a later process may map it from there.
+    """Answer whether the object's path still leads to it: a later process may map it from there.
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
-    return _key_at(found.path) == found.key
+    return any(key == found.key for key in _keys_at(found.path))
 
 
 def was_written_to(found: Object) -> bool:
     """Answer whether the object's path leads to the same file with something else in it."""
-    now = _key_at(found.path)
-    return now is not None and now != found.key and (now.dev, now.inode) == (found.key.dev, found.key.inode)
+    file = found.key.dev, found.key.inode
+    return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path))
 
 
-def _key_at(path: str) -> ObjectKey | None:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    status = real_file(os.getpid(), path, status) or status
-    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def _keys_at(path: str) -> Iterator[ObjectKey]:
+    """Of what a path leads to from here, and from where the host's first process is, which no sandbox hides it from."""
+    for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
+        try:
+            status = os.stat(f"{root}{path}")
+        except (OSError, ValueError):
+            continue
+        status = real_file(pid, path, status) or status
+        yield ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _key(status: os.stat_result, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:

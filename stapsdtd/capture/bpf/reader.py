@@ -32,7 +32,8 @@ _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_MS = 200
 _ACCOUNT_NS = 200_000_000
-_SETTLE_NS = 500_000_000
+_SETTLE_NS = 5_000_000_000
+"""On a busy host a process may be held up for long in the middle of a hit."""
 _RETIRED_NS = 2_000_000_000
 
 
