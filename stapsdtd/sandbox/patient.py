@@ -8,7 +8,6 @@ Root's files are parsed at once however long it takes: who can write those can s
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -20,8 +19,6 @@ from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
 from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 
-_log = logging.getLogger(__name__)
-
 _PATIENCE_SECONDS = 0.25
 _LITTLE_PATIENCE_SECONDS = 0.02
 """For an owner who had a file that took longer, ..."""
@@ -32,7 +29,7 @@ _ANSWERS_KEPT = 64
 _ROOT = 0
 
 _Key = tuple[int, int, int, int]
-_Answer = ParsedObject | ObjectUnreadableError
+_Answer = ParsedObject | ObjectUnreadableError | OSError
 
 
 @dataclass(slots=True)
@@ -68,7 +65,7 @@ class PatientParser:
             if answer is None and key in self._jobs:
                 self._jobs[key].pids.add(pid)
                 raise ObjectPendingError
-        if isinstance(answer, ObjectUnreadableError):
+        if isinstance(answer, Exception):
             raise answer
         if answer is not None:
             return answer
@@ -141,8 +138,5 @@ class PatientParser:
         assert self._slow is not None  # noqa: S101 - made before the first job is taken
         try:
             return self._slow.parse(job.descriptor, min(job.pids))
-        except ObjectUnreadableError as error:
+        except (ObjectUnreadableError, OSError) as error:
             return error
-        except OSError as error:
-            _log.warning("a file cannot be parsed: %s", error)
-            return ObjectUnreadableError(str(error))

@@ -123,8 +123,10 @@ def test_slow_file_that_cannot_be_read(
     pending(parser, slow)
     parsers.go_on.release()
     wait_for(lambda: done, "the end")
-    with pytest.raises(ObjectUnreadableError, match=str(failure.args[-1])):
+    with pytest.raises(type(failure), match=str(failure.args[-1])):
         parser.parse(slow, 1)
+    # it may be another time
+    pending(parser, slow)
 
 
 def test_owners_take_turns(parser: PatientParser, parsers: Parsers, file: Callable[..., int]) -> None:
