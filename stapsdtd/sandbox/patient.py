@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
 from stapsdtd.model import ParsedObject
@@ -34,9 +34,12 @@ _Answer = ParsedObject | ObjectUnreadableError | OSError
 
 @dataclass(slots=True)
 class _Job:
+    """pid: of a process that maps the file. pids: who is told when it is done."""
+
     key: _Key
     descriptor: int
-    pids: set[int] = field(default_factory=set)
+    pid: int
+    pids: set[int]
 
 
 class PatientParser:
@@ -62,8 +65,8 @@ class PatientParser:
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         with self._lock:
             answer = self._answers.pop(key, None)
-            if answer is None and key in self._jobs:
-                self._jobs[key].pids.add(pid)
+            if answer is None and (job := self._jobs.get(key) or self._last_of_many(status.st_uid)):
+                job.pids.add(pid)
                 raise ObjectPendingError
         if isinstance(answer, Exception):
             raise answer
@@ -73,7 +76,7 @@ class PatientParser:
             return self._parser.parse(descriptor, pid, self._patience(status.st_uid))
         except TooSlowError:
             self._impatient_until[status.st_uid] = time.monotonic() + _IMPATIENT_SECONDS
-            self._wait_in_line(_Job(key, os.dup(descriptor), {pid}), status.st_uid)
+            self._wait_in_line(_Job(key, os.dup(descriptor), pid, {pid}), status.st_uid)
         raise ObjectPendingError
 
     def _patience(self, owner: int) -> float:
@@ -81,14 +84,14 @@ class PatientParser:
         self._impatient_until = {each: until for each, until in self._impatient_until.items() if until > now}
         return _LITTLE_PATIENCE_SECONDS if owner in self._impatient_until else _PATIENCE_SECONDS
 
+    def _last_of_many(self, owner: int) -> _Job | None:
+        """What is to be done before an owner's line takes more; None where it does."""
+        line = self._lines.get(owner)
+        return line[-1] if line and len(line) >= _WAITING_OF_AN_OWNER else None
+
     def _wait_in_line(self, job: _Job, owner: int) -> None:
-        """Raises ObjectUnreadableError."""
         with self._lock:
-            line = self._lines.setdefault(owner, deque())
-            if len(line) >= _WAITING_OF_AN_OWNER:
-                os.close(job.descriptor)
-                raise ObjectUnreadableError(f"{len(line)} files of its owner wait to be parsed already")
-            line.append(job)
+            self._lines.setdefault(owner, deque()).append(job)
             self._jobs[job.key] = job
             self._lock.notify()
         if self._thread is None:
@@ -137,6 +140,6 @@ class PatientParser:
     def _answer(self, job: _Job) -> _Answer:
         assert self._slow is not None  # noqa: S101 - made before the first job is taken
         try:
-            return self._slow.parse(job.descriptor, min(job.pids))
+            return self._slow.parse(job.descriptor, job.pid)
         except (ObjectUnreadableError, OSError) as error:
             return error

@@ -151,9 +151,16 @@ def test_line_is_bounded(parser: PatientParser, parsers: Parsers, file: Callable
     assert parsers.held.wait(20)
     for number in range(64):
         pending(parser, file(f"file{number}"))
-    with pytest.raises(ObjectUnreadableError, match="64 files of its owner wait"):
-        parser.parse(file("one too many"), 1)
+    asked = len(parsers.calls)
+    one_too_many = file("one too many", slow=False)
+    pending(parser, one_too_many, 2)
+    assert len(parsers.calls) == asked, "nobody waits for it, not even for a moment"
     pending(parser, file("another's", OTHER))
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    parsers.go_on.release(100)
+    wait_for(lambda: {1, 2} in done, "the last in the line to be done")
+    assert parser.parse(one_too_many, 2).architecture == "x86-64"
 
 
 def test_patience_shrinks_with_an_owner_of_slow_files(
