@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from stapsdtd.kernel import procfs
+from stapsdtd.kernel import cgroups, procfs
 from stapsdtd.kernel.containers import placement
 
 
@@ -40,7 +40,7 @@ def identify(pid: int) -> ProcessIdentity | None:
                 tuple(_printable(argument) for argument in process.cmdline()),
                 _printable(process.username()),
                 int(process.create_time() * 1e9),
-                _printable(placed.cgroup),
+                _printable(cgroups.from_root(placed.cgroup)),
                 placed.container,
                 procfs.namespace_pid(pid) or pid,
             )

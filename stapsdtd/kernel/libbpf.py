@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import procfs
 
 _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
@@ -191,7 +192,11 @@ def _refused(path: str, error: OSError, log: str) -> KernelFeatureError:
     """The verifier's last words, where it has any."""
     said = [line for line in log.splitlines() if line and not line.startswith(("processed ", "verification time"))]
     words = f": {said[-1]}" if said else ""
-    remedy = "run as root or with CAP_BPF and CAP_PERFMON" if error.errno == errno.EPERM else "use Linux 6.0 or newer"
+    remedy = "use Linux 6.0 or newer"
+    if error.errno == errno.EPERM:
+        remedy = "run as root or with CAP_BPF and CAP_PERFMON"
+        if procfs.is_filtered():
+            remedy += ", and with a seccomp profile that allows bpf() then"
     return KernelFeatureError("bpf", f"{os.path.basename(path)} is refused ({error.strerror}{words})", remedy)
 
 

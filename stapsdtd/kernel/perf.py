@@ -167,8 +167,7 @@ def _cpus(which: str) -> list[int]:
 
 
 def _refused(reason: str) -> KernelFeatureError:
-    return KernelFeatureError(
-        "perf events",
-        reason,
-        "run as root or with CAP_PERFMON, and look at /proc/sys/kernel/perf_event_paranoid",
-    )
+    remedy = "run as root or with CAP_PERFMON, and look at /proc/sys/kernel/perf_event_paranoid"
+    if procfs.is_filtered():
+        remedy += " and at the seccomp profile"
+    return KernelFeatureError("perf events", reason, remedy)

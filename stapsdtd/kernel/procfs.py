@@ -55,6 +55,11 @@ def namespace_pid(pid: int) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def is_filtered() -> bool:
+    """Answer whether a seccomp filter, such as a container's, may refuse this process what its capabilities allow."""
+    return re.search(rb"^Seccomp:\s2$", _read("/proc/self/status"), re.MULTILINE) is not None
+
+
 def cgroup_lines(pid: int) -> bytes:
     return _read(f"/proc/{pid}/cgroup")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stapsdtd.client import Client, Process, SiteState
-from tests.support import Daemon, Recorder, Ticker, require, stapsdt, stapsdt_command, wait_for
+from tests.support import Daemon, Recorder, Ticker, require, running_daemon, stapsdt, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -156,6 +156,34 @@ def test_events_are_those_of_the_container(
     account = recorder.finish()
     assert (account.delivered, account.lost) == (9, 0)
     assert account.filtered >= 15
+
+
+@pytest.fixture
+def daemon_inside(tmp_path: Path, engine: str, hierarchy: Path) -> Iterator[Daemon]:
+    """Its cgroup namespace shows others' cgroups by how far away they are; the host's hierarchy is mounted there."""
+    own = Cgroup(hierarchy, f"/stapsdtd_test_{os.getpid()}/pods/{secrets.token_hex(32)}")
+    join = ("sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec unshare --cgroup "$@"', str(own.directory))
+    with running_daemon(tmp_path, "--engine", engine, prefix=join) as started:
+        yield started
+
+
+def test_daemon_in_a_container_of_its_own(
+    daemon_inside: Daemon, engine: str, container: Cgroup, contained: Contained, ticker: Ticker
+) -> None:
+    there = ("nsenter", "--cgroup", f"--target={daemon_inside.pid}")
+    lines = subprocess.run([*there, "cat", f"/proc/{contained.pid}/cgroup"], capture_output=True, check=True).stdout
+    assert f"0::/../../docker/{container.name}".encode() in lines.splitlines()
+    with Client(daemon_inside.target) as client:
+        listing = client.list_probes(":ticker::tick", containers=[container.name[:12]], details=True)
+        (process,) = listing.processes
+        assert shown(process)[-2:] == (container.path, container.name)
+        listing = client.list_probes(":ticker::tick", cgroups=[container.path], details=True)
+        assert [each.pid for each in listing.processes] == [contained.pid]
+    if engine == "bpf":
+        with Recorder(daemon_inside.target, ":ticker::tick(arg0)", containers=[container.name]) as recorder:
+            contained.ticker.do("fire 3")
+            ticker.do("fire 5")
+        assert [event.pid for event in recorder.events] == [contained.pid] * 3
 
 
 @pytest.mark.usefixtures("bpf_only")

@@ -1,4 +1,4 @@
-"""deploy/ agrees with the rest of the repository. Neither file is run here, since that takes Docker and a cluster."""
+"""deploy/ agrees with the rest of the repository. To run it takes a container engine and a cluster."""
 
 from __future__ import annotations
 
