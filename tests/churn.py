@@ -36,7 +36,8 @@ _RUNNING = 6
 _SUBSCRIPTIONS = 8
 _ACTIONS = 40
 _MOST_HITS = 2000
-_LEASE_SECONDS = 1
+_LEASE_SECONDS = 5
+_LASTING_LEASE_SECONDS = 60
 _WARM_ROUNDS = 3
 _FILLING, _FILL = 10, 10_000
 _GROWTH_KIB = 10 * 1024
@@ -185,7 +186,7 @@ class Churn:
         self.counts: dict[str, int] = {}
         self.hits = 0
         self.samples: list[Sample] = []
-        self._lasting = self._watch({"beat", "called"}, None, None, odd=False)
+        self._lasting = self._watch({"beat", "called"}, None, None, odd=False, lease_seconds=_LASTING_LEASE_SECONDS)
 
     def _compiled(self, source: str, name: str, *flags: str) -> Path:
         return compile_target(source, self._folder / name, f"-DPROVIDER={self._provider}", *flags)
@@ -358,7 +359,9 @@ class Churn:
             for burst in program.running:
                 burst.moves += 1
 
-    def _watch(self, probes: set[str], path: str | None, pid: int | None, *, odd: bool) -> Watch:
+    def _watch(
+        self, probes: set[str], path: str | None, pid: int | None, *, odd: bool, lease_seconds: int = _LEASE_SECONDS
+    ) -> Watch:
         self._moved()
         module = "" if path is None else path
         client = Client(self._daemon.target)
@@ -366,7 +369,7 @@ class Churn:
             [f"{self._provider}:{module}::{probe}" for probe in sorted(probes)],
             pids=[] if pid is None else [pid],
             where="arg0 & 1" if odd else "",
-            lease_seconds=_LEASE_SECONDS,
+            lease_seconds=lease_seconds,
             queue_bytes=4 << 20,
             kernel_buffer_kib=self._random.choice([4, 256, 4096]) if self._bursts else 4096,
         )

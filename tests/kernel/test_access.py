@@ -57,7 +57,7 @@ def daemon_with(folder: Path, roles: str = "", engine: str = "bpf") -> Iterator[
         yield started
 
 
-def recorder(user: User, daemon: Daemon, program: Path, probe: str = "tick(arg0)", **more: str) -> Recorder:
+def recorder(user: User, daemon: Daemon, program: Path, probe: str = "tick(arg0)", **more: str | int) -> Recorder:
     with user.connecting(daemon.target) as door:
         return Recorder(door, of(program, probe), **more)  # type: ignore[arg-type]
 
@@ -312,7 +312,8 @@ class TestReload:
             ticker_of(ANNE, program) as anne,
             ticker_of(BERT, program) as bert,
         ):
-            staying, going = recorder(ANNE, daemon, program), recorder(BERT, daemon, program)
+            staying = recorder(ANNE, daemon, program, kernel_buffer_kib=16384)
+            going = recorder(BERT, daemon, program)
             bert.do("fire 3")
             anne.begin(f"fire {events}")
             reload(daemon, self.ROLES.format(BERT.uid, "none"))
@@ -428,8 +429,10 @@ def test_own_name_of_a_file_that_others_have_too(folder: Path, program: Path) ->
     with daemon_with(folder) as daemon, ticker_of(BERT, program), ticker_of(ANNE, own):
         recording = recorder(ANNE, daemon, own)
         assert [status.path for status in recording.sites] == [str(own)]
-        assert recorder(ANNE, daemon, program).sites == ()
+        other = recorder(ANNE, daemon, program)
+        assert other.sites == ()
         with client_of(ANNE, daemon) as client:
             assert [probe.path for probe in client.list_probes(of(own, "tick"))] == [str(own)]
             assert not client.list_probes(of(program, "tick"))
-        recording.finish()
+        for each in (recording, other):
+            each.finish()

@@ -34,6 +34,10 @@ os.execv(command[0], command)
 """
 
 
+_LISTENING = "00010000"
+"""Among a socket's flags in /proc/net/unix: __SO_ACCEPTCON."""
+
+
 def handing_over(descriptors: Sequence[int], *options: str) -> list[str]:
     """A command that becomes a daemon which has these as descriptors 3 and following."""
     return [sys.executable, "-c", _HAND_OVER, ",".join(map(str, descriptors)), str(COMMANDS / "stapsdtd"), *options]
@@ -55,6 +59,12 @@ def running(log: Path, command: Sequence[str], *, pass_fds: Sequence[int] = ()) 
         process.wait()
 
 
+def is_listening(path: Path) -> bool:
+    """Without connecting to it, which would start a daemon."""
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return any((fields[3], fields[-1]) == (_LISTENING, str(path)) for fields in sockets)
+
+
 def test_socket_activation(tmp_path: Path) -> None:
     """Who connects first waits until the daemon serves."""
     activate = shutil.which("systemd-socket-activate")
@@ -62,7 +72,7 @@ def test_socket_activation(tmp_path: Path) -> None:
     assert activate
     path = tmp_path / "activated.sock"
     with running(tmp_path / "log", [activate, "-l", str(path), "--", str(COMMANDS / "stapsdtd")]) as process:
-        wait_for(path.exists, "the socket")
+        wait_for(lambda: is_listening(path), "the socket")
         with Client(f"unix:{path}") as first:
             info = first.info()
         assert info.pid == process.pid

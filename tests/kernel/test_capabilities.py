@@ -166,6 +166,8 @@ def test_memfd(limited: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_user(limited: Daemon, ticker_program: Path, tmp_path: Path) -> None:
     with program_of_somebody(ticker_program, tmp_path) as ticker:
+        # a file that is not root's and takes a moment to parse is known later
+        wait_for(lambda: probes_of(limited, ticker), "the program to be parsed")
         assert probes_of(limited, ticker) == {"tick", "values", "text"}
         with Recorder(limited.target, f"ticker:{tmp_path}/home/*::tick(arg0)") as recorder:
             assert ticker.do("fire 2") == 1

@@ -304,7 +304,7 @@ def test_file_rewritten_in_place_is_not_patched_where_its_probe_was(daemon: Daem
         assert armed.offset == TEXT_OFFSET
         path.write_bytes(content)
         assert path.stat().st_ino == inode
-        wait_for(lambda: disarmed(recorder), "the earlier probe to be disarmed", seconds=3)
+        wait_for(lambda: disarmed(recorder), "the earlier probe to be disarmed")
         with mapper() as after:
             after.do(f"map {path}")
             wait_for(lambda: len(recorder.armed()) == 3, "the other content to be armed")

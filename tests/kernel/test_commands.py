@@ -77,7 +77,10 @@ def test_count_and_duration_end_with_0(daemon: Daemon, ticker: Ticker) -> None:
     command = stapsdt_command(daemon.target, "trace", "ticker:tick", "--json", "--count", "2")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace:
         wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
+        # which would leave with the second one, and the rest might not count any more
+        trace.send_signal(signal.SIGSTOP)
         ticker.do("fire 5")
+        trace.send_signal(signal.SIGCONT)
         out, err = trace.communicate(timeout=30)
     assert trace.returncode == 0
     assert len(out.splitlines()) == 2

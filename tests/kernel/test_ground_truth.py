@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ground_truth import PROVIDER, compiled, generate
-from tests.support import Daemon, Recorder, require
+from tests.support import Daemon, Recorder, require, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -49,7 +49,7 @@ def test_every_value_is_what_was_fired(
         subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running,
         Recorder(daemon.target, f"{PROVIDER}:*", pids=[running.pid], kernel_buffer_kib=16384) as recorder,
     ):
-        assert len(recorder.armed()) == PROBES
+        wait_for(lambda: len(recorder.armed()) == PROBES, "all probes to be armed")
         told, _ = running.communicate(b"\n")
     expected = program.expected(told)
     assert recorder.account is not None

@@ -152,7 +152,10 @@ def test_jni_calls_threads_and_the_machines_life_are_told(daemon: Daemon, java: 
 def test_methods_are_told_where_the_jvm_was_asked_to(daemon: Daemon, java: Java, idle: IdleJvm) -> None:
     list_libjvm(daemon.target, java, idle.pid)
     with Recorder(
-        daemon.target, "hotspot:method__entry(arg1:str, arg2, arg3:str, arg4)", kernel_buffer_kib=65536
+        daemon.target,
+        "hotspot:method__entry(arg1:str, arg2, arg3:str, arg4)",
+        kernel_buffer_kib=65536,
+        queue_bytes=256 << 20,
     ) as recorder:
         quiet = java.run()
         traced = java.run("-XX:+DTraceMethodProbes", "-Xint")

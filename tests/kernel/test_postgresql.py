@@ -40,7 +40,7 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             **as_user,
         )
-        settings = ("listen_addresses=", "fsync=off", "autovacuum=off", "max_connections=30")
+        settings = ("listen_addresses=", "fsync=off", "autovacuum=off", "checkpoint_timeout=1h", "max_connections=30")
         log = folder / "log"
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(

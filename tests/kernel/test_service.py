@@ -196,7 +196,7 @@ def test_killed_it_is_cleaned_up_after_and_comes_back(manager: Manager, ticker: 
 
 
 def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Ticker) -> None:
-    manager.set("RestartSec=0\nWatchdogSec=1s\nTimeoutAbortSec=1s")
+    manager.set("RestartSec=0\nWatchdogSec=3s\nTimeoutAbortSec=1s")
     manager.do("start", "stapsdtd.service")
     pid = manager.pid()
     with injected(pid, "poll", "error=EINVAL"), Client(manager.target) as client:
@@ -208,7 +208,7 @@ def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Tick
 
 
 def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:
-    manager.set("RestartSec=0\nWatchdogSec=1s\nTimeoutAbortSec=1s")
+    manager.set("RestartSec=0\nWatchdogSec=3s\nTimeoutAbortSec=1s")
     manager.do("start", "stapsdtd.service")
     hanging = manager.pid()
     os.kill(hanging, signal.SIGSTOP)

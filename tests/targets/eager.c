@@ -1,5 +1,5 @@
 /*
- * Waits until eager:hit is patched, fires it 1000 times at once, and says so. Compile it with -no-pie.
+ * Says "ready", waits until eager:hit is patched, fires it 1000 times at once, and says so. Compile it with -no-pie.
  */
 #include <sys/sdt.h>
 
@@ -22,6 +22,8 @@ int main(void)
 {
 	if (site[0] == BREAKPOINT)
 		return 1;
+	puts("ready");
+	fflush(stdout);
 	while (site[0] != BREAKPOINT)
 		;
 	for (int number = 0; number < HITS; number++)
