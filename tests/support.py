@@ -54,8 +54,11 @@ def require(condition: object, what: str) -> None:
     pytest.skip(f"{what} is missing")
 
 
-def wait_for(condition: Callable[[], T], what: str, seconds: float = 60) -> T:
-    """Answer what condition answers once that is true; fail where it takes too long."""
+def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
+    """Answer what condition answers once that is true; fail where it takes too long.
+
+    seconds: as usual fewer than a lease lasts, whose end would disarm, too.
+    """
     deadline = time.monotonic() + seconds
     while True:
         found = condition()

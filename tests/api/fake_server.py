@@ -73,6 +73,7 @@ class FakeServer(StapsdtServiceServicer):
 
     break_after: the next stream is cut with UNAVAILABLE after so many messages.
     refuse: the next request is aborted with this.
+    refuse_after_break: the same for the first request after a stream was cut.
     """
 
     def __init__(self, target: str) -> None:
@@ -87,6 +88,7 @@ class FakeServer(StapsdtServiceServicer):
         self.account = pb.Account(sites=1)
         self.break_after: int | None = None
         self.refuse: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
+        self.refuse_after_break: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.requests: list[Any] = []
         self.news = threading.Condition()
         self.subscribed = False
@@ -170,6 +172,7 @@ class FakeServer(StapsdtServiceServicer):
         assert request.encoding == pb.StreamRequest.ENCODING_COLUMNS
         yield from islice(self._messages(request, context), limit)
         if limit is not None:
+            self.refuse, self.refuse_after_break = self.refuse_after_break, None
             context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
 
     def _messages(self, request: pb.StreamRequest, context: Any) -> Iterator[pb.StreamResponse]:

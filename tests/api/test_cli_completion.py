@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 
 import pytest
 
 from tests.api.commands import PROGRAM
-from tests.api.fake_server import probe, serving
+from tests.api.fake_server import PATIENCE_SECONDS, probe, serving
+
+PATIENT = (
+    *PROGRAM[:2],
+    f"from stapsdtd.cli import options; options._PATIENCE_SECONDS = {PATIENCE_SECONDS}; {PROGRAM[2]}",
+)
+"""Who presses Tab does not wait for long, but a server that answers may be slow here."""
 
 
-def complete(target: str, line: str, word: str) -> list[str]:
+def complete(target: str, line: str, word: str, program: Sequence[str] = PATIENT) -> list[str]:
     asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": word}
     done = subprocess.run(
-        PROGRAM,
+        program,
         env=os.environ | asked | {"STAPSDT_SERVER": target},
         capture_output=True,
         text=True,
@@ -53,9 +60,9 @@ def test_completion_of_containers() -> None:
 
 
 def test_without_a_server_there_is_nothing_to_complete() -> None:
-    assert complete("unix:/nowhere/sock", "stapsdt trace post", "post") == []
+    assert complete("unix:/nowhere/sock", "stapsdt trace post", "post", PROGRAM) == []
 
 
 def test_a_server_that_does_not_answer_costs_little() -> None:
     with serving() as server, server.news:
-        assert complete(server.target, "stapsdt trace post", "post") == []
+        assert complete(server.target, "stapsdt trace post", "post", PROGRAM) == []

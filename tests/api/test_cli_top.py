@@ -42,12 +42,11 @@ def test_json_counts_all_that_fired(server: FakeServer, top: Start) -> None:
     intervals = [json.loads(line) for line in out]
     assert len(intervals) == 2
     assert sum(each["count"] for each in intervals) == intervals[-1]["total"] == 5
-    assert [probe for each in intervals for probe in each["probes"]] == [
-        {
-            "provider": "postgresql", "name": "query__start", "path": "/usr/bin/postgres",
-            "count": 5, "rate": pytest.approx(25, rel=0.9), "total": 5, "processes": 2,
-        }
-    ]  # fmt: skip
+    ((seconds, probe),) = [(each["seconds"], probe) for each in intervals for probe in each["probes"]]
+    assert probe == {
+        "provider": "postgresql", "name": "query__start", "path": "/usr/bin/postgres",
+        "count": 5, "rate": pytest.approx(5 / seconds, rel=0.1), "total": 5, "processes": 2,
+    }  # fmt: skip
     assert [(each["pid"], each["comm"], each["total"]) for whole in intervals for each in whole["processes"]] == [
         (4711, "postgres", 3),
         (4713, "other", 2),
@@ -100,27 +99,34 @@ def test_a_signal_ends_it_in_order(server: FakeServer, top: Start, number: signa
 
 
 def test_disarming_is_no_part_of_the_last_interval(server: FakeServer, top: Start) -> None:
+    begin = time.monotonic()
     process = top("postgresql:*", "--json", "--interval", "60")
     server.wait_for("StreamRequest")
-    begin = time.monotonic()
     with server.hold_unsubscribe():
         process.send_signal(signal.SIGINT)
         server.wait_for("UnsubscribeRequest")
         asked = time.monotonic()
-        wait_for(lambda: time.monotonic() > asked + 1, "it to take a while")
+        wait_for(lambda: time.monotonic() - asked > asked - begin, "it to take longer than all before")
     _, out, _ = finish(process)
-    # a little of it is before the stream began
-    assert 0 < json.loads(out[-1])["seconds"] < asked - begin + 0.8
+    assert 0 < json.loads(out[-1])["seconds"] < asked - begin
 
 
 def test_pipe_gets_plain_frames(server: FakeServer, top: Start) -> None:
     server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room")]
     server.fire(3, comm="ev\x1bil")
     server.lose(5)
-    status, out, err = finish(top("postgresql:*", "--count", "2", "--interval", "0.2"))
+    process = top("postgresql:*", "--interval", "0.2")
+    assert process.stdout is not None
+    lines = (line.rstrip("\n") for line in process.stdout)
+    out = [next(lines)]
+    while not out[-1].startswith("LOST: "):
+        out.append(next(lines))
+    process.send_signal(signal.SIGINT)
+    out += lines
+    status, _, err = finish(process)
     assert status == 0
     assert all(line.isprintable() for line in out)
-    assert [line.startswith("stapsdt top  ") for line in out].count(True) == 2
+    assert [line.startswith("stapsdt top  ") for line in out].count(True) >= 2
     assert any(line.endswith("postgresql:query__start  postgres") for line in out)
     assert any(line.endswith(r"4711  ev\x1bil") for line in out)
     assert "LOST: 5 in queue (0 of them now)" in out

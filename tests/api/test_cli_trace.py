@@ -74,9 +74,10 @@ def test_count_leaves_the_rest_unread(server: FakeServer, trace: Start) -> None:
 
 
 def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace: Start) -> None:
-    process = trace("--json", "--duration", "0.3")
-    server.wait_for("StreamRequest")
-    server.fire(2)
+    with server.hold_unsubscribe():
+        process = trace("--json", "--duration", "0.3")
+        server.wait_for("UnsubscribeRequest")
+        server.fire(2)
     status, out, err = finish(process)
     assert status == 0
     assert len(out) == 2
@@ -164,10 +165,8 @@ def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: St
 
 def test_a_forgotten_subscription_is_a_failure_with_a_summary(server: FakeServer, trace: Start) -> None:
     server.break_after = 0
-    process = trace("--json")
-    server.wait_for("StreamRequest")
-    server.refuse = (grpc.StatusCode.NOT_FOUND, "no subscription 'sub-1'")
-    status, _, err = finish(process)
+    server.refuse_after_break = (grpc.StatusCode.NOT_FOUND, "no subscription 'sub-1'")
+    status, _, err = finish(trace("--json"))
     assert status == 1
     assert err[-2] == "stapsdt: no subscription 'sub-1'"
     assert json.loads(err[-1])["delivered"] == 0

@@ -179,7 +179,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     server.engine.last_events = []
     server.fire(block([6]))
     server.unsubscribe(ident)
-    wait_for(lambda: not server.subscriptions._ended, "the subscription to be forgotten")
+    wait_for(lambda: scraped["events_total[unread]"] == 1, "the subscription to be forgotten")
     figures = scraped.figures()
     assert fates(figures) == (5, 10, 1, 0, 20, 30, 40, 50)
     assert (figures["stapsdtd_subscriptions"], figures["stapsdtd_queue_limit_bytes"]) == (0, 0)
@@ -280,9 +280,12 @@ def test_all_metrics_are_documented_and_no_others(server: Served, scraped: Scrap
 
 class TestHealth:
     @pytest.fixture
-    def check(self, server: Served) -> Iterator[Any]:
+    def pulse(self, server: Served) -> Pulse:
+        return Pulse("the control thread", server._control.ask)
+
+    @pytest.fixture
+    def check(self, server: Served, pulse: Pulse) -> Iterator[Any]:
         """Has health watched as the daemon does, and answers what a client is told of both services."""
-        pulse = Pulse("the control thread", server._control.ask, stall_seconds=0.1)
 
         async def tell(problem: str) -> None:
             await server.server.tell_health(is_serving=not problem)
@@ -311,8 +314,11 @@ class TestHealth:
         server.engine.trouble = None
         wait_for(lambda: check() == [SERVING] * 2, "health to recover")
 
-    def test_control_thread_that_hangs_is_not_serving_until_it_goes_on(self, server: Served, check: Any) -> None:
+    def test_control_thread_that_hangs_is_not_serving_until_it_goes_on(
+        self, server: Served, pulse: Pulse, check: Any
+    ) -> None:
         with server.control_held():
+            pulse._stall_seconds = 0.1
             wait_for(lambda: check() == [NOT_SERVING] * 2, "health to say so")
         wait_for(lambda: check() == [SERVING] * 2, "health to recover")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import random
@@ -237,7 +238,7 @@ def test_descriptors_go_back_to_where_they_were(server: Served) -> None:
                     stack.enter_context(connected(server, said))
             wait_for(lambda: server.relay.connections >= 13, "the connections")
         wait_for_connections(server, 1)
-    wait_for(lambda: descriptors(os.getpid()) == before, f"{before} descriptors again")
+    wait_for(lambda: descriptors(os.getpid()) <= before, f"{before} descriptors again")
 
 
 @contextmanager
@@ -250,8 +251,20 @@ def descriptors_limited_to(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@contextmanager
+def no_lower_descriptors() -> Iterator[None]:
+    """What is opened inside gets a number that is higher than all others."""
+    gc.collect()
+    with ExitStack() as stack:
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while (filling := os.dup(0)) <= highest:
+            stack.callback(os.close, filling)
+        os.close(filling)
+        yield
+
+
 def test_connections_leave_descriptors_for_the_rest(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    with descriptors_limited_to(descriptors(os.getpid()) + 6), connected(server) as refused:
+    with no_lower_descriptors(), descriptors_limited_to(descriptors(os.getpid()) + 6), connected(server) as refused:
         wait_for(lambda: is_closed(refused), "the connection to be refused")
         assert server.held() == []
     assert "nearly as many descriptors" in caplog.text
@@ -387,7 +400,8 @@ def test_flood_of_calls_begun_and_reset(server: Served) -> None:
 
 def buffered(server: Served) -> int:
     """Bytes that the relay holds for others."""
-    return sum(half.transport.get_write_buffer_size() + len(half._early) for half in server.relay._halves)
+    halves = list(server.relay._halves)
+    return sum(half.transport.get_write_buffer_size() + len(half._early) for half in halves)
 
 
 @contextmanager
@@ -428,7 +442,7 @@ def test_who_begins_to_read_gets_it_all(server: Served) -> None:
             if kind == http2.HEADERS and flags & http2.END_STREAM:
                 break
         assert read > 60 * 10_000 * 8
-        assert not buffered(server)
+        wait_for(lambda: not buffered(server), "the relay to hold nothing back")
 
 
 def test_stopping_while_clients_stall(tmp_path: Path) -> None:
@@ -499,7 +513,9 @@ def test_who_closes_at_once_has_still_said_everything(server: Served, is_upward:
 
         speaking = threading.Thread(target=speak)
         speaking.start()
-        wait_for(lambda: any(half.transport.get_write_buffer_size() for half in relay._halves), "it to be held back")
+        wait_for(
+            lambda: any(half.transport.get_write_buffer_size() for half in list(relay._halves)), "it to be held back"
+        )
         server.held()
         heard = bytearray()
         # a little at a time, so that something is still to be written when the other end is gone

@@ -6,8 +6,7 @@ import asyncio
 import os
 import platform
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -611,18 +610,27 @@ def test_path_can_be_served_again_after_a_stop(tmp_path: Path) -> None:
             assert started.held() == []
 
 
-def test_subscription_of_a_client_that_gave_up_is_ended(server: Served, pids: list[int]) -> None:
+def test_subscription_of_a_client_that_gave_up_is_ended(
+    server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.map(pids[0], server.file_object(site("a")))
-    go_on = threading.Event()
-    blocker = threading.Thread(target=lambda: server.in_control(go_on.wait))
-    blocker.start()
-    try:
-        with pytest.raises(grpc.RpcError) as raised:
-            server.stub.Subscribe(pb.SubscribeRequest(selectors=["app:*"], lease_seconds=60), timeout=0.2)
-        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    finally:
-        go_on.set()
-        blocker.join()
-    wait_for(lambda: "close" in server.engine.calls, "the subscription to be ended")
+    asked: list[object] = []
+    run = server._control.run
+
+    async def noted(work: Callable[[], Any]) -> Any:
+        asked.append(work)
+        return await run(work)
+
+    request = pb.SubscribeRequest(selectors=["app:*"], lease_seconds=60)
+    with server.control_held():
+        monkeypatch.setattr(server._control, "run", noted)
+        call = server.stub.Subscribe.future(request, timeout=PATIENCE_SECONDS)
+        wait_for(lambda: len(asked) == 1, "the request")
+        call.cancel()
+        # what ends it waits behind what begins it
+        wait_for(lambda: len(asked) == 2, "the server to notice")
+    assert call.code() is grpc.StatusCode.CANCELLED
+    # sooner than its lease would end it
+    wait_for(lambda: "close" in server.engine.calls, "the subscription to be ended", PATIENCE_SECONDS)
     assert server.subscriptions.all() == []
     assert server.engine.sinks == {}

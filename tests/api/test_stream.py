@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,8 +308,8 @@ class TestEnds:
         assert seqs(finished(server, ident, from_seq=1)) == [1]
 
     def test_lease_runs_out_without_a_stream(self, server: Served) -> None:
+        server.engine.last_events = [block([1], site_id=1)]
         ident = server.subscribe(lease_seconds=1).subscription_id
-        server.fire(block([1], site_id=1))
         wait_for(lambda: not server.held(), "the lease to run out")
         assert server.engine.sinks == {}
         _, events, end = finished(server, ident)
@@ -316,14 +317,16 @@ class TestEnds:
         assert end.end.reason == pb.End.REASON_LEASE_EXPIRED
 
     def test_stream_holds_the_lease(self, server: Served) -> None:
-        ident = server.subscribe(lease_seconds=1).subscription_id
+        ident = server.subscribe(lease_seconds=60).subscription_id
         call = server.stream(ident)
         server.wait_until_streaming()
         ((_, held),) = server.subscriptions._held.items()
         assert held.lease is None
+        # from here on a second is enough; to begin the stream may have taken longer
+        held.subscription.wish = replace(held.subscription.wish, lease_seconds=1)
         call.cancel()
-        server.wait_until_streaming(False)
         wait_for(lambda: not server.held(), "the lease to run out")
+        assert finished(server, ident)[-1].end.reason == pb.End.REASON_LEASE_EXPIRED
         code, _ = ended_with(server.stream("0" * 16))
         assert code is grpc.StatusCode.NOT_FOUND
 

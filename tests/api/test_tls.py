@@ -43,14 +43,18 @@ def alice(authority: Authority) -> Tls:
     return authority.client("alice")
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"tcp:127.0.0.1:{found.getsockname()[1]}"
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Of a port that nobody else is given: it is bound all the while, but whoever is told of it may listen there."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield f"tcp:127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.fixture
-def server(tmp_path: Path, authority: Authority) -> Iterator[Served]:
-    with served(tmp_path, roles=ROLES, listeners=[Listener(free_address(), tls=authority.server())]) as started:
+def server(tmp_path: Path, authority: Authority, address: str) -> Iterator[Served]:
+    with served(tmp_path, roles=ROLES, listeners=[Listener(address, tls=authority.server())]) as started:
         yield started
 
 
@@ -246,9 +250,9 @@ def in_api(server: Served, work: object) -> None:
         ({"client_authority": "/dev/null"}, "/dev/null cannot be used"),
     ],
 )
-def test_files_that_no_server_can_use(authority: Authority, wrong: dict[str, str], told: str) -> None:
+def test_files_that_no_server_can_use(authority: Authority, address: str, wrong: dict[str, str], told: str) -> None:
     with pytest.raises(CannotListenError, match=told):
-        ListeningSocket(Listener(free_address(), tls=replace(authority.server(), **wrong)))
+        ListeningSocket(Listener(address, tls=replace(authority.server(), **wrong)))
 
 
 # who says nothing
@@ -306,9 +310,9 @@ def test_a_handshake_that_takes_too_long_ends(server: Served, monkeypatch: pytes
         wait_for(lambda: closed([silent]), "it to be given up")
 
 
-def test_stopping_during_a_handshake(tmp_path: Path, authority: Authority) -> None:
+def test_stopping_during_a_handshake(tmp_path: Path, authority: Authority, address: str) -> None:
     with ExitStack() as stack:
-        with served(tmp_path, listeners=[Listener(free_address(), tls=authority.server())]) as server:
+        with served(tmp_path, listeners=[Listener(address, tls=authority.server())]) as server:
             stack.enter_context(tcp(server))
             wait_for(lambda: server.relay._handshakes, "it to begin")
         assert not server.relay._tasks
@@ -317,8 +321,8 @@ def test_stopping_during_a_handshake(tmp_path: Path, authority: Authority) -> No
 # what the client says
 
 
-def test_plain_tcp_on_loopback(tmp_path: Path) -> None:
-    listener = Listener(free_address(), role="user", plain=True)
+def test_plain_tcp_on_loopback(tmp_path: Path, address: str) -> None:
+    listener = Listener(address, role="user", plain=True)
     with served(tmp_path, listeners=[listener]) as server, Client(target_of(server)) as client:
         assert role_of(client) == "user"
 
@@ -381,9 +385,9 @@ def test_command_says_in_one_line_what_is_wrong(
         assert said.count("\n") == 1
 
 
-def test_certificate_for_another_name(tmp_path: Path, authority: Authority, alice: Tls) -> None:
+def test_certificate_for_another_name(tmp_path: Path, authority: Authority, address: str, alice: Tls) -> None:
     certificate, key = authority.sign("elsewhere", "DNS:elsewhere.example", usage="serverAuth")
-    listener = Listener(free_address(), tls=replace(authority.server(), certificate=certificate, key=key))
+    listener = Listener(address, tls=replace(authority.server(), certificate=certificate, key=key))
     with (
         served(tmp_path, listeners=[listener]) as server,
         Client(target_of(server), tls=alice) as client,

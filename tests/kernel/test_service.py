@@ -203,7 +203,9 @@ def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Tick
         client.subscribe("ticker:tick")
         # while there are events, the reader waits with poll()
         ticker.do("fire 1")
-        wait_for(lambda: manager.pid() not in {0, pid}, "the watchdog to bite, and another one to be started")
+        wait_for(
+            lambda: manager.pid() not in {0, pid}, "the watchdog to bite, and another one to be started", seconds=60
+        )
     assert "the watchdog is told no more: the thread that reads events ended" in manager.log()
 
 
@@ -212,6 +214,8 @@ def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:
     manager.do("start", "stapsdtd.service")
     hanging = manager.pid()
     os.kill(hanging, signal.SIGSTOP)
-    wait_for(lambda: manager.pid() not in {0, hanging}, "the watchdog to bite, and another one to be started")
+    wait_for(
+        lambda: manager.pid() not in {0, hanging}, "the watchdog to bite, and another one to be started", seconds=60
+    )
     wait_for(lambda: manager.show("ActiveState") == "active", "it to be ready")
     assert int(manager.show("NRestarts")) == 1

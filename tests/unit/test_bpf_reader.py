@@ -459,9 +459,9 @@ def test_record_that_stays_busy_does_not_make_the_reader_spin(host: Host, monkey
         sweeps += 1
         return sweep()
 
+    begin = time.monotonic()
     monkeypatch.setattr(host.reader, "_sweep", counted)
     host.in_reader()
-    begin = time.monotonic()
     wait_for(lambda: sweeps >= 20, "some sweeps")
     # a millisecond each, whatever else the host does
     assert time.monotonic() - begin > 0.01

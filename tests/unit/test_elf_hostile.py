@@ -114,7 +114,7 @@ def mutations(draw: st.DrawFn) -> bytes:
     return bytes(image[: draw(st.just(len(image)) | st.integers(0, len(image)))])
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(mutations())
 def test_no_mutation_raises_anything_else(image: bytes) -> None:
     try:
@@ -131,7 +131,7 @@ def test_no_mutation_raises_anything_else(image: bytes) -> None:
         (found.provider + found.name + found.reason).encode()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=400))
 def test_no_random_notes_raise_anything(notes: bytes) -> None:
     parse(Elf(notes=notes).build())

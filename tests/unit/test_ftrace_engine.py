@@ -266,14 +266,21 @@ def test_records_of_several_cpus_come_in_the_order_of_time(
     engine.arm(TICKET, target())
     (kernel,) = kernels(engine)
     (instance,) = tracefs.instances()
-    # in the future of the sweeps that read them, so that both pages wait for their moment
-    start = time.monotonic_ns() + 100_000_000
-    for number, cpu in enumerate(cpus[:2]):
-        tracefs.put_page(
-            instance,
-            cpu,
-            page(start + number, *(Data(2, kernel.record(0, q0=2 * row + number)) for row in range(20))),
-        )
+    start = 0
+
+    def put_both() -> None:
+        nonlocal start
+        # in the future of the sweeps that read them, so that both pages wait for their moment
+        start = time.monotonic_ns() + 100_000_000
+        for number, cpu in enumerate(cpus[:2]):
+            tracefs.put_page(
+                instance,
+                cpu,
+                page(start + number, *(Data(2, kernel.record(0, q0=2 * row + number)) for row in range(20))),
+            )
+
+    # the reader itself, so that none of its sweeps sees one of them alone
+    engine._reader._jobs.call(put_both)
     wait_for(lambda: len(sink.values()) == 40, "the events")
     assert time.monotonic_ns() > start
     assert sink.values() == [(1, number) for number in range(40)]

@@ -109,7 +109,7 @@ class Accounting(RuleBasedStateMachine):
 
 
 TestAccounting = Accounting.TestCase
-TestAccounting.settings = settings(max_examples=60, stateful_step_count=40)
+TestAccounting.settings = settings(TestAccounting.settings, max_examples=60, stateful_step_count=40)
 
 
 @given(

@@ -102,7 +102,7 @@ SAMPLE = sample(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(OBJECTS)
 def test_round_trip(parsed: ParsedObject) -> None:
     assert decode(encoded(parsed), FILE_SIZE) == parsed
@@ -143,7 +143,7 @@ OPERANDS = (
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from(OPERANDS)), max_size=8), st.sampled_from(ARCHITECTURES)
 )
@@ -238,7 +238,7 @@ def _check(one: Argument) -> None:
             assert reason
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=3000)
 @given(mutations())
 def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) -> None:
     parsed = believe(answer, FILE_SIZE)
@@ -246,7 +246,7 @@ def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) 
         assert decode(encoded(parsed), FILE_SIZE) == parsed
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
     believe(answer, FILE_SIZE)
