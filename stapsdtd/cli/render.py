@@ -16,7 +16,7 @@ import click
 from stapsdtd.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console
 
@@ -106,6 +106,19 @@ def console() -> Console:
 
     width = None if sys.stdout.isatty() else 1 << 16
     return Console(width=width, markup=False, highlight=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+
+
+def write_lines(lines: Sequence[str]) -> None:
+    """To standard output, all of it: under PYTHONUNBUFFERED a signal may cut a write short, and print would lose the
+    rest.
+    """
+    if not lines:
+        return
+    sys.stdout.flush()
+    rest = memoryview(("\n".join(lines) + "\n").encode())
+    while rest:
+        rest = rest[sys.stdout.buffer.write(rest) :]
+    sys.stdout.buffer.flush()
 
 
 def discard_output() -> None:

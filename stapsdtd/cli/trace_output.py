@@ -19,7 +19,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Protocol
 
-from stapsdtd.cli.render import Clock, complain, is_colourful, paint, plural, show_some, show_value
+from stapsdtd.cli.render import Clock, complain, is_colourful, paint, plural, show_some, show_value, write_lines
 from stapsdtd.client import SiteState
 from stapsdtd.text import escape
 
@@ -50,7 +50,7 @@ class JsonOutput:
         pass
 
     def events(self, events: Sequence[Event]) -> None:
-        _write(json_lines(events))
+        write_lines(json_lines(events))
 
     def loss(self, loss: Loss) -> None:
         if news := self._losses.add(loss):
@@ -113,7 +113,7 @@ class HumanOutput:
         complain(f"{_tell(sites)}; Ctrl-C ends")
 
     def events(self, events: Sequence[Event]) -> None:
-        _write([self._line(event) for event in events])
+        write_lines([self._line(event) for event in events])
 
     def loss(self, loss: Loss) -> None:
         if news := self._losses.add(loss):
@@ -180,17 +180,6 @@ def tell_summary(summary: Summary) -> str:
 
 def _stages(lost: Mapping[str, int]) -> str:
     return ", ".join(f"{plural(count, 'event')} in {stage}" for stage, count in lost.items() if count)
-
-
-def _write(lines: Sequence[str]) -> None:
-    """Write all of it: under PYTHONUNBUFFERED a signal may cut a write short, and sys.stdout would lose the rest."""
-    if not lines:
-        return
-    sys.stdout.flush()
-    rest = memoryview(("\n".join(lines) + "\n").encode())
-    while rest:
-        rest = rest[sys.stdout.buffer.write(rest) :]
-    sys.stdout.buffer.flush()
 
 
 def _note(record: Mapping[str, object]) -> None:

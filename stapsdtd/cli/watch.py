@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.following import set_by_signals
 from stapsdtd.cli.listing import probe_line, probe_record
-from stapsdtd.cli.render import complain, is_colourful, paint, plural
-from stapsdtd.client import Client, Probe, ProbeAdded, ProbeRemoved, SnapshotComplete
+from stapsdtd.cli.render import complain, is_colourful, paint, plural, write_lines
+from stapsdtd.client import AsyncClient, Probe, ProbeAdded, ProbeRemoved, SnapshotComplete
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stapsdtd.client import WatchMessage
 
 _EXAMPLES = """\b
 Examples:
@@ -34,27 +42,46 @@ def command(
     as_json: bool,
 ) -> None:
     """Show probes as `list` does, then each that appears (+) or disappears (-), until Ctrl-C."""
-    known = 0
+
+    async def watch() -> None:
+        stop = asyncio.Event()
+        with set_by_signals(stop):
+            async with AsyncClient(server.address, tls=server.tls) as client:
+                messages = client.watch_probes(selectors, containers=containers, cgroups=cgroups)
+                await _show_until(stop, messages, as_json=as_json)
+
+    asyncio.run(watch())
+
+
+async def _show_until(stop: asyncio.Event, messages: AsyncIterator[WatchMessage], *, as_json: bool) -> None:
+    showing, stopping = asyncio.create_task(_show_all(messages, as_json=as_json)), asyncio.create_task(stop.wait())
     try:
-        with Client(server.address, tls=server.tls) as client:
-            for message in client.watch_probes(selectors, containers=containers, cgroups=cgroups):
-                match message:
-                    case ProbeAdded(probe):
-                        known += 1
-                        _show("added", probe, as_json=as_json)
-                    case ProbeRemoved(probe):
-                        _show("removed", probe, as_json=as_json)
-                    case SnapshotComplete():
-                        if not as_json:
-                            complain(f"{plural(known, 'probe')} now; waiting for changes, Ctrl-C ends")
-    except KeyboardInterrupt:
-        return
+        await asyncio.wait({showing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if showing.done():
+            await showing
+    finally:
+        showing.cancel()
+        stopping.cancel()
+
+
+async def _show_all(messages: AsyncIterator[WatchMessage], *, as_json: bool) -> None:
+    known = 0
+    async for message in messages:
+        match message:
+            case ProbeAdded(probe):
+                known += 1
+                _show("added", probe, as_json=as_json)
+            case ProbeRemoved(probe):
+                _show("removed", probe, as_json=as_json)
+            case SnapshotComplete():
+                if not as_json:
+                    complain(f"{plural(known, 'probe')} now; waiting for changes, Ctrl-C ends")
 
 
 def _show(change: str, probe: Probe, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(probe_record(probe) | {"change": change}), flush=True)
+        write_lines([json.dumps(probe_record(probe) | {"change": change})])
         return
     line = f"+\t{probe_line(probe)}" if change == "added" else f"-\t{probe_line(probe)}"
     colour = "green" if change == "added" else "red"
-    print(paint(line, colour, colourful=is_colourful(sys.stdout)), flush=True)
+    write_lines([paint(line, colour, colourful=is_colourful(sys.stdout))])

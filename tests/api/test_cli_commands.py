@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from itertools import islice
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
 import pytest
 
 from stapsdtd.cli import stapsdt
-from stapsdtd.client import Client
+from stapsdtd.client import AsyncClient
 from stapsdtd.kernel import features
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
@@ -152,13 +152,17 @@ def watched(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
         kinds(change=kinds.CHANGE_ADDED, probe=probe(name="later")),
         kinds(change=kinds.CHANGE_REMOVED, probe=probe(name="later")),
     ]
-    endless = Client.watch_probes
+    endless = AsyncClient.watch_probes
 
-    def interrupted(client: Any, selectors: Any, **scope: Any) -> Iterator[Any]:
-        yield from islice(endless(client, selectors, **scope), len(server.changes))
-        raise KeyboardInterrupt
+    async def interrupted(client: Any, selectors: Any, **scope: Any) -> AsyncIterator[Any]:
+        left = len(server.changes)
+        async for message in endless(client, selectors, **scope):
+            yield message
+            left -= 1
+            if not left:
+                signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Client, "watch_probes", interrupted)
+    monkeypatch.setattr(AsyncClient, "watch_probes", interrupted)
     return server
 
 

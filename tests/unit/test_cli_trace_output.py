@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from stapsdtd.cli.trace_output import _write
+from stapsdtd.cli.render import write_lines
 
 
 class ShortWriter(io.RawIOBase):
@@ -27,6 +27,6 @@ def test_writes_that_are_cut_short_lose_nothing(monkeypatch: pytest.MonkeyPatch)
     raw = ShortWriter()
     stdout = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)  # type: ignore[type-var]
     monkeypatch.setattr(sys, "stdout", stdout)
-    _write(['{"seq": 1, "comm": "näive"}', '{"seq": 2}'])
+    write_lines(['{"seq": 1, "comm": "näive"}', '{"seq": 2}'])
     monkeypatch.undo()
     assert raw.content.decode() == '{"seq": 1, "comm": "näive"}\n{"seq": 2}\n'
