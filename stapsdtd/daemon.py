@@ -207,8 +207,7 @@ class Daemon:
 
     async def prove_life(self) -> None:
         """Come back when the control thread and the one that reads have come round to it. Raises StapsdtdError."""
-        await self._control.run(lambda: None)
-        await asyncio.wrap_future(self._engine.ask())
+        await asyncio.gather(*map(asyncio.wrap_future, (self._control.ask(), self._engine.ask())))
 
     async def stop(self) -> None:
         """Disarm everything. What can still be done is done also where a step fails."""

@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -296,6 +297,16 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.finish()
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Of loopback, which nobody else is given meanwhile: it is bound, but whoever is told of it may listen there."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        yield port
 
 
 def descriptors(pid: int) -> int:

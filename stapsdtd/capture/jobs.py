@@ -48,6 +48,10 @@ class Jobs:
             os.eventfd_write(self._wake, 1)
         return done
 
+    def ask(self) -> Future[None]:
+        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
+        return self.post(lambda: None)
+
     def abandon(self) -> None:
         """Run nothing any more, since the thread ends: who waits, or comes later, is told so."""
         with self._lock:

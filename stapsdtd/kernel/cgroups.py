@@ -141,8 +141,8 @@ def _mount(mountinfo: str) -> tuple[bytes, bytes]:
     for mount in found:
         if _is_whole(mount):
             return b"/", mount.point
-    for mount in found:
-        return mount.root, mount.point
+    if found:
+        return found[0].root, found[0].point
     raise KernelFeatureError(
         "cgroup2", "it is not mounted", "run 'mount -t cgroup2 none /sys/fs/cgroup/unified' as root"
     )

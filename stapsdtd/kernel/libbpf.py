@@ -196,7 +196,7 @@ def _refused(path: str, error: OSError, log: str) -> KernelFeatureError:
     if error.errno == errno.EPERM:
         remedy = "run as root or with CAP_BPF and CAP_PERFMON"
         if procfs.is_filtered():
-            remedy += ", and with a seccomp profile that allows bpf() then"
+            remedy += ", and with a seccomp profile that lets these call bpf()"
     return KernelFeatureError("bpf", f"{os.path.basename(path)} is refused ({error.strerror}{words})", remedy)
 
 

@@ -22,7 +22,7 @@ from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.route.bucket import TokenBucket
 from tests.api.served import PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
-from tests.support import descriptors, wait_for
+from tests.support import descriptors, held_port, wait_for
 
 READER = Role("reader", certificates=("alice", "bob.example"), list=("all",), quotas=Quotas(max_connections=2))
 ROLES = (OPERATOR, USER, READER)
@@ -45,11 +45,8 @@ def alice(authority: Authority) -> Tls:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Of a port that nobody else is given: it is bound all the while, but whoever is told of it may listen there."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield f"tcp:127.0.0.1:{bound.getsockname()[1]}"
+    with held_port() as port:
+        yield f"tcp:127.0.0.1:{port}"
 
 
 @pytest.fixture

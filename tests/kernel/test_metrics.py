@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stapsdtd.api.server import SERVICE
 from stapsdtd.client import Account, Client
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import Daemon, Recorder, Ticker, running_daemon, stapsdt, stapsdt_command, wait_for
+from tests.support import Daemon, Recorder, Ticker, held_port, running_daemon, stapsdt, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -211,27 +210,17 @@ class TestHealth:
             pass
 
 
-def free_port() -> int:
-    """Rather one that the kernel gives nobody who leaves the choice to it: the daemon does not have it yet."""
-    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.randrange(10_000, max(first, 20_000))
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-
-
 def test_metrics_on_loopback(tmp_path: Path) -> None:
-    port = free_port()
     config = tmp_path / "stapsdtd.toml"
-    config.write_text(f'[metrics]\nlisten = "tcp:127.0.0.1:{port}"\n')
-    with running_daemon(tmp_path, "--config", str(config)) as daemon:
-        url = f"http://127.0.0.1:{port}/metrics"
-        with socket.create_connection(("127.0.0.1", port), 20) as connection:
-            connection.sendall(f"GET {url} HTTP/1.0\r\n\r\n".encode())
-            assert connection.recv(65536).startswith(b"HTTP/1.0 200 ")
-        assert f"metrics are on tcp:127.0.0.1:{port}" in daemon.log()
-        assert not stapsdt(daemon.target, "info").stderr
+    with held_port() as port:
+        config.write_text(f'[metrics]\nlisten = "tcp:127.0.0.1:{port}"\n')
+        with running_daemon(tmp_path, "--config", str(config)) as daemon:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with socket.create_connection(("127.0.0.1", port), 20) as connection:
+                connection.sendall(f"GET {url} HTTP/1.0\r\n\r\n".encode())
+                assert connection.recv(65536).startswith(b"HTTP/1.0 200 ")
+            assert f"metrics are on tcp:127.0.0.1:{port}" in daemon.log()
+            assert not stapsdt(daemon.target, "info").stderr
 
 
 def test_no_metrics_unless_they_are_wanted(tmp_path: Path) -> None:

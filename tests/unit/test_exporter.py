@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from stapsdtd.api.listeners import CannotListenError
 from stapsdtd.config import Listener
 from stapsdtd.metrics.exporter import Exporter
-from tests.support import wait_for
+from tests.support import held_port, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -95,11 +95,7 @@ def test_nothing_else_is_there(sample: Sample, path: str) -> None:
 
 
 def test_tcp(sample: Sample) -> None:
-    with socket.socket() as bound:
-        # as long as it is bound nobody else is given the port, and it does not listen
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
+    with held_port() as port:
         exporter = Exporter(Listener(f"tcp:127.0.0.1:{port}"), sample)
         try:
             assert "sample 1.0\n" in ask(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS))

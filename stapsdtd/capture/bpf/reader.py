@@ -45,7 +45,7 @@ class Reader:
         self._tables = tables
         self._set_waiting = set_waiting
         self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", self.ask)
+        self._pulse = Pulse("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[tuple[int, Ring]] = []
         self._plans: dict[PlanId, ActivePlan] = {}
@@ -129,8 +129,7 @@ class Reader:
         self._jobs.close()
 
     def ask(self) -> Future[None]:
-        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
-        return self._jobs.post(lambda: None)
+        return self._jobs.ask()
 
     def problem(self) -> str | None:
         """Answer why it reads nothing any more, in any thread; None where it does."""

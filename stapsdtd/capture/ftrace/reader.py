@@ -86,7 +86,7 @@ class Reader:
         self._pids_of = pids_of
         self._channels: dict[Ticket, _Channel] = {}
         self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", self.ask)
+        self._pulse = Pulse("the thread that reads events", self._jobs.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
@@ -188,8 +188,7 @@ class Reader:
         self._jobs.close()
 
     def ask(self) -> Future[None]:
-        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
-        return self._jobs.post(lambda: None)
+        return self._jobs.ask()
 
     def problem(self) -> str | None:
         """Answer why it reads nothing any more; None where it does."""
