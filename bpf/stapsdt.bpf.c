@@ -6,9 +6,12 @@
  *     (cookie, ip) ─► index ─► slot ─► plan ─┬─► tests, for each filter ─► matched
  *                                            └─► operands ─► values ─► the ring of the record's size
  *
- * It is sleepable, so that a string in a page that is not resident can be read. A sleepable program is preemptible:
- * another hit may come on the same CPU in the middle of this one. Hence atomic counters, and scratch space that is
- * claimed.
+ * It never waits. Whoever owns a page that is not resident, or the file system it comes from, decides how long a fault
+ * takes, and while a hit waits nobody on the host can detach an uprobe program. So what is not resident is missing from
+ * the record, which names its address; the daemon fills in what it can (capture/bpf/unread.py).
+ *
+ * Where the kernel preempts, another hit may come on the same CPU in the middle of this one. Hence atomic counters,
+ * scratch space that is claimed, and no private stack (see on_hit).
  */
 #include <stdbool.h>
 
@@ -116,6 +119,17 @@ struct {
 	__array(values, struct ring);
 } spares SEC(".maps");
 
+/*
+ * No hit looks here. A change of an array of maps returns when all programs that were running have ended
+ * (maybe_wait_bpf_programs in kernel/bpf/syscall.c), which is how the daemon waits for hits.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct ring);
+} hits_to_wait_for SEC(".maps");
+
 struct share {
 	__u64 since_ns;
 	__u64 used;
@@ -186,9 +200,11 @@ struct task_struct {
 struct hit {
 	__u64 registers[REG_COUNT + 1];
 	__u64 matched;
+	__u64 generation;
 	const struct task_struct *task;
 	struct cpu_counters *counters;
 	const struct plan *plan;
+	struct scratch *scratch;
 	__u32 next_test;
 };
 
@@ -197,7 +213,14 @@ static __always_inline __u64 register_of(const struct hit *hit, __u32 number)
 	return hit->registers[number < REG_ZERO ? number : REG_ZERO];
 }
 
-/* Answer whether the operand could be had. */
+static __always_inline __u64 address_of(const struct hit *hit, const struct operand *op)
+{
+	__u64 address = op->constant + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
+
+	return op->is_narrow ? (__u32)address : address;
+}
+
+/* Return whether the operand could be had; where not, out is what could not be read. */
 static __always_inline bool fetch(const struct hit *hit, const struct operand *op, __u64 *out)
 {
 	__u64 value = op->constant;
@@ -205,16 +228,16 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 	if (op->kind == OPERAND_REGISTER) {
 		value = register_of(hit, op->base);
 	} else if (op->kind != OPERAND_CONSTANT) {
-		__u64 address = value + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
+		__u64 address = address_of(hit, op);
 		__u32 width = op->width;
 
-		if (op->is_narrow)
-			address = (__u32)address;
 		value = address;
 		if (op->kind == OPERAND_MEMORY) {
 			value = 0;
-			if (width > sizeof(value) || bpf_probe_read_user(&value, width, (void *)address))
+			if (width > sizeof(value) || bpf_probe_read_user(&value, width, (void *)address)) {
+				*out = (address & ADDRESS_MASK) | UNREAD_OPERAND;
 				return false;
+			}
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 			value >>= 8 * (sizeof(value) - width) & 63;
 #endif
@@ -355,16 +378,20 @@ static __always_inline void release(struct scratch *scratch)
 	*(volatile __u32 *)&scratch->busy = 0;
 }
 
-/* Put one value into the record; answer whether it could be had. */
-static __always_inline bool take(const struct hit *hit, const struct operand *op, struct scratch *scratch, __u64 *out)
+/* Put one value into the record; return whether it could be had, as fetch() does. */
+static __always_inline bool take(const struct hit *hit, const struct operand *op, __u64 *out)
 {
+	struct scratch *scratch = hit->scratch;
 	__u32 used = scratch->used, limit = op->limit;
 	__u64 value = 0;
 	long length;
 
-	if (!fetch(hit, op, &value))
+	if (!fetch(hit, op, &value)) {
+		*out = value;
 		return false;
+	}
 	if (op->take != TAKE_NUMBER) {
+		*out = value & ADDRESS_MASK;
 		if (limit > MAX_TEXT + 1 || used > CLASS_7 - (MAX_TEXT + 1))
 			return false;
 		if (op->take == TAKE_STRING)
@@ -381,59 +408,40 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 }
 
 /*
- * Fetch all values. What the loop adds up is kept in the scratch space, whose content the verifier does not follow:
- * in registers it would tell apart every combination of values that could be read.
+ * What the values add up to is kept in the scratch space, whose content the verifier does not follow: in registers it
+ * would tell apart every combination of values that could be read.
  */
-static __always_inline void fill(const struct hit *hit, struct scratch *scratch)
+static long take_next(__u32 number, struct hit *hit)
 {
-	struct record *record = &scratch->record;
-	__u32 values = hit->plan->values;
+	const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
+	struct record *record = &hit->scratch->record;
 
-	scratch->used = sizeof(*record) + values * sizeof(record->values[0]);
-	for (__u32 number = 0; number < MAX_VALUES && number < values; number++) {
-		const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
-
-		if (!take(hit, op, scratch, &record->values[number])) {
-			record->missing |= 1ULL << number;
-			record->values[number] = 0;
-		}
-	}
+	if (number >= MAX_VALUES)
+		return 1;
+	if (!take(hit, op, &record->values[number]))
+		record->missing |= 1U << number;
+	return 0;
 }
 
-/* Bring in what could not be read, if it is there at all: this may sleep. */
-static __always_inline void bring_in(const struct hit *hit, __u64 missing)
+/* Fetch all values. */
+static __always_inline void fill(struct hit *hit)
 {
 	__u32 values = hit->plan->values;
 
-	for (__u32 number = 0; number < MAX_VALUES && number < values; number++) {
-		const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
-		__u64 address = 0;
-		char byte;
-
-		if (!(missing >> number & 1))
-			continue;
-		if (op->kind == OPERAND_MEMORY) {
-			address = op->constant + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
-			bpf_copy_from_user(&byte, 1, (void *)address);
-			bpf_copy_from_user(&byte, 1, (void *)(address + op->width - 1));
-		}
-		if (op->take != TAKE_NUMBER && fetch(hit, op, &address)) {
-			bpf_copy_from_user(&byte, 1, (void *)address);
-			bpf_copy_from_user(&byte, 1, (void *)((address | (PAGE_BYTES - 1)) + 1));
-			bpf_copy_from_user(&byte, 1, (void *)(address + op->limit - 1));
-		}
-	}
+	hit->scratch->used = sizeof(struct record) + values * sizeof(__u64);
+	bpf_loop(values, take_next, hit, 0);
 }
 
-static __always_inline void describe(const struct hit *hit, struct record *record, __u32 plan)
+static __always_inline void describe(const struct hit *hit, struct record *record)
 {
 	record->time_ns = bpf_ktime_get_ns();
 	record->tid = hit->task->pid;
 	record->pid = hit->task->tgid;
 	record->matched = hit->matched;
-	record->plan = plan;
-	record->cpu = bpf_get_smp_processor_id();
+	record->generation = hit->generation;
+	record->abs_ip = hit->registers[REG_IP];
 	record->missing = 0;
+	record->cpu = bpf_get_smp_processor_id();
 	/* the helper for this costs as much as all the rest */
 #pragma unroll
 	for (int number = 0; number < COMM_BYTES; number++)
@@ -464,21 +472,27 @@ static __always_inline bool has_share(const struct hit *hit)
 	return __sync_fetch_and_add(&share->used, 1) < SHARE_PER_SECOND;
 }
 
-enum written {
-	WRITTEN,
-	NO_ROOM,
-	NOT_READABLE,
-};
+/*
+ * Whether what the hit knows of itself is still so: that it is this thread's, and by which plan it goes. It always is, as
+ * long as nothing else writes to the program's stack and plans are lent again only when no hit can be using them.
+ */
+static __always_inline bool is_intact(const struct hit *hit)
+{
+	if ((__u64)bpf_get_current_task() == (__u64)hit->task && hit->plan->generation == hit->generation)
+		return true;
+	__sync_fetch_and_add(&hit->counters->cells[STRAY_HITS], 1);
+	return false;
+}
 
-/* Numbers alone go straight into the ring, unless one of them needs to be brought in. */
-static __always_inline enum written write_numbers(const struct hit *hit, __u32 plan, __u32 class, const __u32 bytes)
+/* Numbers alone go straight into the ring. Return whether there was room. */
+static __always_inline bool write_numbers(const struct hit *hit, __u32 class, const __u32 bytes)
 {
 	void *ring = bpf_map_lookup_elem(&rings, &class);
 	__u32 values = hit->plan->values;
 	struct record *record;
 
 	if (!ring)
-		return NO_ROOM;
+		return false;
 	record = bpf_ringbuf_reserve(ring, bytes, 0);
 	if (!record && has_share(hit)) {
 		ring = bpf_map_lookup_elem(&spares, &class);
@@ -486,16 +500,16 @@ static __always_inline enum written write_numbers(const struct hit *hit, __u32 p
 			record = bpf_ringbuf_reserve(ring, bytes, 0);
 	}
 	if (!record)
-		return NO_ROOM;
-	describe(hit, record, plan);
-	for (__u32 number = 0; number < VALUES_OF(bytes) && number < values; number++) {
-		if (!fetch(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)], &record->values[number])) {
-			bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP);
-			return NOT_READABLE;
-		}
-	}
-	bpf_ringbuf_submit(record, wake_up());
-	return WRITTEN;
+		return false;
+	describe(hit, record);
+	for (__u32 number = 0; number < VALUES_OF(bytes) && number < values; number++)
+		if (!fetch(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)], &record->values[number]))
+			record->missing |= 1U << number;
+	if (is_intact(hit))
+		bpf_ringbuf_submit(record, wake_up());
+	else
+		bpf_ringbuf_discard(record, BPF_RB_NO_WAKEUP);
+	return true;
 }
 
 static __always_inline long output(const struct hit *hit, struct scratch *scratch)
@@ -524,51 +538,70 @@ static __always_inline long output(const struct hit *hit, struct scratch *scratc
 	return ring ? bpf_ringbuf_output(ring, scratch->bytes, bytes, wake_up()) : -1;
 }
 
-/* A record that may need to be brought in, or whose size is known only when it is written. */
-static __always_inline enum written write_any(const struct hit *hit, __u32 plan)
+/* A record whose size is known only when it is written. Return whether there was room. */
+static __always_inline bool write_any(struct hit *hit)
 {
-	struct scratch *scratch = claim();
-	__u64 missing, time_ns;
-	long failed;
+	bool is_written = true;
 
-	if (!scratch)
-		return NO_ROOM;
-	describe(hit, &scratch->record, plan);
-	fill(hit, scratch);
-	missing = scratch->record.missing;
-	if (missing) {
-		time_ns = scratch->record.time_ns;
-		/* without the scratch space, which others need meanwhile */
-		release(scratch);
-		bring_in(hit, missing);
-		scratch = claim();
-		if (!scratch)
-			return NO_ROOM;
-		describe(hit, &scratch->record, plan);
-		scratch->record.time_ns = time_ns;
-		fill(hit, scratch);
-	}
-	failed = output(hit, scratch);
-	release(scratch);
-	return failed ? NO_ROOM : WRITTEN;
+	hit->scratch = claim();
+	if (!hit->scratch)
+		return false;
+	describe(hit, &hit->scratch->record);
+	fill(hit);
+	if (is_intact(hit))
+		is_written = !output(hit, hit->scratch);
+	release(hit->scratch);
+	return is_written;
 }
 
-static __always_inline enum written write(const struct hit *hit, __u32 plan)
+static __always_inline bool write(struct hit *hit)
 {
-	enum written written = NOT_READABLE;
-
 	if (!hit->plan->has_texts) {
 		if (hit->plan->values <= VALUES_OF(CLASS_0))
-			written = write_numbers(hit, plan, 0, CLASS_0);
-		else if (hit->plan->values <= VALUES_OF(CLASS_1))
-			written = write_numbers(hit, plan, 1, CLASS_1);
-		else if (hit->plan->values <= VALUES_OF(CLASS_2))
-			written = write_numbers(hit, plan, 2, CLASS_2);
+			return write_numbers(hit, 0, CLASS_0);
+		if (hit->plan->values <= VALUES_OF(CLASS_1))
+			return write_numbers(hit, 1, CLASS_1);
+		if (hit->plan->values <= VALUES_OF(CLASS_2))
+			return write_numbers(hit, 2, CLASS_2);
 	}
-	return written == NOT_READABLE ? write_any(hit, plan) : written;
+	return write_any(hit);
 }
 
-SEC("uprobe.s")
+#if defined(__TARGET_ARCH_x86) || defined(__TARGET_ARCH_arm64)
+/*
+ * Since Linux 6.13 a program whose stack is not small gets one per CPU in place of the task's, unless it has a tail
+ * call (kernel/bpf/verifier.c, check_max_stack_depth). Nothing keeps uprobe programs from interrupting each other, so a
+ * hit that is preempted would find its variables overwritten by the next one's. Hence a tail call that never is.
+ */
+volatile const __u32 never = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} no_programs SEC(".maps");
+
+static __always_inline void keep_to_the_stack_of_the_task(void *context)
+{
+	if (never)
+		bpf_tail_call(context, &no_programs, 0);
+}
+#else
+/* The kernel has private stacks on those two alone, and may refuse tail calls beside callbacks on others. */
+static __always_inline void keep_to_the_stack_of_the_task(void *context __attribute__((unused)))
+{
+}
+#endif
+
+#ifdef DELAY_STEPS
+static long idle(__u32 number __attribute__((unused)), void *context __attribute__((unused)))
+{
+	return 0;
+}
+#endif
+
+SEC("uprobe")
 int on_hit(const __u64 *registers)
 {
 	const struct task_struct *task = bpf_get_current_task_btf();
@@ -581,6 +614,7 @@ int on_hit(const __u64 *registers)
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct hit hit;
 
+	keep_to_the_stack_of_the_task((void *)registers);
 	if (!plan || state >> 32 != group)
 		return 0;
 	if (task->tgid == daemon_pid)
@@ -590,20 +624,26 @@ int on_hit(const __u64 *registers)
 	if (!hit.counters)
 		return 0;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
+	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
 	hit.next_test = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
 		hit.registers[number] = registers[number];
 	hit.registers[REG_ZERO] = 0;
-	count(&hit, COUNTER_HITS);
 
 	if (hit.plan->has_tests)
 		bpf_loop(MAX_STEPS, step, &hit, 0);
+	/* behind those that it was not for, so that these never seem to have fired */
+	count(&hit, COUNTER_HITS);
 	if (!hit.matched)
 		return 0;
 
-	if (write(&hit, plan) != WRITTEN)
+#ifdef DELAY_STEPS
+	/* for tests of what becomes of hits that take long: see tests/kernel/test_late_hits.py */
+	bpf_loop(DELAY_STEPS, idle, NULL, 0);
+#endif
+	if (!write(&hit))
 		count_lost(&hit);
 	return 0;
 }

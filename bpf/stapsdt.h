@@ -12,6 +12,7 @@ enum limit {
 	INDEX_ENTRIES = 1 << 19,
 	MAX_SLOTS = 1 << 15,
 	MAX_PLANS = 1 << 15,
+	PLAN_BITS = 16,		/* of a generation */
 	MAX_OPERANDS = 1 << 17,
 	MAX_TESTS = 1 << 15,
 	MAX_COUNTERS = 1 << 17,
@@ -110,6 +111,7 @@ struct test {
  */
 struct plan {
 	__u64 always;		/* filters that accept every hit */
+	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
 	__u32 counters;		/* enum counter, the last three for each filter */
@@ -118,6 +120,9 @@ struct plan {
 	__u8 has_texts;
 	__u8 unused;
 };
+
+/* The first of all cells: hits that were not what they had been when they began, which have no record. */
+#define STRAY_HITS 0
 
 /* Cells from plan.counters on. */
 enum counter {
@@ -144,21 +149,29 @@ struct record {
 	__u32 tid;
 	__u32 pid;
 	__u64 matched;
-	__u32 plan;
+	__u64 generation;	/* of its plan */
+	__u64 abs_ip;
+	__u32 missing;		/* values that could not be read, whose addresses stand in their places */
 	__u32 cpu;
-	__u64 missing;		/* values that could not be read */
 	char comm[COMM_BYTES];
 	__u64 values[];		/* numbers, and struct text; the texts themselves follow */
 };
+
+/*
+ * With the address of a missing value: what could not be read is the operand itself, not the text that it points to.
+ * User space ends below it, tagged pointers (arm64) being stripped of their tags.
+ */
+#define UNREAD_OPERAND (1ULL << 63)
+#define ADDRESS_MASK ((1ULL << 56) - 1)
 
 /* Records come in so many sizes, each with a ring of its own, so that a ring can be read as an array. */
 enum record_class {
 	RECORD_CLASSES = 8,
 	RECORD_HEADER = 8,	/* the kernel's, in front of each record in a ring */
-	CLASS_0 = 96 - RECORD_HEADER,
-	CLASS_1 = 128 - RECORD_HEADER,
-	CLASS_2 = 192 - RECORD_HEADER,
-	CLASS_3 = 320 - RECORD_HEADER,
+	CLASS_0 = 104 - RECORD_HEADER,
+	CLASS_1 = 136 - RECORD_HEADER,
+	CLASS_2 = 200 - RECORD_HEADER,
+	CLASS_3 = 328 - RECORD_HEADER,
 	CLASS_4 = 1024 - RECORD_HEADER,
 	CLASS_5 = 4096 - RECORD_HEADER,
 	CLASS_6 = 16384 - RECORD_HEADER,

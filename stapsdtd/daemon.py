@@ -31,6 +31,7 @@ from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded, feature, load
+from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import FtraceEngine
@@ -40,6 +41,7 @@ from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
 from stapsdtd.kernel.features import probe_features
+from stapsdtd.kernel.process_memory import may_be_touched, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
@@ -47,6 +49,7 @@ from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.patient import PatientParser
 from stapsdtd.service_manager import notify, notify_reloading, watched
+from stapsdtd.watch.fairness import user_of
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
 
@@ -101,7 +104,8 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
     owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
-            return BpfEngine(tracefs, owner, bpf, buffer_bytes)
+            paging = Paging(touch, user_of, may_be_touched)
+            return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
         bpf.close()
     elif config.engine == "bpf":
         raise bpf
@@ -153,7 +157,7 @@ class Daemon:
         self._gate = gate
         self._stopping.push_async_callback(self._server.stop)
         # first of all, so that streams get their End before the server stops
-        self._on_stop(subscriptions.close_all)
+        self._stopping.push_async_callback(self._end_all, subscriptions)
         await self._server.start()
         pulse = Pulse("the control thread", self._control.ask)
         health = Health([engine.problem, pulse.problem], self._tell_health)
@@ -177,6 +181,10 @@ class Daemon:
         _log.info("reloaded: %d subscriptions are not allowed any more", ended)
         if replace(config, roles=self._config.roles) != self._config:
             _log.warning("more than roles changed, which counts only when the daemon is started anew")
+
+    async def _end_all(self, subscriptions: Subscriptions) -> None:
+        ended = await self._control.run(subscriptions.close_all)
+        await asyncio.gather(*map(asyncio.wrap_future, ended))
 
     def _export(self, listener: Listener, sources: Sources) -> None:
         """Raises CannotListenError."""

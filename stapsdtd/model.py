@@ -101,6 +101,15 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadOnlySegment:
+    """A part of the file that processes have in memory as it is there, since they map it without write permission."""
+
+    vaddr: Vaddr
+    offset: FileOffset
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedObject:
     """What one ELF file says of its probes.
 
@@ -113,6 +122,7 @@ class ParsedObject:
     sites: tuple[Site, ...]
     problems: tuple[Problem, ...]
     lacks_symbols: bool = False
+    read_only: tuple[ReadOnlySegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

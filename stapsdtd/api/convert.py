@@ -243,7 +243,7 @@ def account(found: Account) -> pb.Account:
         lost_queue=found.lost_queue,
         lost_decode=found.lost_decode,
         lost_quota=found.lost_quota,
-        pending=found.pending,
+        in_flight=found.in_flight,
         sites=found.sites,
     )
 

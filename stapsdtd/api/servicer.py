@@ -104,7 +104,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         for stream, caller in self._streams.values():
             rights = policy.rights_or_none(caller.peer)
             # what ended tells so by itself, when all that fired before has been delivered
-            lives_on = stream.subscription.end_reason is None
+            lives_on = not stream.subscription.is_ending
             if lives_on and (rights is None or not rights.may_use(stream.subscription)):
                 stream.stop(revoked())
         return ended
@@ -337,7 +337,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 return ended, subscriptions.settled()
 
             subscription, settled = await self._backend.control.run(unsubscribe)
-            await asyncio.wrap_future(settled)
+            await asyncio.gather(*map(asyncio.wrap_future, (subscription.ended, settled)))
         return pb.UnsubscribeResponse(account=convert.account(subscription.account()))
 
     async def ListSubscriptions(  # noqa: N802

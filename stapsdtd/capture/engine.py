@@ -31,6 +31,9 @@ class Sink(Protocol):
     def deliver(self, blocks: Sequence[Block]) -> None:
         """Events of one stretch of time; each call's are later than those of the calls before."""
 
+    def fired(self, count: int) -> None:
+        """Count more hits that the kernel counted. Each is also delivered, filtered or lost, before or after."""
+
     def filtered(self, count: int) -> None:
         """Count more events that fired outside the scope, or did not satisfy the predicate."""
 
@@ -87,12 +90,34 @@ class RingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadFigures:
+    """What became of values that were not in memory at the hit, since the daemon began.
+
+    from_file: constants that were read from their files. unavailable: those that were delivered as that. pages_touched:
+    brought in for later hits; pages_refused: not, since too many of their owner's waited, or it may have them hang.
+    stuck: owners whose page has not come for more than a second.
+    """
+
+    from_file: int = 0
+    unavailable: int = 0
+    pages_touched: int = 0
+    pages_refused: int = 0
+    stuck: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """attachments: sites that are armed; what subscriptions share counts once. groups: tracefs events."""
+    """attachments: sites that are armed; what subscriptions share counts once. groups: tracefs events.
+
+    strays: hits and records of nobody's, because something else had taken their place; 0 unless the engine or the
+    kernel has a defect.
+    """
 
     attachments: int
     groups: int
     rings: tuple[RingFigures, ...]
+    strays: int = 0
+    unread: UnreadFigures = UnreadFigures()
 
 
 class Engine(Protocol):
@@ -113,8 +138,10 @@ class Engine(Protocol):
     def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
         """Disarm all of an object's sites for this subscription. is_awaited: settled() tells when that is done."""
 
-    def close(self, ticket: Ticket) -> None:
-        """Disarm everything and hand the rest of the events, and the last losses, to the sink before it returns."""
+    def close(self, ticket: Ticket) -> Future[None]:
+        """Disarm everything. What is returned is done, in any thread, when the sink has the rest of the events and the
+        last losses; it is told nothing after that.
+        """
 
     def ask(self) -> Future[None]:
         """Answer what is done when the reader thread comes round to it; it has an error where that ended."""

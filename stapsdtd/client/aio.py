@@ -216,7 +216,7 @@ class AsyncSubscription(SubscriptionState):
             await asyncio.sleep(pause)
 
     async def unsubscribe(self) -> Account:
-        """Disarms. An open stream still delivers what is pending in the account, then ends."""
+        """Disarms. An open stream still delivers what is in flight in the account, then ends."""
         if self.account is not None:
             return self.account
         with translated(self._target):

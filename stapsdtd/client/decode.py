@@ -137,7 +137,7 @@ def account(each: pb.Account) -> model.Account:
         lost_queue=each.lost_queue,
         lost_decode=each.lost_decode,
         lost_quota=each.lost_quota,
-        pending=each.pending,
+        in_flight=each.in_flight,
         sites=each.sites,
     )
 

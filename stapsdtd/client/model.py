@@ -246,7 +246,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """fired = delivered + filtered + lost + pending, in events; sites is how many are, or were, armed."""
+    """fired = delivered + filtered + lost + in_flight, in events; sites is how many are, or were, armed."""
 
     fired: int
     delivered: int
@@ -254,7 +254,7 @@ class Account:
     lost_kernel_buffer: int
     lost_queue: int
     lost_decode: int
-    pending: int
+    in_flight: int
     sites: int
     lost_quota: int = 0
 
@@ -459,7 +459,7 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message; nothing is pending in the account any more."""
+    """The last message; nothing is in flight in the account any more."""
 
     reason: EndReason
     account: Account

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from stapsdtd.elf.build_id import read_build_id
 from stapsdtd.elf.container import PT_LOAD, Container, open_container
+from stapsdtd.elf.read_only import read_only_segments
 from stapsdtd.elf.sites import read_sites
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import ParsedObject
@@ -34,7 +35,9 @@ def parse_object(file: BinaryIO, debug_file: BinaryIO | None = None) -> ParsedOb
         build_id = read_build_id(container)
         debug = _debug_container(debug_file, container, build_id) if debug_file is not None else None
         sites, problems, lacks_symbols = read_sites(container, debug)
-        return ParsedObject(container.architecture, build_id, sites, problems, lacks_symbols)
+        # most files have no probes, and nobody asks for their segments
+        read_only = read_only_segments(container) if sites else ()
+        return ParsedObject(container.architecture, build_id, sites, problems, lacks_symbols, read_only)
     except OSError as error:
         raise ObjectUnreadableError(f"reading failed: {error.strerror or error}") from error
     except MemoryError as error:

@@ -66,7 +66,7 @@ class StapsdtdCollector(Collector):
                 "quota": account.lost_quota,
             },
         )
-        yield _gauge("stapsdtd_events_pending", "Events that wait in queues to be delivered.", account.pending)
+        yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues, to be delivered.", account.in_flight)
         yield _gauge("stapsdtd_subscriptions", "Subscriptions there are.", figures.subscriptions)
         yield _gauge(
             "stapsdtd_queue_unread_bytes", "What waits in all queues to be delivered.", figures.queue_unread_bytes
@@ -84,6 +84,23 @@ class StapsdtdCollector(Collector):
             size.add_metric([ring.name], ring.size_bytes)
         yield filled
         yield size
+        yield self._counter(
+            "stapsdtd_stray_hits", "Hits and records that were nobody's; any is a defect.", None, {"": engine.strays}
+        )
+        unread = engine.unread
+        yield self._counter(
+            "stapsdtd_values_unread",
+            "Values that were not in memory at the hit, by what became of them.",
+            "outcome",
+            {"from_file": unread.from_file, "unavailable": unread.unavailable},
+        )
+        yield self._counter(
+            "stapsdtd_pages",
+            "Pages that hits did not find in memory, by whether they were brought in for later ones.",
+            "outcome",
+            {"touched": unread.pages_touched, "refused": unread.pages_refused},
+        )
+        yield _gauge("stapsdtd_pages_stuck", "Owners whose page has not come for more than a second.", unread.stuck)
         yield _histogram(
             "stapsdtd_arm_seconds", "Arming one object's sites for a subscription.", self._sources.subscriptions.arming
         )

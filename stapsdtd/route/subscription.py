@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 
@@ -88,7 +89,7 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota + pending."""
+    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota + in_flight."""
 
     delivered: int
     filtered: int
@@ -96,12 +97,12 @@ class Account:
     lost_queue: int
     lost_decode: int
     lost_quota: int
-    pending: int
+    in_flight: int
     sites: int
 
     @property
     def fired(self) -> int:
-        return self.delivered + self.filtered + self.lost + self.pending
+        return self.delivered + self.filtered + self.lost + self.in_flight
 
     @property
     def lost(self) -> int:
@@ -134,7 +135,7 @@ class Subscription:
     def __init__(  # noqa: PLR0917 - what it is made of
         self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot, client: Client | None = None
     ) -> None:
-        """why_not: the engine's."""
+        """why_not: the engine's. is_ending: it is being disarmed, or was. ended: done when `end` was called."""
         self._why_not = why_not
         self.client = client or Client()
         self.id = ident
@@ -150,9 +151,14 @@ class Subscription:
         self._next_site_id = 1
         self._armed: set[int] = set()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
+        self._fired = 0
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
         self._end: EndReason | None = None
+        self.is_ending = False
+        self.ended: Future[None] = Future()
+        # who gives up waiting cancels nothing
+        self.ended.set_running_or_notify_cancel()
         self._waiters: list[Callable[[], object]] = []
 
     def wake_with(self, waiter: Callable[[], object]) -> Callable[[], None]:
@@ -198,6 +204,9 @@ class Subscription:
                 self.lost(stage, lost)
         return blocks
 
+    def fired(self, count: int) -> None:
+        self._fired += count
+
     def filtered(self, count: int) -> None:
         self._filtered += count
 
@@ -240,7 +249,9 @@ class Subscription:
                 self._ids.pop((known.object.key, known.capture), None)
 
     def end(self, reason: EndReason) -> None:
-        self._end = self._end or reason
+        """The log has all that fired, and the account is final but for what is still to be delivered."""
+        self._end = reason
+        self.ended.set_result(None)
         self._notify()
 
     # the stream's side
@@ -266,7 +277,9 @@ class Subscription:
         return {**self._lost, LossStage.QUEUE: self._lost[LossStage.QUEUE] + in_log}
 
     def account(self) -> Account:
+        """As of now; what is on its way through the kernel as of when the engine counted last."""
         figures = self.log.figures()
+        known = figures.received + self._filtered + sum(self._lost.values())
         return Account(
             delivered=figures.delivered,
             filtered=self._filtered,
@@ -274,6 +287,6 @@ class Subscription:
             lost_queue=figures.lost + self._lost[LossStage.QUEUE],
             lost_decode=self._lost[LossStage.DECODE],
             lost_quota=self._lost[LossStage.QUOTA],
-            pending=figures.pending,
+            in_flight=figures.pending + max(self._fired - known, 0),
             sites=len(self._armed),
         )

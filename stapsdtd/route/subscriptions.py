@@ -122,9 +122,9 @@ class Subscriptions:
             del self._clients[client.name]
 
     def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
-        """Disarm what only this subscription used; when it returns, its log has all that fired. See settled().
+        """Disarm what only this subscription used. `ended` is done when its log has all that fired; see settled() too.
 
-        The log can still be read for some seconds, also by a stream that begins only then.
+        The log can still be read for some seconds after that, also by a stream that begins only then.
         """
         held = self._held.get(ident)
         if held is None:
@@ -138,13 +138,23 @@ class Subscriptions:
         held.subscription.client.sites -= sum(len(armed.armed) for armed in held.armed.values())
         for key in held.armed:
             self._rewritten.disarmed(key)
-        self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, held.subscription)
+        subscription = held.subscription
+        subscription.is_ending = True
+        self.totals.ended(subscription)
         try:
-            self._engine.close(held.subscription.ticket)
-        finally:
-            self.totals.ended(held.subscription)
-            held.subscription.end(reason)
-        return held.subscription
+            delivered = self._engine.close(subscription.ticket)
+        except BaseException:
+            self._end_with(subscription, reason)
+            raise
+        if delivered.done():
+            self._end_with(subscription, reason)
+        else:
+            delivered.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._end_with, subscription, reason))
+        return subscription
+
+    def _end_with(self, subscription: Subscription, reason: EndReason) -> None:
+        subscription.end(reason)
+        self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, subscription)
 
     def _forget(self, ended: Subscription) -> None:
         if ended.is_read:
@@ -160,7 +170,8 @@ class Subscriptions:
         """Answer what is done when all that was disarmed so far is out of the processes."""
         return self._engine.settled()
 
-    def close_all(self) -> None:
+    def close_all(self) -> list[Future[None]]:
+        """Unsubscribe all. What is returned is done when their streams have all that fired."""
         self._closing = True
         self._housekeeping.cancel()
         self._stop_listening()
@@ -170,6 +181,7 @@ class Subscriptions:
                 self.unsubscribe(ident, EndReason.SERVER_STOPPING)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
+        return [subscription.ended for subscription in list(self._ended.values())]
 
     def get(self, ident: str) -> Subscription:
         """Answer a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""

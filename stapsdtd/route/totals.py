@@ -12,7 +12,7 @@ from stapsdtd.route.subscription import Account, Subscription
 class RouteFigures:
     """subscriptions: of those that live. account: of all that ever lived; its sites mean nothing.
 
-    unread: what ended subscriptions had pending when nobody could read it any more, which is in no account.
+    unread: what ended subscriptions had in flight when nobody could read it any more, which is in no account.
     """
 
     subscriptions: int
@@ -40,7 +40,7 @@ class Totals:
             self._live.add(subscription)
 
     def ended(self, subscription: Subscription) -> None:
-        """What it has pending may still be delivered."""
+        """What it has in flight may still be delivered."""
         with self._lock:
             self._live.discard(subscription)
             self._ended.add(subscription)
@@ -50,8 +50,8 @@ class Totals:
         with self._lock:
             self._ended.discard(subscription)
             account = subscription.account()
-            self._past = _sum(self._past, replace(account, pending=0))
-            self._unread += account.pending
+            self._past = _sum(self._past, replace(account, in_flight=0))
+            self._unread += account.in_flight
 
     def figures(self) -> RouteFigures:
         with self._lock:
@@ -78,6 +78,6 @@ def _sum(one: Account, other: Account) -> Account:
         lost_queue=one.lost_queue + other.lost_queue,
         lost_decode=one.lost_decode + other.lost_decode,
         lost_quota=one.lost_quota + other.lost_quota,
-        pending=one.pending + other.pending,
+        in_flight=one.in_flight + other.in_flight,
         sites=0,
     )

@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from stapsdtd.elf.build_id import MAX_BUILD_ID_BYTES
 from stapsdtd.elf.container import MAX_SECTIONS
 from stapsdtd.elf.notes import MAX_ARGUMENTS, MAX_NAME_BYTES
+from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.segments import SEMAPHORE_BYTES
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.elf.symbols import MAX_FUNCTION_NAME_BYTES
 from stapsdtd.errors import ObjectUnreadableError
-from stapsdtd.model import Argument, Operand, ParsedObject, Problem, Site
+from stapsdtd.model import Argument, Operand, ParsedObject, Problem, ReadOnlySegment, Site
 from stapsdtd.sandbox.shapes import (
     MAX_REASON_BYTES,
     MAX_SIZE,
@@ -93,6 +94,7 @@ class _Counts(NamedTuple):
     listed: int
     sites: int
     problems: int
+    read_only: int
     architecture: int
     maybe_build_id: int
     lacks_symbols: int
@@ -111,6 +113,7 @@ _MOST = _Counts(
     listed=4 * MAX_NOTES,
     sites=MAX_NOTES,
     problems=_MAX_PROBLEMS,
+    read_only=MAX_READ_ONLY_SEGMENTS,
     architecture=2 * MAX_NOTES,
     maybe_build_id=2 * MAX_NOTES,
     lacks_symbols=1,
@@ -136,6 +139,9 @@ _COLUMNS = (
     ("problems", "problem_providers", "<u4"),
     ("problems", "problem_names", "<u4"),
     ("problems", "problem_reasons", "<u4"),
+    ("read_only", "read_only_vaddrs", "<u8"),
+    ("read_only", "read_only_offsets", "<u8"),
+    ("read_only", "read_only_sizes", "<u8"),
 )
 """Which count says how long it is, its name, and the type of its numbers."""
 
@@ -168,6 +174,9 @@ def encode(parsed: ParsedObject) -> list[bytes]:
         ("problem_reasons", operator.attrgetter("reason")),
     ):
         columns[name] = np.fromiter(map(texts, map(of, problems)), "<u4", len(problems))
+    columns["read_only_vaddrs"] = np.array([segment.vaddr for segment in parsed.read_only], "<u8")
+    columns["read_only_offsets"] = np.array([segment.offset for segment in parsed.read_only], "<u8")
+    columns["read_only_sizes"] = np.array([segment.size for segment in parsed.read_only], "<u8")
     architecture, maybe_build_id = texts(parsed.architecture), _maybe(texts, parsed.build_id)
     raw = [text.encode() for text in texts.all]
     columns["text_lengths"] = np.fromiter(map(len, raw), "<u4", len(raw))
@@ -266,6 +275,7 @@ def decode(answer: bytes | bytearray, file_size: int) -> ParsedObject:
         _sites(columns, texts, lists, file_size),
         _problems(columns, texts),
         bool(counts.lacks_symbols),
+        _read_only(columns, file_size),
     )
 
 
@@ -408,6 +418,14 @@ def _check_distinct(*columns: _Column) -> None:
     same = np.logical_and.reduce([column[1:] == column[:-1] for column in ordered])
     if same.any():
         raise RefusedError("a probe has the same site twice")
+
+
+def _read_only(columns: dict[str, _Column], file_size: int) -> tuple[ReadOnlySegment, ...]:
+    fields = [columns[f"read_only_{what}"].tolist() for what in ("vaddrs", "offsets", "sizes")]
+    segments = tuple(map(ReadOnlySegment, *fields))
+    if any(not segment.size or segment.offset + segment.size > file_size for segment in segments):
+        raise RefusedError("a segment that the file does not have")
+    return segments
 
 
 def _problems(columns: dict[str, _Column], texts: _Texts) -> tuple[Problem, ...]:

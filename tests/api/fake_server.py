@@ -243,7 +243,7 @@ class FakeServer(StapsdtServiceServicer):
         account = pb.Account()
         account.CopyFrom(self.account)
         account.delivered = self._given
-        account.pending = len(self._log) - self._given
+        account.in_flight = len(self._log) - self._given
         account.fired = len(self._log) + account.filtered + account.lost_queue
         return account
 

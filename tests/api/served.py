@@ -90,12 +90,13 @@ class FakeEngine:
         self._begin("disarm")
         self.armed.pop((ticket, target.key), None)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: Ticket) -> Future[None]:
         sink = self.sinks.pop(ticket)
         self.armed = {key: target for key, target in self.armed.items() if key[0] != ticket}
         if self.last_events:
             sink.deliver(self.last_events)
         self._begin("close")
+        return self.settled()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         assert architecture == "x86-64"

@@ -440,7 +440,7 @@ class TestPolicyChanges:
         apply(server, OPERATOR, replace(USER, quotas=Quotas(max_events_per_second=3)))
         server.fire(block(range(10)))
         account = server.unsubscribe(ident)
-        assert (account.fired, account.pending, account.lost_quota) == (10, 3, 7)
+        assert (account.fired, account.in_flight, account.lost_quota) == (10, 3, 7)
 
 
 def test_decisions_are_recorded(

@@ -94,11 +94,11 @@ def scraped(server: Served) -> Scraped:
 
 
 def fates(figures: Figures) -> tuple[float, ...]:
-    """delivered, filtered, unread, pending; lost in the kernel's buffer, in decoding, in the queue, by quota"""
+    """delivered, filtered, unread, in flight; lost in the kernel's buffer, in decoding, in the queue, by quota"""
     return tuple(
         figures[f"stapsdtd_events{name}"]
         for name in (
-            *("_total[delivered]", "_total[filtered]", "_total[unread]", "_pending"),
+            *("_total[delivered]", "_total[filtered]", "_total[unread]", "_in_flight"),
             *("_lost_total[kernel_buffer]", "_lost_total[decode]", "_lost_total[queue]", "_lost_total[quota]"),
         )
     )
@@ -171,7 +171,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     server.engine.last_events = [block([4, 5])]
     account = server.unsubscribe(ident)
     end = next(message for message in messages if message.HasField("end")).end.account
-    assert (account.pending + account.delivered, end.delivered) == (5, 5)
+    assert (account.in_flight + account.delivered, end.delivered) == (5, 5)
     wait_for(lambda: not server.subscriptions._ended, "the subscription to be forgotten")
     assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50)
     # another one counts on, and leaves what nobody read
@@ -199,7 +199,7 @@ def test_slow_reader_of_an_ended_subscription_is_still_counted(
     server.unsubscribe(ident)
     kept = itertools.count()
     wait_for(lambda: next(kept) > 50, "several times as long as an ended subscription is kept")
-    assert scraped["events_pending"] > 0
+    assert scraped["events_in_flight"] > 0
     assert scraped["events_total[unread]"] == 0
     end = next(message for message in messages if message.HasField("end")).end.account
     wait_for(lambda: not server.subscriptions._ended, "the subscription to be forgotten")
@@ -221,7 +221,7 @@ def test_totals_never_get_less(server: Served, scraped: Scraped) -> None:
     messages = server.stream(ident, from_seq=1)
     loss = next(message for message in messages if message.HasField("loss")).loss
     account = server.held()[0].account
-    assert (account.lost_queue, account.delivered) == (loss.total, account.fired - loss.total - account.pending)
+    assert (account.lost_queue, account.delivered) == (loss.total, account.fired - loss.total - account.in_flight)
     assert scraped["events_lost_total[queue]"] == loss.total
     messages.cancel()
     server.wait_until_streaming(False)

@@ -426,7 +426,7 @@ def test_who_never_reads_takes_a_bounded_amount_of_memory(server: Served) -> Non
             assert server.held()
             server.fire(EVENTS)
         (held,) = server.held()
-        assert held.account.pending > 300_000, "what the connection does not take stays in the subscription's queue"
+        assert held.account.in_flight > 300_000, "what the connection does not take stays in the subscription's queue"
     wait_for_connections(server, 1)
 
 

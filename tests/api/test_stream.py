@@ -268,7 +268,7 @@ class TestOrder:
         numbers = seqs(events)
         assert loss.loss.count == account.lost_queue == 20 - len(numbers) > 0
         assert numbers == list(range(account.lost_queue + 1, 21))
-        assert (account.delivered, account.pending, account.fired) == (len(numbers), 0, 20)
+        assert (account.delivered, account.in_flight, account.fired) == (len(numbers), 0, 20)
 
     def test_events_that_the_engine_filters_are_counted_and_not_numbered(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
@@ -276,7 +276,7 @@ class TestOrder:
         server.fire(block([2], pid=[12], site_id=1))
         server.sink.filtered(1)
         account = server.unsubscribe(ident)
-        assert (account.filtered, account.pending, account.delivered, account.fired) == (2, 1, 0, 3)
+        assert (account.filtered, account.in_flight, account.delivered, account.fired) == (2, 1, 0, 3)
         _, events, end = finished(server, ident)
         assert [row[:1] + row[2:3] for row in rows([events])] == [(1, 12)]
         assert (end.end.account.filtered, end.end.account.delivered) == (2, 1)
@@ -295,7 +295,7 @@ class TestEnds:
         assert seqs(messages) == list(range(1, 3001))
         assert messages[-1].end.reason == pb.End.REASON_UNSUBSCRIBED
         final = messages[-1].end.account
-        assert (final.delivered, final.pending, final.fired, final.sites) == (3000, 0, 3000, 3)
+        assert (final.delivered, final.in_flight, final.fired, final.sites) == (3000, 0, 3000, 3)
         assert server.engine.armed == {}
         wait_for(lambda: server.servicer._streams == {}, "the stream to be forgotten")
 
@@ -525,7 +525,7 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
             await anext(messages)
 
     asyncio.run(read())
-    assert (subscription.account().pending, subscription.account().delivered) == (2, 0)
+    assert (subscription.account().in_flight, subscription.account().delivered) == (2, 0)
     assert subscription._waiters == []
 
 

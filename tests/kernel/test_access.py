@@ -83,7 +83,7 @@ def stapsdt(user: User, daemon: Daemon, *arguments: str) -> subprocess.Completed
 
 
 def figures(account: Account) -> tuple[int, int, int, int]:
-    assert account.pending == 0
+    assert account.in_flight == 0
     return account.fired, account.delivered, account.filtered, account.lost
 
 

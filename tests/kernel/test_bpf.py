@@ -328,5 +328,5 @@ def test_client_that_stalls_loses_its_own_events_only(daemon: Daemon, ticker: Ti
             "all events to reach the queue",
         )
         assert account.lost_queue > 0
-        assert account.lost_queue + account.pending == 200_000
+        assert account.lost_queue + account.in_flight == 200_000
         stalled.unsubscribe()

@@ -62,7 +62,7 @@ def fates(figures: Figures) -> Account:
         "lost_queue": figures[f"{lost}[queue]"],
         "lost_decode": figures[f"{lost}[decode]"],
         "lost_quota": figures[f"{lost}[quota]"],
-        "pending": figures["stapsdtd_events_pending"],
+        "in_flight": figures["stapsdtd_events_in_flight"],
     }
     assert figures[f"{events}[unread]"] == 0
     return Account(fired=int(sum(numbers.values())), sites=0, **{name: int(number) for name, number in numbers.items()})
@@ -95,7 +95,7 @@ def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker,
         ticker.do("fire 1000")
     two = second.finish()
     assert (one.fired, two.fired) == (300_000, 301_000)
-    assert (two.filtered > 100_000, one.pending, two.pending) == (True, 0, 0)
+    assert (two.filtered > 100_000, one.in_flight, two.in_flight) == (True, 0, 0)
     figures = scrape(tmp_path)
     # nothing is told twice, or forgotten with the subscription
     assert fates(figures) == summed(one, two)

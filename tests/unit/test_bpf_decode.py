@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.decode import (
-    ActivePlan,
-    Batch,
-    Channel,
-    Fixed,
-    Layout,
-    NoText,
-    NumberAt,
-    Reading,
-    Source,
-    TextAt,
-)
+from stapsdtd.capture.bpf.decode import Batch
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage

@@ -14,7 +14,8 @@ import pytest
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import layout, rings
 from stapsdtd.capture.bpf import reader as reader_module
-from stapsdtd.capture.bpf.decode import ActivePlan, Batch, Channel, NumberAt, Reading
+from stapsdtd.capture.bpf.decode import Batch
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reader import Reader

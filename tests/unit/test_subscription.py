@@ -29,7 +29,7 @@ def test_what_the_engine_filters_is_counted() -> None:
     subscription.deliver([block([1, 2])])
     subscription.filtered(2)
     account = subscription.account()
-    assert (account.pending, account.filtered, account.fired) == (2, 5, 7)
+    assert (account.in_flight, account.filtered, account.fired) == (2, 5, 7)
 
 
 def test_the_daemon_itself_is_always_excluded() -> None:
@@ -72,7 +72,7 @@ def test_events_that_made_room_are_lost_in_the_queue() -> None:
         subscription.deliver([block([time])])
     assert subscription.losses()[LossStage.QUEUE] == 4
     account = subscription.account()
-    assert (account.lost_queue, account.pending, account.fired) == (4, 1, 5)
+    assert (account.lost_queue, account.in_flight, account.fired) == (4, 1, 5)
 
 
 def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:

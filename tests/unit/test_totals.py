@@ -34,10 +34,10 @@ def test_what_ended_still_counts_and_may_still_be_read() -> None:
     totals.began(subscription)
     subscription.deliver([block([1, 2, 3])])
     totals.ended(subscription)
-    assert totals.figures() == RouteFigures(0, replace(NOTHING, pending=3), 0, 0, 0)
+    assert totals.figures() == RouteFigures(0, replace(NOTHING, in_flight=3), 0, 0, 0)
     entry = subscription.log.read(None)
     assert entry is not None
     subscription.log.handed_out(entry, 3)
-    assert totals.figures().account == replace(NOTHING, delivered=2, pending=1)
+    assert totals.figures().account == replace(NOTHING, delivered=2, in_flight=1)
     totals.settle(subscription)
     assert totals.figures() == RouteFigures(0, replace(NOTHING, delivered=2), 1, 0, 0)

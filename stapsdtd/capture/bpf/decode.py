@@ -8,8 +8,8 @@ One record serves all subscriptions that its hit matched, and columns that sever
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,6 @@ from stapsdtd.capture.batch import (
     I32,
     I64,
     U16,
-    U32,
     U64,
     Block,
     Bools,
@@ -30,111 +29,14 @@ from stapsdtd.capture.batch import (
     Strings,
     ValueColumn,
     floats,
-    merge,
 )
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import Records
-from stapsdtd.capture.bpf.tables import PlanEntry, PlanId
-from stapsdtd.capture.engine import LossStage, Sink, Ticket
+from stapsdtd.capture.bpf.tables import Generation
+from stapsdtd.capture.bpf.unread import Unread
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NumberAt:
-    """The record's value at a position, extended to 64 bits by the program; of a floating-point number its bytes."""
-
-    position: int
-    is_signed: bool
-    float_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TextAt:
-    """A string or raw bytes; max_bytes is this subscription's bound, where another one's may be larger."""
-
-    position: int
-    max_bytes: int
-    is_raw: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """A constant, which the record need not hold; None where it cannot be had."""
-
-    value: int | None
-    is_signed: bool
-    is_float: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NoText:
-    """A string that cannot be had."""
-
-
-Source = NumberAt | TextAt | Fixed | NoText
-Layout = tuple[Source, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Channel:
-    """A subscription as the reader sees it.
-
-    excluded: processes that may have come to map an object after the program was told whom to leave out. is_open: until
-    then, what plans that could not be replaced still bring is nobody's.
-    """
-
-    ticket: Ticket
-    sink: Sink
-    excluded: frozenset[int] = frozenset()
-    is_open: bool = True
-
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        if not self.is_open:
-            return
-        kept = [found for block in blocks if len(found := self._without_excluded(block))]
-        try:
-            self.sink.deliver(merge(kept))
-        except Exception:  # noqa: BLE001 - one subscription's trouble is not the others'
-            _log.exception("events could not be delivered")
-            self.lost(LossStage.DECODE, sum(map(len, kept)))
-
-    def filtered(self, count: int) -> None:
-        if self.is_open:
-            self.sink.filtered(count)
-
-    def lost(self, stage: LossStage, count: int) -> None:
-        if self.is_open:
-            self.sink.lost(stage, count)
-
-    def _without_excluded(self, block: Block) -> Block:
-        if not self.excluded:
-            return block
-        outside = np.isin(block.pid, list(self.excluded))
-        if not outside.any():
-            return block
-        self.filtered(int(np.count_nonzero(outside)))
-        return block.take(np.flatnonzero(~outside))
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How one subscription reads a plan's records: those with its bit, as events of its site_id."""
-
-    channel: Channel
-    bit: int
-    site_id: int
-    layout: Layout
-
-
-@dataclass(slots=True, eq=False)
-class ActivePlan:
-    """A plan whose records may be met. received: by the filters' bits."""
-
-    entry: PlanEntry
-    readings: tuple[Reading, ...]
-    tested: int
-    received: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +59,10 @@ _DISCARDED = np.uint32(1 << 30)
 
 
 class Batch:
-    """Records of one ring, to be read before they are consumed."""
+    """Records of one ring, to be read before they are consumed.
+
+    from_file, unavailable: what became of values that hits could not read, once blocks() was called.
+    """
 
     def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
         self._records = records
@@ -166,16 +71,19 @@ class Batch:
         self._bodies: dict[tuple[Layout, tuple[int, ...]], _Body] = {}
         self._rows: list[Rows] = []
         self._some_missing = bool(records["missing"].any())
+        self._unread = Unread(records, {})
+        self.from_file = self.unavailable = 0
 
-    def blocks(self, plans: Mapping[PlanId, ActivePlan]) -> tuple[list[tuple[Channel, Block]], int]:
-        """Answer each subscription's events, and how many records are of unknown plans."""
+    def blocks(self, plans: Mapping[Generation, ActivePlan]) -> tuple[list[tuple[Channel, Block]], int]:
+        """Return each subscription's events, and how many records are of unknown plans."""
+        self._unread = Unread(self._records, plans)
         found: dict[tuple[int, Layout], list[tuple[Reading, Rows]]] = {}
         received: list[tuple[ActivePlan, int, int]] = []
         unknown = 0
-        for plan_id, rows, count in self._by_plan():
-            if not plan_id:
+        for generation, rows, count in self._by_plan():
+            if not generation:
                 continue
-            plan = plans.get(plan_id)
+            plan = plans.get(generation)
             if plan is None:
                 unknown += count
                 continue
@@ -189,17 +97,21 @@ class Batch:
             plan.received[bit] = plan.received.get(bit, 0) + count
         return blocks, unknown
 
-    def _by_plan(self) -> list[tuple[PlanId, Rows, int]]:
-        plans: U32 = self._records["plan"]
+    def unread(self) -> Iterator[tuple[int, int, int]]:
+        """As `Unread.places`, once blocks() was called."""
+        return self._unread.places() if self._some_missing else iter(())
+
+    def _by_plan(self) -> list[tuple[Generation, Rows, int]]:
+        generations: U64 = self._records["generation"]
         discarded = self._records["length"] & _DISCARDED
         if discarded.any():
-            plans = np.where(discarded, np.uint32(0), plans)
-        if (plans == plans[0]).all():
-            return [(int(plans[0]), self._remember(None), len(plans))]
-        # 16 bits are sorted by counting
-        order = np.argsort(plans.astype(np.uint16), kind="stable")
-        in_order = plans[order]
-        begins = np.concatenate([[0], np.flatnonzero(np.diff(in_order)) + 1, [len(plans)]]).tolist()
+            generations = np.where(discarded, np.uint64(0), generations)
+        if (generations == generations[0]).all():
+            return [(int(generations[0]), self._remember(None), len(generations))]
+        # by the plans' numbers, since 16 bits are sorted by counting
+        order = np.argsort(generations.astype(np.uint16), kind="stable")
+        in_order = generations[order]
+        begins = np.concatenate([[0], np.flatnonzero(np.diff(in_order)) + 1, [len(order)]]).tolist()
         return [
             (int(in_order[begin]), self._remember(order[begin:end]), end - begin) for begin, end in pairwise(begins)
         ]
@@ -274,6 +186,10 @@ class Batch:
         match source:
             case NumberAt(position, is_signed, float_bytes):
                 numbers, missing = self._values(position, rows), self._missing(position, rows)
+                if missing is not None:
+                    before = missing.copy()
+                    self._unread.fill_numbers(numbers, missing, position, rows)
+                    self._count(before, missing)
                 if float_bytes:
                     return Numbers(floats(numbers, float_bytes), missing)
                 return Numbers(numbers.view(np.int64) if is_signed else numbers, missing)
@@ -289,16 +205,31 @@ class Batch:
                 return Strings.of([None] * count)
 
     def _texts(self, rows: Rows, source: TextAt) -> Strings:
-        places = self._values(source.position, rows)
+        places, missing = self._values(source.position, rows), self._missing(source.position, rows)
+        known = {}
+        if missing is not None:
+            known = self._unread.texts(places, missing, source, rows)
+            places[missing] = 0
         lengths = np.minimum(places >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
         firsts = (np.arange(len(places)) if rows is None else rows) * self._stride + RECORD_HEADER
         begins = firsts + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
         raw = self._raw
-        data = b"".join(
-            [raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
-        )
-        missing = self._missing(source.position, rows)
-        return Strings(np.cumsum(lengths, dtype=np.uint32), data, missing, source.is_raw)
+        texts: list[bytes | memoryview] = [
+            raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+        ]
+        for row, text in known.items():
+            texts[row] = text
+            lengths[row] = len(text)
+        if missing is not None:
+            before = missing.copy()
+            missing[list(known)] = False
+            self._count(before, missing)
+        return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), missing, source.is_raw)
+
+    def _count(self, before: Bools, missing: Bools) -> None:
+        left = int(np.count_nonzero(missing))
+        self.from_file += int(np.count_nonzero(before)) - left
+        self.unavailable += left
 
 
 def _length(rows: Rows) -> int:

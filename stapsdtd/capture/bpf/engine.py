@@ -18,15 +18,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
+from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
-from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket
+from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket, UnreadFigures
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -71,12 +74,13 @@ class _Want:
 
 @dataclass(slots=True, eq=False)
 class _Object:
-    """A file that is armed; the descriptor reaches it for as long as that lasts."""
+    """A file that is armed; the descriptor reaches it for as long as that lasts, and until all hits are delivered."""
 
     key: ObjectKey
     path: str
     architecture: str
     descriptor: int
+    constants: ReadOnlyFile
     sites: dict[ModelSite, _Site] = field(default_factory=dict)
 
 
@@ -139,14 +143,18 @@ class BpfEngine:
 
     name = "bpf"
 
-    def __init__(self, tracefs: Tracefs, owner: Owner, loaded: Loaded, max_buffer_bytes: int = 1 << 40) -> None:
+    def __init__(
+        self, tracefs: Tracefs, owner: Owner, loaded: Loaded, paging: Paging, max_buffer_bytes: int = 1 << 40
+    ) -> None:
         """max_buffer_bytes: of all rings together, which are as large as that lets them be."""
         self._max_ring_bytes = 1 << (max_buffer_bytes // len(layout.STRIDES)).bit_length() - 1
         self._tracefs = tracefs
         self._owner = owner
         self._loaded = loaded
         self._tables = Tables(loaded.table, loaded.cpus)
-        self._reader = Reader(self._tables, loaded.set_reader_waits)
+        self._paging = paging
+        self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
+        self._endings = Endings(loaded.wait_for_hits, self._reader.end)
         self._removals = Removals()
         self._numbers = itertools.count()
         self._subscriptions: dict[Ticket, _Subscription] = {}
@@ -191,13 +199,13 @@ class BpfEngine:
     def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
         self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []), is_awaited=is_awaited)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: Ticket) -> Future[None]:
         subscription = self._subscriptions[ticket]
         self._release(ticket, [site for sites in subscription.sites.values() for site in sites], is_awaited=True)
-        self._reader.silence(subscription.channel)
         del self._subscriptions[ticket]
         if not self._subscriptions:
             self._drop_large_rings()
+        return self._endings.begin([], [subscription.channel])
 
     def _release(self, ticket: Ticket, sites: Sequence[_Site], *, is_awaited: bool) -> None:
         for site in sites:
@@ -221,7 +229,12 @@ class BpfEngine:
             RingFigures(str(ring.stride), min(max(ring.filled, 0), ring.size), ring.size)
             for _, ring in sorted(self._rings.copy().items())
         ]
-        return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings))
+        strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
+        paging = self._paging.figures()
+        unread = UnreadFigures(
+            self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
+        )
+        return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings), strays, unread)
 
     def settled(self) -> Future[None]:
         return self._removals.settled()
@@ -234,6 +247,7 @@ class BpfEngine:
             steps.callback(self._loaded.close)
             steps.callback(self._reader.stop)
             steps.callback(self._removals.finish)
+            steps.callback(self._endings.finish)
             for ticket in list(self._subscriptions):
                 steps.callback(self.close, ticket)
 
@@ -242,8 +256,12 @@ class BpfEngine:
         found = self._objects.get(key)
         if found is None:
             descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
-            found = _Object(key, target.object.path, target.object.parsed.architecture, descriptor)
+            parsed = target.object.parsed
+            constants = ReadOnlyFile(descriptor, parsed.read_only)
+            found = _Object(key, target.object.path, parsed.architecture, descriptor, constants)
             self._objects[key] = found
+            with contextlib.suppress(OSError):
+                constants.read_ahead()
         return found
 
     def _site(self, found: _Object, site: ModelSite) -> _Site:
@@ -258,7 +276,8 @@ class BpfEngine:
             self._tables.give_back_slot(site.slot)
             del found.sites[site.site]
         if not found.sites and self._objects.pop(found.key, None) is not None:
-            os.close(found.descriptor)
+            # hits of plans that ended before may have constants to be read from it
+            self._endings.begin([]).add_done_callback(lambda _: os.close(found.descriptor))
 
     def _bring_in_step(
         self, sites: Sequence[_Site], newcomer: Ticket | None = None, *, is_awaited: bool = False
@@ -269,6 +288,8 @@ class BpfEngine:
         them, which had to move.
         """
         refused: dict[_Site, str] = {}
+        for over in self._endings.collect():
+            self._tables.give_back_plan(over.entry)
         plans = self._new_plans(sites, refused)
         _forget_wishes(newcomer, refused)
         if plans:
@@ -283,9 +304,7 @@ class BpfEngine:
         for group in superseded:
             self._remove(group, is_awaited=is_awaited)
         if ended:
-            self._reader.end(ended)
-        for plan in ended:
-            self._tables.retire_plan(plan.entry)
+            self._endings.begin(ended)
         return refused
 
     def _new_plans(self, sites: Iterable[_Site], refused: dict[_Site, str]) -> dict[_Site, ActivePlan]:
@@ -436,7 +455,8 @@ class BpfEngine:
             for want in site.wants.values()
         )
         tested_bits = sum(1 << bit for wanted, bit in bits.items() if not wanted.accepts_all)
-        return ActivePlan(entry, readings, tested_bits)
+        constants = SiteConstants.around(site.object.constants, site.site.site_offset)
+        return ActivePlan(entry, readings, tested_bits, constants)
 
     def _make_rings(self, classes: Iterable[int]) -> None:
         """All subscriptions share the rings, which are as large as the largest that any of them asked for."""

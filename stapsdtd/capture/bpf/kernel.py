@@ -11,7 +11,7 @@ import numpy as np
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, put_map, remove_map
+from stapsdtd.kernel.libbpf import BpfObject, create_ring, put_map, remove_map
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
@@ -31,7 +31,7 @@ class Loaded:
         source = files("stapsdtd.capture.bpf") / _OBJECT
         if not source.is_file():
             raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "run './dev setup', which has clang build it")
-        constants = np.array([os.getpid(), self.cpus], "u4").tobytes()
+        constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
         with as_file(source) as path:
             self._object = BpfObject(
                 str(path), {"counters": self.cpus, "scratches": 2 * self.cpus}, {".rodata": constants}
@@ -40,6 +40,8 @@ class Loaded:
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
+        self._hits_to_wait_for = self._object.map("hits_to_wait_for")
+        self._any_map = create_ring(mmap.PAGESIZE)
 
     def table(self, name: str) -> mmap.mmap:
         return self._object.table(name)
@@ -59,7 +61,15 @@ class Loaded:
     def set_reader_waits(self, waits: bool) -> None:
         self._waits[0] = waits
 
+    def wait_for_hits(self) -> None:
+        """Return when all hits that had begun are over: some 10 ms later, since the program never waits.
+
+        For any thread. Raises OSError.
+        """
+        put_map(self._hits_to_wait_for, 0, self._any_map)
+
     def close(self) -> None:
+        os.close(self._any_map)
         self._object.close()
 
 

@@ -9,6 +9,7 @@ import numpy as np
 INDEX_ENTRIES = 1 << 19
 MAX_SLOTS = 1 << 15
 MAX_PLANS = 1 << 15
+PLAN_BITS = 16
 MAX_OPERANDS = 1 << 17
 MAX_TESTS = 1 << 15
 MAX_COUNTERS = 1 << 17
@@ -43,6 +44,10 @@ class Counter(IntEnum):
 
 
 COUNTERS_OF_FILTER = 3
+STRAY_HITS = 0
+
+UNREAD_OPERAND = 1 << 63
+ADDRESS_MASK = (1 << 56) - 1
 
 OPERAND = np.dtype(
     [
@@ -81,6 +86,7 @@ TEST = np.dtype(
 PLAN = np.dtype(
     [
         ("always", "u8"),
+        ("generation", "u8"),
         ("operands", "u4"),
         ("tests", "u4"),
         ("counters", "u4"),
@@ -99,16 +105,17 @@ RECORD = np.dtype(
         ("tid", "u4"),
         ("pid", "u4"),
         ("matched", "u8"),
-        ("plan", "u4"),
+        ("generation", "u8"),
+        ("abs_ip", "u8"),
+        ("missing", "u4"),
         ("cpu", "u4"),
-        ("missing", "u8"),
         ("comm", "S16"),
     ]
 )
 """What is in front of a record's values."""
 
 RECORD_HEADER = 8
-STRIDES = (96, 128, 192, 320, 1024, 4096, 16384, 65536)
+STRIDES = (104, 136, 200, 328, 1024, 4096, 16384, 65536)
 """Of each class's ring: the kernel's header and the record."""
 
 

@@ -13,14 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from stapsdtd.capture.batch import U64, Block
-from stapsdtd.capture.bpf.decode import ActivePlan, Batch, Channel
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.decode import Batch
 from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.rings import Records, Ring
-from stapsdtd.capture.bpf.tables import PlanId, Tables
+from stapsdtd.capture.bpf.tables import Generation, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
 
@@ -32,25 +35,43 @@ _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_MS = 200
 _ACCOUNT_NS = 200_000_000
-_SETTLE_NS = 5_000_000_000
-"""On a busy host a process may be held up for long in the middle of a hit."""
-_RETIRED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Plans whose last records are in the rings, each of which was filled up to a position when that was so."""
+
+    plans: tuple[ActivePlan, ...]
+    closing: tuple[Channel, ...]
+    filled_to: dict[Ring, int]
+    done: Future[None] = field(default_factory=Future)
 
 
 class Reader:
-    """All methods but the thread's own are called by one other thread, and return when it is done."""
+    """All methods but the thread's own are called by one other thread, and return when it is done.
 
-    def __init__(self, tables: Tables, set_waiting: Callable[[bool], None]) -> None:
-        """set_waiting: tells the program whether the next hit is to wake this thread."""
+    unknown: records that named plans that were not known. from_file, unavailable: as `Batch` has them, of all records.
+    """
+
+    def __init__(
+        self, tables: Tables, set_waiting: Callable[[bool], None], bring_in: Callable[[int, int, int], None]
+    ) -> None:
+        """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: has memory of a process
+        there for later hits; takes its pid, the address and how many bytes, and does not wait.
+        """
         self._tables = tables
         self._set_waiting = set_waiting
+        self._bring_in = bring_in
         self._jobs = Jobs()
         self._pulse = Pulse("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
-        self._retired: list[tuple[int, Ring]] = []
-        self._plans: dict[PlanId, ActivePlan] = {}
-        self._told: dict[int, _Told] = {}
+        self._retired: list[Ring] = []
+        self._plans: dict[Generation, ActivePlan] = {}
+        self._endings: list[_Ending] = []
+        self._told: dict[int, list[_Told]] = {}
+        self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
         self._accounts_told_ns = 0
+        self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
         self._idle = select.epoll()
         self._idle.register(self._jobs, select.EPOLLIN)
@@ -67,53 +88,40 @@ class Reader:
         self._jobs.call(job)
 
     def retire_ring(self, ring: Ring) -> None:
-        """Close a ring that another has taken the place of when the hits are through that may still write to it."""
-
-        def job() -> None:
-            self._retired.append((time.monotonic_ns() + _RETIRED_NS, ring))
-
-        self._jobs.call(job)
-
-    def silence(self, channel: Channel) -> None:
-        """Tell it nothing any more, whatever plans still name it."""
-
-        def job() -> None:
-            channel.is_open = False
-
-        self._jobs.call(job)
+        """Read a ring that no hit writes to any more to its end, and close it."""
+        self._jobs.call(lambda: self._retired.append(ring))
 
     def begin(self, plans: Iterable[ActivePlan]) -> None:
         """Learn plans before a slot names them, so that no record of an unknown plan is met."""
 
         def job() -> None:
             for plan in plans:
-                self._plans[plan.entry.id] = plan
-                self._told |= _told_cells(plan)
+                self._plans[plan.entry.generation] = plan
+                for told in _told_of(plan):
+                    for cell in told.cells:
+                        self._told.setdefault(cell, []).append(told)
+                        # the cell was another plan's before
+                        self._totals[cell] = 0
 
         self._jobs.call(job)
 
-    def end(self, plans: Sequence[ActivePlan]) -> None:
-        """Deliver what is left of plans that no slot names any more, tell their last figures, and forget them."""
+    def end(self, plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:
+        """Deliver what is left of plans by which no hit goes any more, tell their last figures, and forget them.
+
+        closing: channels that are told nothing after that. What is returned is done then; for any thread.
+        """
+        done: Future[None] = Future()
 
         def job() -> None:
-            deadline = time.monotonic_ns() + _SETTLE_NS
-            while True:
-                read = self._sweep()
-                totals = self._tables.totals()
-                if all(self._settled(plan, totals) for plan in plans) or time.monotonic_ns() > deadline:
-                    break
-                if not read:
-                    # a hit that was being written when its plan was taken away
-                    time.sleep(0.001)
-            for plan in plans:
-                cells = _told_cells(plan).keys()
-                self._tell(totals, cells)
-                self._write_off(plan, totals)
-                del self._plans[plan.entry.id]
-                for cell in cells:
-                    del self._told[cell]
+            filled_to = {ring: ring.produced for ring in self._rings}
+            self._endings.append(_Ending(tuple(plans), tuple(closing), filled_to, done))
 
-        self._jobs.call(job)
+        def tell_failure(posted: Future[None]) -> None:
+            if error := posted.exception():
+                done.set_exception(error)
+
+        self._jobs.post(job).add_done_callback(tell_failure)
+        return done
 
     def stop(self) -> None:
         def job() -> None:
@@ -140,12 +148,15 @@ class Reader:
             self._read_on()
         finally:
             self._jobs.abandon()
+            for ending in self._endings:
+                ending.done.set_exception(ThreadEndedError())
 
     def _read_on(self) -> None:
         while not self._stopping:
             try:
                 read = self._sweep()
                 self._tell_accounts()
+                self._finish_endings()
                 self._close_retired()
             except Exception:  # noqa: BLE001 - the next records may be better
                 _log.exception("reading events failed")
@@ -170,12 +181,29 @@ class Reader:
         self._set_waiting(False)
 
     def _close_retired(self) -> None:
-        now = time.monotonic_ns()
-        for due in [due for due in self._retired if due[0] < now and not due[1].filled]:
-            self._retired.remove(due)
-            self._rings.remove(due[1])
-            self._idle.unregister(due[1])
-            due[1].close()
+        for ring in [ring for ring in self._retired if not ring.filled]:
+            self._retired.remove(ring)
+            self._rings.remove(ring)
+            self._idle.unregister(ring)
+            ring.close()
+
+    def _finish_endings(self) -> None:
+        while self._endings and all(ring.consumed >= to for ring, to in self._endings[0].filled_to.items()):
+            ending = self._endings.pop(0)
+            totals = self._tables.totals()
+            self._tell(totals)
+            for plan in ending.plans:
+                self._write_off(plan, totals)
+                self._forget(plan)
+            for channel in ending.closing:
+                channel.is_open = False
+            ending.done.set_result(None)
+
+    def _forget(self, plan: ActivePlan) -> None:
+        del self._plans[plan.entry.generation]
+        for told in _told_of(plan):
+            for cell in told.cells:
+                self._told.pop(cell, None)
 
     def _sweep(self) -> int:
         """Read each ring once, deliver in the order of time, and answer how many bytes were read."""
@@ -209,11 +237,17 @@ class Reader:
         if not len(records):
             return []
         try:
-            blocks, unknown = Batch(records, ring.raw(), ring.stride).blocks(self._plans)
+            batch = Batch(records, ring.raw(), ring.stride)
+            blocks, unknown = batch.blocks(self._plans)
+            self.from_file += batch.from_file
+            self.unavailable += batch.unavailable
+            for pid, address, byte_count in batch.unread():
+                self._bring_in(pid, address, byte_count)
         except Exception:  # noqa: BLE001 - they are written off when their plans end; others' go on
             _log.exception("%d records could not be decoded", len(records))
             return []
         if unknown:
+            self.unknown += unknown
             _log.error("%d records name plans that are not known", unknown)
         return blocks
 
@@ -221,19 +255,15 @@ class Reader:
         now = time.monotonic_ns()
         if now - self._accounts_told_ns > _ACCOUNT_NS:
             self._accounts_told_ns = now
-            self._tell(self._tables.totals(), self._told)
+            self._tell(self._tables.totals())
 
-    def _tell(self, totals: U64, cells: Iterable[int]) -> None:
-        """Tell each subscription what was filtered and lost since the last time."""
-        for cell in cells:
-            told = self._told[cell]
-            count = int(totals[cell])
-            if count > told.count:
-                told.tell(count - told.count)
-                told.count = count
-
-    def _settled(self, plan: ActivePlan, totals: U64) -> bool:
-        return not any(_missing(plan, bit, totals) for bit in plan.entry.bits)
+    def _tell(self, totals: U64) -> None:
+        """Tell each subscription what fired, was filtered and was lost since the last time."""
+        before = self._totals[: len(totals)]
+        changed = np.flatnonzero(totals != before).tolist()
+        before[:] = totals
+        for told in {told for cell in changed for told in self._told.get(cell, ())}:
+            told.tell(totals)
 
     def _write_off(self, plan: ActivePlan, totals: U64) -> None:
         for reading in plan.readings:
@@ -250,27 +280,35 @@ def _until(records: Records, moment_ns: int) -> Records:
 
 
 class _Told:
-    """A counter of the kernel's, and how much of it the subscriptions concerned were told."""
+    """Counters of a filter's in the kernel, and how much of them the subscriptions concerned were told."""
 
-    def __init__(self, plan: ActivePlan, bit: int, counter: Counter) -> None:
+    def __init__(self, plan: ActivePlan, bit: int) -> None:
+        self._entry = plan.entry
+        self._bit = bit
         self._channels = [reading.channel for reading in plan.readings if reading.bit == bit]
-        self._counter = counter
-        self.count = 0
+        self._fired = self._filtered = self._lost = 0
 
-    def tell(self, count: int) -> None:
+    @property
+    def cells(self) -> list[int]:
+        of_filter = Counter.FILTERED, Counter.EXCLUDED, Counter.LOST
+        return [self._entry.cell(Counter.HITS), *(self._entry.cell(counter, self._bit) for counter in of_filter)]
+
+    def tell(self, totals: U64) -> None:
+        hits, filtered, excluded, lost = totals[self.cells].tolist()
+        # a hit under way may be counted as excluded already, and not yet as a hit
+        fired = hits - excluded
         for channel in self._channels:
-            if self._counter is Counter.FILTERED:
-                channel.filtered(count)
-            else:
-                channel.lost(LossStage.KERNEL_BUFFER, count)
+            if fired > self._fired:
+                channel.fired(fired - self._fired)
+            if filtered > self._filtered:
+                channel.filtered(filtered - self._filtered)
+            if lost > self._lost:
+                channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)
+        self._fired, self._filtered, self._lost = max(fired, self._fired), filtered, lost
 
 
-def _told_cells(plan: ActivePlan) -> dict[int, _Told]:
-    return {
-        plan.entry.cell(counter, bit): _Told(plan, bit, counter)
-        for bit in plan.entry.bits
-        for counter in (Counter.FILTERED, Counter.LOST)
-    }
+def _told_of(plan: ActivePlan) -> list[_Told]:
+    return [_Told(plan, bit) for bit in plan.entry.bits]
 
 
 def _missing(plan: ActivePlan, bit: int, totals: U64) -> int:

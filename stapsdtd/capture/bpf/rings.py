@@ -53,9 +53,19 @@ class Ring:
         return self._descriptor
 
     @property
+    def produced(self) -> int:
+        """How many bytes have ever been written, or begun to be."""
+        return int(self._producer[0])
+
+    @property
+    def consumed(self) -> int:
+        """How many of them have been read."""
+        return self._position
+
+    @property
     def filled(self) -> int:
-        """Answer how many bytes wait to be read."""
-        return int(self._producer[0]) - self._position
+        """How many bytes wait to be read."""
+        return self.produced - self._position
 
     def peek(self, most: int) -> Records:
         """Answer the oldest records, complete ones only. They are valid until they are consumed."""

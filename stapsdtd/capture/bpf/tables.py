@@ -3,16 +3,15 @@
     index ─► slot ─► plan ─► operands, tests, counters
 
 They are mapped into this process, so that writing costs no system call. A plan is complete before a slot names it, and
-stays as it is until no hit can still be using it.
+stays as it is until no hit can still be using it (capture/bpf/endings.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import struct
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,26 +28,30 @@ from stapsdtd.plan.groups import Window
 Slot = int
 PlanId = int
 
-_PLAN = struct.Struct("=QIII3Bx")
-"""As layout.PLAN."""
+Generation = int
+"""Of a plan: never used twice by one daemon, and what its records name it by."""
 
-_QUARANTINE_NS = 2_000_000_000
-"""How long what a hit may still be using is not used again, beyond the moment when all hits were accounted for."""
+_PLAN = struct.Struct("=QQIII3Bx")
+"""As layout.PLAN."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
     """A plan in the kernel's table. counters: its first cell; bits: of its filters, in their order."""
 
-    id: PlanId
+    generation: Generation
     counters: int
     operands: bytes
     first_test: int
     tests: int
     bits: tuple[int, ...]
 
+    @property
+    def id(self) -> PlanId:
+        return self.generation & (1 << layout.PLAN_BITS) - 1
+
     def cell(self, counter: Counter, bit: int = 0) -> int:
-        """Answer the place of one of its counters; bit names the filter of all but HITS."""
+        """Return the place of one of its counters; bit names the filter of all but HITS."""
         return self.counters + counter + layout.COUNTERS_OF_FILTER * bit
 
     @property
@@ -74,9 +77,9 @@ class Tables:
         self._free_plans = Pool("plans", layout.MAX_PLANS, 1)
         self._free_operands = Shared[bytes](Pool("operands", layout.MAX_OPERANDS))
         self._free_tests = Pool("tests", layout.MAX_TESTS)
-        self._free_counters = Pool("counters", layout.MAX_COUNTERS)
-        self._cells_used = 0
-        self._quarantine: deque[tuple[int, PlanEntry]] = deque()
+        self._free_counters = Pool("counters", layout.MAX_COUNTERS, layout.STRAY_HITS + 1)
+        self._cells_used = layout.STRAY_HITS + 1
+        self._generations = itertools.count(1)
 
     def lend_group(self, window: Window) -> int:
         """Answer a group's first entry in the index. Raises TableFullError."""
@@ -120,7 +123,6 @@ class Tables:
         that only tests read. filters: by their bits. places: where an argument's operand is among all of them. Raises
         TableFullError.
         """
-        self._release_quarantined()
         tested = [(bit, wanted) for bit, wanted in filters.items() if not wanted.accepts_all]
         operands, tests = b"".join((*values, *further)), encode_filters(tested, places)
         rows = np.frombuffer(tests, layout.TEST)
@@ -132,7 +134,8 @@ class Tables:
                 taken_back.callback(self._free_operands.give_back, operands)
             first_test = self._free_tests.lend(len(rows)) if tests else 0
             taken_back.callback(self._free_tests.give_back, first_test, len(rows))
-            entry = PlanEntry(number, 0, operands, first_test, len(rows), tuple(filters))
+            generation = next(self._generations) << layout.PLAN_BITS | number
+            entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(filters))
             first_counter = self._free_counters.lend(entry.cells)
             taken_back.pop_all()
         entry = replace(entry, counters=first_counter)
@@ -140,7 +143,7 @@ class Tables:
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
-        heads = always, first_operand, first_test, first_counter
+        heads = always, entry.generation, first_operand, first_test, first_counter
         plan = _PLAN.pack(*heads, len(values), bool(tested), has_texts)
         self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = plan
         return entry
@@ -154,21 +157,15 @@ class Tables:
             self._operands[start : start + len(rows)] = rows
         return start
 
-    def retire_plan(self, plan: PlanEntry) -> None:
-        """No slot names it any more. Its room is used again after a while: a hit may be on its way through."""
-        self._quarantine.append((time.monotonic_ns() + _QUARANTINE_NS, plan))
-
-    def _release_quarantined(self) -> None:
-        now = time.monotonic_ns()
-        while self._quarantine and self._quarantine[0][0] < now:
-            _, plan = self._quarantine.popleft()
-            self._free_plans.give_back(plan.id, 1)
-            if plan.operands:
-                self._free_operands.give_back(plan.operands)
-            self._free_tests.give_back(plan.first_test, plan.tests)
-            self._free_counters.give_back(plan.counters, plan.cells)
+    def give_back_plan(self, plan: PlanEntry) -> None:
+        """Lend its room again: no slot names it, and no hit is on its way through it."""
+        self._free_plans.give_back(plan.id, 1)
+        if plan.operands:
+            self._free_operands.give_back(plan.operands)
+        self._free_tests.give_back(plan.first_test, plan.tests)
+        self._free_counters.give_back(plan.counters, plan.cells)
 
     def totals(self) -> U64:
-        """Sum each counter over all CPUs; a plan's are at `PlanEntry.cell`."""
+        """Sum each counter over all CPUs; a plan's are at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""
         totals: U64 = self._counters[:, : self._cells_used].sum(axis=0)
         return totals

@@ -204,13 +204,15 @@ class FtraceEngine:
         if instance is not None:
             self._remove_instance(ticket, subscription, instance)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, ticket: Ticket) -> Future[None]:
+        """It has the rest of the events before it returns."""
         subscription = self._subscriptions.pop(ticket)
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.close, ticket)
             for instance in subscription.instances.values():
                 steps.callback(self._remove_instance, ticket, subscription, instance)
             self._bring_in_step()
+        return self.settled()
 
     def _remove_instance(self, ticket: Ticket, subscription: _Subscription, instance: Instance) -> None:
         """Deliver what is left in it, remove it, and then the events that wrote to it."""
@@ -273,7 +275,7 @@ class FtraceEngine:
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.stop)
             steps.callback(self._remove_doomed)
-            for ticket in self._subscriptions:
+            for ticket in list(self._subscriptions):
                 steps.callback(self.close, ticket)
 
 

