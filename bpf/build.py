@@ -22,28 +22,30 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def build() -> None:
+def build(target: Path = TARGET, source: Path = SOURCE, *options: str) -> None:
+    """options: further ones of clang's."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         print(f"bpf/build.py: {machine} is not known to bpf/stapsdt.bpf.c; the ftrace engine does without")
         return
     # where Debian and Ubuntu keep asm/types.h, which clang does not look for when it compiles for bpf
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{machine}-linux-gnu"
-    made = TARGET.with_suffix(".new")
+    made = target.with_suffix(".new")
     try:
-        done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made), check=False)
+        done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made, source, *options), check=False)
     except FileNotFoundError:
         sys.exit("bpf/build.py: clang is missing; apt-get install clang libbpf-dev")
     if done.returncode:
         sys.exit("clang refused bpf/stapsdt.bpf.c; its message stands above")
-    made.replace(TARGET)
+    made.replace(target)
 
 
-def command(machine: str, headers: str, output: Path) -> list[str]:
+def command(machine: str, headers: str, output: Path, source: Path = SOURCE, *options: str) -> list[str]:
     """headers: where that machine's asm/types.h is."""
     return [
         "clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpfeb" if machine == "s390x" else "bpfel",
-        "-mcpu=v3", f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", f"-I{headers}", "-c", str(SOURCE), "-o", str(output),
+        "-mcpu=v3", f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", f"-I{headers}", f"-I{SOURCE.parent}",
+        *options, "-c", str(source), "-o", str(output),
     ]  # fmt: skip
 
 

@@ -69,8 +69,12 @@ class Firing:
 
     def fire(self, count: int = 0, *, seconds: float = 0, rate: int = 0, threads: int = 1) -> Fired:
         """Fire count times or for seconds, in each thread, and wait until that is done."""
-        _write(self._process.stdin, f"{count} {seconds} {rate} {threads}")
+        self.begin(count, seconds=seconds, rate=rate, threads=threads)
         return Fired(**json.loads(_read(self._process.stdout)))
+
+    def begin(self, count: int = 0, *, seconds: float = 0, rate: int = 0, threads: int = 1) -> None:
+        """The same without waiting."""
+        _write(self._process.stdin, f"{count} {seconds} {rate} {threads}")
 
     @property
     def is_armed(self) -> bool:

@@ -114,6 +114,26 @@ def test_fired_is_delivered_and_lost_exactly(
         assert account.lost_kernel_buffer == 0
 
 
+def test_account_adds_up_while_hits_are_under_way(daemon: Daemon, ticker: Ticker) -> None:
+    with Client(daemon.target) as client, client.subscribe(f"ticker{ticker.pid}:::tick") as subscription:
+
+        def account() -> Account:
+            (found,) = [each.account for each in client.subscriptions() if each.id == subscription.id]
+            assert found.fired == found.delivered + found.filtered + lost(found) + found.in_flight
+            return found
+
+        assert account().fired == 0
+        ticker.begin("fire 200000")
+        seen = [account() for _ in range(50)]
+        assert [each.fired for each in seen] == sorted(each.fired for each in seen)
+        ticker.finish()
+        # nobody reads, so what has come through the kernel waits in the queue
+        wait_for(lambda: account().fired == 200_000 and account().in_flight == 200_000 - lost(account()), "all hits")
+        ending = subscription.unsubscribe()
+        assert (ending.fired, ending.delivered) == (200_000, 0)
+        assert ending.in_flight == 200_000 - lost(ending)
+
+
 def test_each_threads_events_arrive_in_order(daemon: Daemon, ticker: Ticker) -> None:
     with Recorder(daemon.target, "ticker:tick(arg0)", kernel_buffer_kib=16384) as recorder:
         ticker.do("threads 8 5000")

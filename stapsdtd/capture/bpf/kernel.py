@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.resources import as_file, files
 
 import numpy as np
@@ -22,20 +24,16 @@ _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 class Loaded:
     """Raises KernelFeatureError where this host or this build cannot have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, object_path: str | None = None) -> None:
+        """object_path: of another build than the package's."""
         if procfs.pid_namespace() != _INITIAL_PID_NAMESPACE:
             raise KernelFeatureError(
                 "bpf", "programs see the host's process ids, and this is a pid namespace of its own", "share the host's"
             )
         self.cpus = max(possible_cpus()) + 1
-        source = files("stapsdtd.capture.bpf") / _OBJECT
-        if not source.is_file():
-            raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "run './dev setup', which has clang build it")
         constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
-        with as_file(source) as path:
-            self._object = BpfObject(
-                str(path), {"counters": self.cpus, "scratches": 2 * self.cpus}, {".rodata": constants}
-            )
+        with nullcontext(object_path) if object_path else _packaged() as path:
+            self._object = BpfObject(path, {"counters": self.cpus, "scratches": 2 * self.cpus}, {".rodata": constants})
         self.program = self._object.program("on_hit")
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
@@ -71,6 +69,15 @@ class Loaded:
     def close(self) -> None:
         os.close(self._any_map)
         self._object.close()
+
+
+@contextmanager
+def _packaged() -> Iterator[str]:
+    source = files("stapsdtd.capture.bpf") / _OBJECT
+    if not source.is_file():
+        raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "run './dev setup', which has clang build it")
+    with as_file(source) as path:
+        yield str(path)
 
 
 def load() -> Loaded | KernelFeatureError:
