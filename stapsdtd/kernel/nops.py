@@ -29,7 +29,8 @@ _BY_ERRNO: Mapping[int | None, frozenset[int]] = {
     errno.ENOSYS: frozenset(),
 }
 _REMEDY = (
-    "run as root or with CAP_PERFMON, allow executable memfds, and let syscall 336 (uprobe) through the seccomp profile"
+    "run as root or with CAP_PERFMON; allow perf_event_open in the seccomp profile and executable memfds "
+    "(sysctl vm.memfd_noexec)"
 )
 
 
@@ -76,14 +77,14 @@ def nop_feature(found: NopRewriting) -> Feature:
     """Tell of what probe_nops() found."""
     if found.unknown:
         lengths = _lengths(found.rewritten | found.unknown)
-        detail = f"cannot tell which nops this kernel turns into calls: probes at nops of {lengths} bytes are refused"
+        detail = f"this kernel may corrupt programs at probes whose nop is {lengths} bytes long: these are refused"
         return Feature(_NAME, False, False, detail, _REMEDY)
     if found.rewritten:
         lengths = _lengths(found.rewritten)
-        detail = f"this kernel turns nops of {lengths} bytes into calls: probes there are refused, all others are safe"
+        detail = f"this kernel corrupts programs at probes whose nop is {lengths} bytes long: these are refused"
         return Feature(_NAME, True, False, detail, "")
-    return Feature(_NAME, True, False, "this kernel leaves nops as they are: probes at all of them are safe", "")
+    return Feature(_NAME, True, False, "this kernel leaves nops as they are", "")
 
 
 def _lengths(lengths: frozenset[int]) -> str:
-    return " and ".join(map(str, sorted(lengths)))
+    return " or ".join(map(str, sorted(lengths)))

@@ -108,7 +108,7 @@ def test_users_are_told(daemon: Daemon, tmp_path: Path, rewritten: int | None) -
     with Client(daemon.target) as client:
         (feature,) = [feature for feature in client.info().features if feature.name == "safe nops"]
     assert feature.available
-    told = f"this kernel turns nops of {rewritten} bytes" if rewritten else "this kernel leaves nops as they are"
+    told = f"whose nop is {rewritten} bytes long: these are refused" if rewritten else "leaves nops as they are"
     assert told in feature.detail
     assert f"safe nops: {feature.detail}" in stapsdt(daemon.target, "doctor").stdout
 
