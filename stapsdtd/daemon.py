@@ -41,6 +41,7 @@ from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
 from stapsdtd.kernel.features import probe_features
+from stapsdtd.kernel.nops import nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import may_be_touched, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
@@ -124,12 +125,14 @@ class Daemon:
 
     async def start(self) -> None:
         _allow_all_descriptors()
-        # it starts while the rest does
+        # these two go on while the rest starts
+        trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
         parser = SandboxedParser()
         patient = PatientParser(parser)
         self._on_stop(patient.close)
         bpf = load()
-        features = (*probe_features(), feature(bpf))
+        nops = await trial
+        features = (*probe_features(), nop_feature(nops), feature(bpf))
         if lacking := [found.name for found in features if not found.available]:
             _log.warning("this host does not let have: %s; 'stapsdt doctor' says why", ", ".join(lacking))
         tracefs = Tracefs.locate()
@@ -144,12 +147,20 @@ class Daemon:
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         subscriptions = await self._control.run(
-            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits)
+            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits, nops=nops)
         )
         peers = PeerTable()
         gate = Gate(peers.find, Policy(self._config.roles))
         backend = Backend(
-            self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name, gate
+            self._control,
+            registry,
+            watcher.refresh,
+            subscriptions,
+            self._config.limits,
+            features,
+            engine.name,
+            gate,
+            nops,
         )
         relay = Relay(peers, gate, self._config.limits.max_connections)
         self._servicer = StapsdtServicer(backend)

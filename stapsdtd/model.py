@@ -81,7 +81,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place in one object where a probe can fire; semaphore_offset is None where the note names none."""
+    """One place in one object where a probe can fire; semaphore_offset is None where the note names none.
+
+    nop_bytes: how long the instruction there is.
+    """
 
     provider: str
     name: str
@@ -89,6 +92,7 @@ class Site:
     semaphore_offset: FileOffset | None
     function: str | None
     arguments: tuple[Argument, ...]
+    nop_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
+from stapsdtd.kernel.machine import why_foreign
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
 from stapsdtd.predicates.parse import parse, wrong_comm
 from stapsdtd.predicates.scope import combined
@@ -121,9 +123,13 @@ def _within(field: str, asked: int, default: int, most: int) -> int:
     return asked or min(default, most)
 
 
-def probe(found: Probe) -> pb.Probe:
+def probe(found: Probe, nops: NopRewriting) -> pb.Probe:
+    """nops: what this host's kernel does to some sites, which are told to be refused."""
     message = _probe(found.object, found.provider, found.name, found.sites)
     message.pids.extend(found.pids)
+    foreign = why_foreign(found.object.parsed.architecture)
+    for told, site in zip(message.sites, found.sites, strict=True):
+        told.refused = foreign or nops.why_not(site.nop_bytes) or ""
     return message
 
 

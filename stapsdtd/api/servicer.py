@@ -32,6 +32,7 @@ from stapsdtd.errors import (
 )
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity, identify
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
 from stapsdtd.probes.bounded import Bounded
@@ -70,6 +71,7 @@ class Backend:
     features: tuple[Feature, ...]
     engine: str
     gate: Gate
+    nops: NopRewriting
 
 
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
@@ -193,7 +195,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             among = await self._among(users, members)
             found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
             bounded = Bounded()
-            response = pb.ListProbesResponse(probes=map(convert.probe, bounded.of(found)))
+            response = pb.ListProbesResponse(
+                probes=[convert.probe(each, self._backend.nops) for each in bounded.of(found)]
+            )
             response.sites_left_out = bounded.left_out
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
@@ -225,17 +229,20 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             async with self._lastly(watch.end):
                 try:
                     for probe in Bounded().of(await self._backend.control.run(watch.begin)):
-                        yield _change(_ADDED, probe)
+                        yield self._change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                     while True:
                         for added, probe in await watch.next(None if among is None else _LOOK_SECONDS):
                             for each in Bounded().of([probe]):
-                                yield _change(_ADDED if added else _REMOVED, each)
+                                yield self._change(_ADDED if added else _REMOVED, each)
                         before, among = among, await self._among(watch.caller.rights.list, members)
                         if among != before:
                             await self._backend.control.run(partial(watch.show, among))
                 finally:
                     self._watches.discard(watch)
+
+    def _change(self, kind: Any, probe: Probe) -> pb.WatchProbesResponse:
+        return pb.WatchProbesResponse(change=kind, probe=convert.probe(probe, self._backend.nops))
 
     def _check_watches(self, rights: Rights) -> None:
         """Raises LimitReachedError: each one is looked after as a subscription is."""
@@ -366,7 +373,3 @@ def _identities(pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
 
 def _noted(selectors: Sequence[str]) -> str:
     return " ".join(selectors)[:_NOTED_CHARACTERS]
-
-
-def _change(kind: Any, probe: Probe) -> pb.WatchProbesResponse:
-    return pb.WatchProbesResponse(change=kind, probe=convert.probe(probe))

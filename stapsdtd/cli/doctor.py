@@ -54,8 +54,9 @@ def _local() -> list[features.Feature]:
     # imported, and the kernel asked, only when called
     from stapsdtd.capture.bpf.kernel import feature, load  # noqa: PLC0415
     from stapsdtd.kernel.features import probe_features  # noqa: PLC0415
+    from stapsdtd.kernel.nops import nop_feature, probe_nops  # noqa: PLC0415
 
-    return [*probe_features(), feature(load())]
+    return [*probe_features(), nop_feature(probe_nops()), feature(load())]
 
 
 def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature]) -> list[Check]:

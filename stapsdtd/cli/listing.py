@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from stapsdtd.client import Argument, Probe, ProbeListing, Process
+    from stapsdtd.client import Argument, Probe, ProbeListing, Process, Site
 
 _SHOWN_PROCESSES = 5
 _ID_LENGTH = 64
@@ -81,16 +81,17 @@ def probe_record(probe: Probe) -> dict[str, Any]:
         "path": probe.path,
         "build_id": probe.build_id,
         "pids": probe.pids,
-        "sites": [
-            {
-                "offset": site.offset,
-                "semaphore_offset": site.semaphore_offset,
-                "function": site.function,
-                "args": [_argument_record(argument) for argument in site.arguments],
-            }
-            for site in probe.sites
-        ],
+        "sites": [_site_record(site) for site in probe.sites],
     }
+
+
+def _site_record(site: Site) -> dict[str, Any]:
+    return {
+        "offset": site.offset,
+        "semaphore_offset": site.semaphore_offset,
+        "function": site.function,
+        "args": [_argument_record(argument) for argument in site.arguments],
+    } | ({"refused": site.refused} if site.refused else {})
 
 
 def _process_record(process: Process) -> dict[str, Any]:
@@ -198,6 +199,13 @@ def _hint(listing: ProbeListing, *, is_chosen: bool) -> None:
         problem = listing.problems[0]
         complain(
             f"{plural(len(listing.problems), 'note')} cannot be used, for example in {problem.path}: {problem.reason}"
+        )
+    refused = [(probe, site) for probe in listing for site in probe.sites if site.refused]
+    if refused:
+        probe, site = refused[0]
+        complain(
+            f"{plural(len(refused), 'site')} cannot be armed here, for example {probe.provider}:{probe.name} at "
+            f"{probe.path}+{site.offset:#x}: {site.refused}"
         )
     if listing.sites_left_out:
         complain(f"{plural(listing.sites_left_out, 'site')} of large objects left out: choose with a selector")

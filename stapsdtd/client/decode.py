@@ -187,6 +187,7 @@ def _site(each: pb.Site) -> model.Site:
         semaphore_offset=each.semaphore_offset if each.HasField("semaphore_offset") else None,
         function=each.function or None,
         arguments=tuple(map(_argument, each.arguments)),
+        refused=each.refused,
     )
 
 

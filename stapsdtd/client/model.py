@@ -84,13 +84,17 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place where a probe can fire; site_id names it in a subscription's events and is 0 elsewhere."""
+    """One place where a probe can fire; site_id names it in a subscription's events and is 0 elsewhere.
+
+    refused: in listings, why the server's host arms it for nobody; empty where it does.
+    """
 
     site_id: int
     offset: int
     semaphore_offset: int | None
     function: str | None
     arguments: tuple[Argument, ...]
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, why_not_nop
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
 from stapsdtd.elf.notes import (
     NT_STAPSDT,
     STAPSDT_OWNER,
@@ -36,6 +36,7 @@ class _Located(NamedTuple):
     texts: Texts
     location_vaddr: Vaddr
     site_offset: FileOffset
+    nop_bytes: int
     semaphore_offset: FileOffset | None
 
 
@@ -57,6 +58,7 @@ def read_sites(
             note.semaphore_offset,
             function,
             located_arguments.of(note),
+            note.nop_bytes,
         )
         for note, function in zip(located, functions, strict=True)
     )
@@ -160,14 +162,13 @@ class _Resolver:
         location = self._adjusted(addresses.location_vaddr, addresses)
         site_offset, backed = self._segments.site_offset(location)
         code = self._file.read(site_offset, min(backed, LONGEST_NOP_BYTES))
-        if reason := why_not_nop(self._architecture, code):
-            raise UnusableNoteError(reason)
+        length = nop_bytes(self._architecture, code)
         semaphore_offset = None
         if addresses.semaphore_vaddr:
             semaphore_offset = self._segments.semaphore_offset(self._adjusted(addresses.semaphore_vaddr, addresses))
             if semaphore_offset + SEMAPHORE_BYTES > self._file.size:
                 raise UnusableNoteError(f"the semaphore's file offset {semaphore_offset:#x} is beyond the file's end")
-        return _Located(texts, location, site_offset, semaphore_offset)
+        return _Located(texts, location, site_offset, length, semaphore_offset)
 
     def _adjusted(self, address: Vaddr, addresses: Addresses) -> Vaddr:
         """Prelink moves sections, not notes; how far shows in the note's old address of the base section."""

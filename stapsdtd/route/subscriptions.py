@@ -22,12 +22,14 @@ from stapsdtd.errors import (
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.machine import why_foreign
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.latency import Latency
 from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
+from stapsdtd.route.instructions import why_not_armed
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
@@ -43,11 +45,15 @@ _ENDED_KEPT_SECONDS = 10.0
 class Subscriptions:
     """Runs on the control thread's event loop; `get` and `all` may be called from any thread.
 
+    nops: what the kernel does to some instructions, which are not armed.
     totals: what became of all events. arming: how long it takes to arm an object's sites. Both may be read anywhere.
     """
 
-    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits) -> None:
+    def __init__(
+        self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits, *, nops: NopRewriting
+    ) -> None:
         self._parse = parse
+        self._nops = nops
         self._registry = registry
         self._engine = engine
         self._watcher = watcher
@@ -255,8 +261,7 @@ class Subscriptions:
         except ObjectGoneError as error:
             _log.debug("%s", error)
             return
-        foreign = why_foreign(found.parsed.architecture)
-        refused = [foreign or missing_argument(choice.capture) for choice in choices]
+        refused = [self._why_refused(descriptor, found, choice) for choice in choices]
         fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
         left = subscription.client.sites_left
         beyond = [] if left is None else fitting[left:]
@@ -277,6 +282,15 @@ class Subscriptions:
                 _status(subscription, SiteState.REFUSED if reason else SiteState.ARMED, found, choice, reason or "")
                 for choice, reason in zip(choices, reasons, strict=True)
             ]
+        )
+
+    def _why_refused(self, descriptor: int, found: Object, choice: Choice) -> str | None:
+        """Return why no engine is to arm a site of the file that is open there; None where one may."""
+        architecture = found.parsed.architecture
+        return (
+            why_foreign(architecture)
+            or missing_argument(choice.capture)
+            or why_not_armed(descriptor, architecture, choice.capture.site, self._nops)
         )
 
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from stapsdtd.elf.build_id import MAX_BUILD_ID_BYTES
 from stapsdtd.elf.container import MAX_SECTIONS
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES
 from stapsdtd.elf.notes import MAX_ARGUMENTS, MAX_NAME_BYTES
 from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.segments import SEMAPHORE_BYTES
@@ -136,6 +137,7 @@ _COLUMNS = (
     ("sites", "site_semaphores", "<u8"),
     ("sites", "site_maybe_functions", "<u4"),
     ("sites", "site_lists", "<u4"),
+    ("sites", "site_nop_bytes", "u1"),
     ("problems", "problem_providers", "<u4"),
     ("problems", "problem_names", "<u4"),
     ("problems", "problem_reasons", "<u4"),
@@ -166,6 +168,7 @@ def encode(parsed: ParsedObject) -> list[bytes]:
         ("site_offsets", "<u8", (site.site_offset for site in sites)),
         ("site_semaphores", "<u8", (site.semaphore_offset or 0 for site in sites)),
         ("site_maybe_functions", "<u4", (_maybe(texts, site.function) for site in sites)),
+        ("site_nop_bytes", "u1", (site.nop_bytes for site in sites)),
     ):
         columns[name] = np.fromiter(values, kind, len(sites))
     for name, of in (
@@ -388,14 +391,18 @@ def _operands(columns: dict[str, _Column], texts: _Texts) -> list[Operand]:
 def _sites(
     columns: dict[str, _Column], texts: _Texts, lists: list[tuple[Argument, ...]], file_size: int
 ) -> tuple[Site, ...]:
-    providers, names, offsets, semaphores, functions, of_lists = (
-        columns[f"site_{what}"] for what in ("providers", "names", "offsets", "semaphores", "maybe_functions", "lists")
+    providers, names, offsets, semaphores, functions, of_lists, nop_bytes = (
+        columns[f"site_{what}"]
+        for what in ("providers", "names", "offsets", "semaphores", "maybe_functions", "lists", "nop_bytes")
     )
     _check_below(of_lists, len(lists))
     _check_below(offsets, file_size)
     _check_below(semaphores, max(file_size - SEMAPHORE_BYTES + 1, 1))
     if (semaphores % SEMAPHORE_BYTES).any():
         raise RefusedError("a semaphore at an odd offset")
+    _check_below(nop_bytes, LONGEST_NOP_BYTES + 1)
+    if not nop_bytes.all():
+        raise RefusedError("a nop without a length")
     _check_distinct(offsets, providers, names)
     make: Callable[..., Site] = Site
     return tuple(
@@ -407,6 +414,7 @@ def _sites(
             [offset or None for offset in semaphores.tolist()],
             texts.maybe(functions, _MAX_EACH_BYTES * MAX_FUNCTION_NAME_BYTES),
             map(lists.__getitem__, of_lists.tolist()),
+            nop_bytes.tolist(),
         )
     )
 

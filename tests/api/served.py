@@ -23,6 +23,7 @@ from stapsdtd.capture.engine import EngineFigures, LossStage, Refusal, RingFigur
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import (
     Argument,
     Capture,
@@ -47,6 +48,10 @@ from tests.unit.test_objects import parse_here
 T = TypeVar("T")
 PATIENCE_SECONDS = 20
 FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", False, False, "refused", "be root"))
+
+
+NOPS = NopRewriting(rewritten=frozenset({5}))
+_NOPS = {1: b"\x90", 4: b"\x0f\x1f\x40\0", 5: b"\x0f\x1f\x44\0\0"}
 
 
 class FakeEngine:
@@ -155,7 +160,7 @@ class Served:
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
         self.subscriptions = self.in_control(
-            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits)
+            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits, nops=NOPS)
         )
         self._peers = PeerTable()
         self.gate = Gate(self._peers.find, Policy(roles))
@@ -168,6 +173,7 @@ class Served:
             FEATURES,
             self.engine.name,
             self.gate,
+            NOPS,
         )
         self.servicer = StapsdtServicer(backend)
         self.server = self.in_api(self._start(listeners, max_connections))
@@ -225,7 +231,11 @@ class Served:
     ) -> Object:
         """An object behind a real file; with a path of its own, one that later processes cannot map: a memfd."""
         file = self.folder / name
-        file.write_bytes(b"\x7fELF")
+        content = bytearray(b"\x7fELF".ljust(max((site.site_offset for site in sites), default=0), b"\0"))
+        for site in sites:
+            nop = _NOPS[site.nop_bytes]
+            content[site.site_offset : site.site_offset + len(nop)] = nop
+        file.write_bytes(content)
         status = file.stat()
         key = ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         return sample_object(*sites, path=path or str(file), of=key, problems=problems)

@@ -81,6 +81,16 @@ def test_list_json(server: FakeServer, run: Run) -> None:
     assert bare["sites"] == [{"offset": 7, "semaphore_offset": None, "function": None, "args": []}]
 
 
+def test_list_says_what_cannot_be_armed(server: FakeServer, run: Run) -> None:
+    sites = [pb.Site(offset=7, refused="it would kill"), pb.Site(offset=8), pb.Site(offset=9, refused="it would kill")]
+    server.listing = pb.ListProbesResponse(probes=[probe(sites=sites)])
+    status, out, err = run("list", "--json")
+    assert status == 0
+    told = "2 sites cannot be armed here, for example postgresql:query__start at /usr/bin/postgres+0x7: it would kill"
+    assert err == f"stapsdt: {told}\n"
+    assert [site.get("refused") for site in json.loads(out)["sites"]] == ["it would kill", None, "it would kill"]
+
+
 def contained(server: FakeServer) -> None:
     """The probe that is listed is mapped in a container, in a namespace without a container, and elsewhere."""
     server.listing = pb.ListProbesResponse(probes=[probe(pids=[4711, 4712, 4713, 4714])])

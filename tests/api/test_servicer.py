@@ -289,6 +289,40 @@ def test_wrong_text_is_told_with_the_place(server: Served, request_: Any, excerp
     assert shown[place : place + 1] == caret
 
 
+class TestSitesThatDoHarm:
+    @pytest.fixture(autouse=True)
+    def _probes(self, server: Served, pids: list[int]) -> None:
+        self.found = server.file_object(site("short", 0x10), site("long", 0x20, nop_bytes=5), site("other", 0x30))
+        server.map(pids[0], self.found)
+
+    def refusals(self, server: Served) -> dict[str, str]:
+        return {status.name: status.reason for status in server.subscribe().sites}
+
+    def test_no_engine_is_asked_to_arm_them(self, server: Served) -> None:
+        told = "this kernel turns its 5-byte nop into a call at the first hit, which corrupts or kills programs; "
+        told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h has it"
+        assert self.refusals(server) == {"short": "", "long": told, "other": ""}
+        (target,) = server.engine.armed.values()
+        assert [wanted.capture.site.name for wanted in target.sites] == ["short", "other"]
+        listed = server.stub.ListProbes(pb.ListProbesRequest(), timeout=PATIENCE_SECONDS).probes
+        assert {probe.name: probe.sites[0].refused for probe in listed} == {"short": "", "long": told, "other": ""}
+        watched = server.stub.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)
+        assert [next(watched).probe.sites[0].refused for _ in listed] == ["", told, ""]
+        watched.cancel()
+
+    def test_those_that_changed_since_they_were_read(self, server: Served) -> None:
+        path = server.folder / "app"
+        status = path.stat()
+        with path.open("r+b") as file:
+            file.seek(0x30)
+            file.write(b"\xc3")
+        # as if through a mapping
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert self.refusals(server)["other"].startswith("the file changed since it was read: no nop at the location")
+        (target,) = server.engine.armed.values()
+        assert [wanted.capture.site.name for wanted in target.sites] == ["short"]
+
+
 class TestWhere:
     def predicate(self, server: Served, pids: list[int], **request: Any) -> Any:
         server.map(pids[0], server.file_object(site("a", arguments=[argument()])))

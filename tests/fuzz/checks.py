@@ -23,12 +23,13 @@ from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object
 from stapsdtd.elf.build_id import MAX_BUILD_ID_BYTES
 from stapsdtd.elf.container import MAX_SECTIONS
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, why_not_nop
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
 from stapsdtd.elf.notes import MAX_ARGUMENTS, MAX_ARGUMENTS_BYTES, MAX_NAME_BYTES
 from stapsdtd.elf.segments import SEMAPHORE_BYTES
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.elf.symbols import MAX_FUNCTION_NAME_BYTES
 from stapsdtd.errors import ObjectUnreadableError, TracefsRejectedError
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import (
@@ -175,8 +176,7 @@ def _check_site(site: Site, architecture: str, file: BinaryIO, size: int) -> Non
         require("\0" not in text, f"{text!r} has a NUL")
     require(type(site.site_offset) is int and 0 <= site.site_offset < size, f"site offset {site.site_offset!r}")
     file.seek(site.site_offset)
-    reason = why_not_nop(architecture, file.read(LONGEST_NOP_BYTES))
-    require(reason is None, f"{site.site_offset:#x}: {reason}")
+    require(nop_bytes(architecture, file.read(LONGEST_NOP_BYTES)) == site.nop_bytes, f"{site.site_offset:#x}: the nop")
     semaphore = site.semaphore_offset
     if semaphore is not None:
         require(type(semaphore) is int and 0 < semaphore <= size - SEMAPHORE_BYTES, f"semaphore offset {semaphore!r}")
@@ -251,7 +251,7 @@ def _check_messages(parsed: ParsedObject) -> None:
     for site in parsed.sites:
         probes[site.provider, site.name].append(site)
     for (provider, name), sites in probes.items():
-        message = convert.probe(Probe(found, provider, name, tuple(sites), (1,)))
+        message = convert.probe(Probe(found, provider, name, tuple(sites), (1,)), NopRewriting())
         again = type(message).FromString(message.SerializeToString())
         require(again == message and again.provider == provider and again.name == name, f"{provider}:{name}")
         require([site.offset for site in again.sites] == [site.site_offset for site in sites], f"{provider}:{name}")

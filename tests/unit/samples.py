@@ -37,9 +37,10 @@ def site(
     provider: str = "app",
     semaphore: int | None = None,
     function: str | None = None,
+    nop_bytes: int = 1,
 ) -> Site:
     semaphore_offset = None if semaphore is None else FileOffset(semaphore)
-    return Site(provider, name, FileOffset(offset), semaphore_offset, function, tuple(arguments))
+    return Site(provider, name, FileOffset(offset), semaphore_offset, function, tuple(arguments), nop_bytes)
 
 
 def captured(where: Site, *captures: Capture) -> SiteCapture:

@@ -46,6 +46,7 @@ def test_a_note_becomes_a_site() -> None:
                 FileOffset(DATA_OFFSET + 4),
                 None,
                 (Argument("8@%rdi", 8, signed=False, is_float=False, operand=Register("rdi")),),
+                1,
             ),
         ),
         (),

@@ -13,6 +13,8 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stapsdtd.elf import parse_object
+from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.provider import INT32, INT64, MAX_ARGUMENTS, STRING, UINT64, ArgType, image
 from stapsdtd.provider.architecture import AARCH64, X86_64, Architecture
 from stapsdtd.provider.argtypes import Declaration
@@ -117,6 +119,13 @@ def test_a_stub_is_a_nop_and_a_return(architecture: str) -> None:
     built = build_image("myapp", FOUR, ARCHITECTURES[architecture])
     for stub in built.stubs:
         assert built.content[stub:].startswith(nop + ret)
+
+
+def test_no_kernel_rewrites_a_stub(architecture: str) -> None:
+    parsed = parse_object(BytesIO(build_image("myapp", FOUR, ARCHITECTURES[architecture]).content))
+    assert len(parsed.sites) == len(FOUR)
+    for site in parsed.sites:
+        assert NopRewriting(unknown=frozenset({5, 10})).why_not(site.nop_bytes) is None
 
 
 @given(declarations, identifiers, st.sampled_from([X86_64, AARCH64]))

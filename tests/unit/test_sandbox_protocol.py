@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import (
@@ -75,6 +76,7 @@ SITES = st.builds(
     st.none() | st.integers(1, FILE_SIZE // 2 - 1).map(lambda half: FileOffset(2 * half)),
     MAYBE_TEXTS,
     st.lists(ARGUMENTS, max_size=4).map(tuple),
+    st.integers(1, LONGEST_NOP_BYTES),
 )
 
 OBJECTS = st.builds(
@@ -207,6 +209,7 @@ def believe(answer: bytes, file_size: int) -> ParsedObject | None:
         assert found.semaphore_offset is None or 0 < found.semaphore_offset <= file_size - 2
         assert found.provider
         assert found.name
+        assert 1 <= found.nop_bytes <= LONGEST_NOP_BYTES
         for one in found.arguments:
             _check(one)
     assert len({(s.site_offset, s.provider, s.name) for s in parsed.sites}) == len(parsed.sites)
@@ -260,6 +263,8 @@ def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
         (sample(site(semaphore=FILE_SIZE)), "index"),
         (sample(site(semaphore=FILE_SIZE - 1)), "index"),
         (sample(site(semaphore=7)), "odd"),
+        (sample(site(nop_bytes=0)), "without a length"),
+        (sample(site(nop_bytes=LONGEST_NOP_BYTES + 1)), "index"),
         (sample(site(), site()), "twice"),
         (sample(site(name="")), "shorter"),
         (sample(site(name="n" * 2049)), "longer"),

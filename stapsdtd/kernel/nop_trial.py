@@ -1,0 +1,185 @@
+"""A program of 555 bytes that arms two nops of its own, runs into them, and tells what has become of them.
+
+    0x400000  ELF header, program header
+    0x400078  two struct perf_event_attr: a uprobe at five, and one at ten, of this very file
+    0x400178  /proc/self/exe
+    0x400188          sub     $32, %rsp
+                      xor     %ebx, %ebx
+              open:   mov     %ebx, %edi              # perf_event_open(attributes, 0, -1, -1, PERF_FLAG_FD_CLOEXEC)
+                      shl     $7, %edi
+                      add     $0x400078, %edi
+                      xor     %esi, %esi
+                      mov     $-1, %edx
+                      mov     $-1, %r10d
+                      mov     $8, %r8d
+                      mov     $298, %eax
+                      syscall
+                      mov     %eax, (%rsp,%rbx,4)
+                      inc     %ebx
+                      cmp     $2, %ebx
+                      jb      open
+                      mov     $3, %ebx
+              five:   .byte   0x0f, 0x1f, 0x44, 0, 0
+              ten:    .byte   0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0
+                      dec     %ebx
+                      jnz     five
+                      mov     five, %rax
+                      mov     %rax, 8(%rsp)
+                      mov     five + 8, %rax
+                      mov     %rax, 16(%rsp)
+                      mov     $1, %edi                # write(1, both results and what the nops are now, 24)
+                      mov     %rsp, %rsi
+                      mov     $24, %edx
+                      mov     $1, %eax
+                      syscall
+                      mov     $336, %eax              # uprobe(), last: a seccomp filter may kill for it
+                      syscall
+                      mov     %rax, (%rsp)
+                      mov     $1, %edi                # write(1, its result, 8)
+                      mov     %rsp, %rsi
+                      mov     $8, %edx
+                      mov     $1, %eax
+                      syscall
+                      xor     %edi, %edi              # exit(0)
+                      mov     $60, %eax
+                      syscall
+
+The events are of perf's uprobe PMU and for this process alone: tracefs knows nothing of them, no other process maps the
+file, and all of it goes with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+
+_log = logging.getLogger(__name__)
+
+LOAD_VADDR = 0x400000
+_FILE_HEADER = struct.Struct("<4s5B7xHHIQQQIHHHHHH")
+_PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
+_ATTRIBUTES = struct.Struct("<II8xQ32xQQ56x")
+"""The first 128 bytes of struct perf_event_attr, with type, size, sample_period, uprobe_path and probe_offset."""
+_ATTRIBUTES_AT = _FILE_HEADER.size + _PROGRAM_HEADER.size
+_PATH_AT = _ATTRIBUTES_AT + 2 * _ATTRIBUTES.size
+_PATH = b"/proc/self/exe".ljust(16, b"\0")
+CODE_AT = _PATH_AT + len(_PATH)
+CODE = bytes.fromhex(
+    "4883ec2031db89dfc1e70781c77800400031f6baffffffff41baffffffff41b808000000b82a0100000f0589049cffc3"
+    "83fb0272d1bb030000000f1f440000662e0f1f840000000000ffcb75ed488b0425c20140004889442408488b0425ca01"
+    "40004889442410bf010000004889e6ba18000000b8010000000f05b8500100000f0548890424bf010000004889e6ba08"
+    "000000b8010000000f0531ffb83c0000000f05"
+)
+_NOPS = {5: bytes.fromhex("0f1f440000"), 10: bytes.fromhex("662e0f1f840000000000")}
+_NOPS_AT = CODE_AT + CODE.index(b"".join(_NOPS.values()))
+_BREAKPOINT = b"\xcc"
+
+_REPORT = struct.Struct("<2i5s10sx")
+_ANSWER = struct.Struct("<q")
+
+_ENOTSUPP = 524
+"""No code of user space's (include/linux/errno.h): of an instruction that uprobes do not take at all."""
+
+_MFD_EXEC = 0x10
+"""Linux 6.3. Older kernels know no memfds that are not executable, and refuse the flag."""
+
+_PMU_TYPE = "/sys/bus/event_source/devices/uprobe/type"
+_SECONDS = 1.0
+
+
+def program(pmu_type: int) -> bytes:
+    """Return the program as an ELF file. pmu_type: the number that this kernel gave perf's uprobe PMU."""
+    size = CODE_AT + len(CODE)
+    content = _FILE_HEADER.pack(
+        *(b"\x7fELF", 2, 1, 1, 0, 0),  # 64 bits, little-endian, ELF version, System V ABI and its version
+        *(2, 62, 1, LOAD_VADDR + CODE_AT, _FILE_HEADER.size, 0, 0),  # ET_EXEC, x86-64
+        *(_FILE_HEADER.size, _PROGRAM_HEADER.size, 1, 0, 0, 0),
+    )
+    content += _PROGRAM_HEADER.pack(1, 5, 0, LOAD_VADDR, LOAD_VADDR, size, size, 0x1000)  # PT_LOAD, R X
+    offset = _NOPS_AT
+    for nop in _NOPS.values():
+        content += _ATTRIBUTES.pack(pmu_type, _ATTRIBUTES.size, 1, LOAD_VADDR + _PATH_AT, offset)
+        offset += len(nop)
+    return content + _PATH + CODE
+
+
+def run(pmu_type_path: str = _PMU_TYPE, seconds: float = _SECONDS) -> tuple[Mapping[int, bool], int | None]:
+    """Return which nops, by their length in bytes, this kernel rewrites, and the syscall's errno.
+
+    A length is missing where no probe could be put there, the errno is None where none is known: the program may be
+    refused, killed or held up by whatever guards this host.
+    """
+    try:
+        with open(pmu_type_path, encoding="ascii") as file:
+            pmu_type = int(file.read())
+    except (OSError, ValueError):
+        # none before Linux 4.17; the syscall is asked all the same
+        pmu_type = 0xFFFFFFFF
+    try:
+        with _in_memory(program(pmu_type)) as descriptor:
+            return parse(_output_of(descriptor, seconds))
+    except OSError as error:
+        _log.debug("the trial of nops cannot be started: %s", error)
+        return {}, None
+
+
+def parse(output: bytes) -> tuple[Mapping[int, bool], int | None]:
+    """See `run`. output: what the program wrote, as far as it came."""
+    if len(output) < _REPORT.size:
+        return {}, None
+    *results, five, ten = _REPORT.unpack_from(output)
+    rewritten = {}
+    for (length, nop), result, now in zip(_NOPS.items(), results, (five, ten), strict=True):
+        if result == -_ENOTSUPP:
+            rewritten[length] = False
+        # still a nop where the probe was not put there
+        elif result >= 0 and now != nop:
+            rewritten[length] = now != _BREAKPOINT + nop[1:]
+    if len(output) != _REPORT.size + _ANSWER.size:
+        return rewritten, None
+    answer: int = _ANSWER.unpack_from(output, _REPORT.size)[0]
+    return rewritten, -answer if answer < 0 else None
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[int]:
+    """Raises OSError where the host allows no executable memfd (vm.memfd_noexec)."""
+    try:
+        descriptor = os.memfd_create("stapsdt-nops", os.MFD_CLOEXEC | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("stapsdt-nops", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _output_of(descriptor: int, seconds: float) -> bytes:
+    """Run the program that is open there; it is killed where it takes longer. Raises OSError where it cannot run."""
+    process = subprocess.Popen(
+        ["stapsdt-nops"],
+        executable=f"/proc/self/fd/{descriptor}",
+        pass_fds=(descriptor,),
+        env={},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        return process.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        try:
+            return process.communicate(timeout=seconds)[0]
+        except subprocess.TimeoutExpired:
+            # what waits in the kernel cannot be killed, and is not to be waited for
+            _log.warning("process %d, which tries what the kernel does to nops, does not end", process.pid)
+            return b""

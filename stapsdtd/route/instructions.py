@@ -1,0 +1,30 @@
+"""The last look at a site before it is armed: what its instruction is now, and what the kernel would do to that.
+
+The file may have been written to since it was parsed: in place, or through a mapping of a memfd, which changes no time
+stamp. Once the first process is armed, the kernel goes by its copy (prepare_uprobe in kernel/events/uprobes.c).
+"""
+
+from __future__ import annotations
+
+import os
+
+from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
+from stapsdtd.elf.notes import UnusableNoteError
+from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.model import Site
+
+
+def why_not_armed(descriptor: int, architecture: str, site: Site, nops: NopRewriting) -> str | None:
+    """Return why a site of the file that is open there is not to be armed; None where that does no harm."""
+    reason = nops.why_not(site.nop_bytes)
+    if reason is not None:
+        return reason
+    try:
+        length = nop_bytes(architecture, os.pread(descriptor, LONGEST_NOP_BYTES, site.site_offset))
+    except UnusableNoteError as error:
+        return f"the file changed since it was read: {error.reason}"
+    except OSError as error:
+        return f"the file cannot be read: {error.strerror or error}"
+    if length != site.nop_bytes:
+        return f"the file changed since it was read: a nop of {length} bytes instead of {site.nop_bytes}"
+    return None
