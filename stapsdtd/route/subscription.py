@@ -16,15 +16,13 @@ from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCaptu
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.client import Client
-from stapsdtd.route.fairness import shared_out
-from stapsdtd.route.log import EventLog
+from stapsdtd.route.fairness import Admission, shared_out
+from stapsdtd.route.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 
 _RESERVE = 8
-"""When only an eighth of the queue is left, what comes in is shared out among the processes: ..."""
-_PORTION = 4
-"""... a quarter of what is left, so that there is always some for who had none yet, ..."""
+"""When only an eighth of the queue is left, what comes in is shared out among the processes, ..."""
 _ALWAYS_ROOM = 16
-"""... and some for each process even if the oldest events have to go for it."""
+"""... with some for each that has less, even if the oldest events have to go for it."""
 
 _STATUSES_KEPT = 10_000
 _RETIRED_KEPT = 10_000
@@ -145,6 +143,7 @@ class Subscription:
         self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
         self.excluded = wish.scope.exclude_pids | {own_pid}
         self.log = EventLog(wish.queue_bytes, self._notify)
+        self._admission = Admission()
         self._lock = threading.Lock()
         self._sites: OrderedDict[int, KnownSite] = OrderedDict()
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
@@ -180,29 +179,34 @@ class Subscription:
     def deliver(self, blocks: Sequence[Block]) -> None:
         # another policy may put another one in its place meanwhile
         quota = self.client.events
-        if quota is not None:
-            blocks = self._kept(blocks, quota.take(sum(map(len, blocks))), LossStage.QUOTA)
-        room = self._rows_for(blocks)
-        if room is not None:
-            blocks = self._kept(blocks, room, LossStage.QUEUE, at_least=_ALWAYS_ROOM)
-        if blocks:
+        count = sum(map(len, blocks))
+        if quota is not None and (granted := quota.take(count)) < count:
+            blocks = self._instead_of(blocks, shared_out(blocks, granted), LossStage.QUOTA)
+        if not blocks:
+            return
+        if self._left() - rows_bytes(blocks) > self.wish.queue_bytes // _RESERVE:
             self.log.append(blocks)
+        else:
+            self._admit(blocks)
 
-    def _rows_for(self, blocks: Sequence[Block]) -> int | None:
-        """Answer how many events may come in where the client reads too slowly; None where there is room for all."""
-        count, nbytes = sum(map(len, blocks)), sum(block.nbytes for block in blocks)
-        left = self.wish.queue_bytes - self.log.unread_bytes
-        if not count or left - nbytes > self.wish.queue_bytes // _RESERVE:
-            return None
-        return max(left, 0) // _PORTION * count // max(nbytes, 1)
+    def _left(self) -> int:
+        """Bytes that the next entry may take before unread events have to go for it."""
+        return max(self.wish.queue_bytes - self.log.unread_bytes - ENTRY_OVERHEAD, 0)
 
-    def _kept(self, blocks: Sequence[Block], room: int, stage: LossStage, at_least: int = 0) -> Sequence[Block]:
-        before = sum(map(len, blocks))
-        if before > room:
-            blocks = shared_out(blocks, room, at_least)
-            if lost := before - sum(map(len, blocks)):
-                self.lost(stage, lost)
-        return blocks
+    def _admit(self, blocks: Sequence[Block]) -> None:
+        """Append as much as may come in where the client reads too slowly."""
+        self._admission.read(self.log.positions().read)
+        free = self._left() * sum(map(len, blocks)) // rows_bytes(blocks)
+        admitted = self._instead_of(blocks, self._admission.admit(blocks, free, _ALWAYS_ROOM), LossStage.QUEUE)
+        if admitted:
+            self.log.append(admitted, is_short=True)
+            self._admission.admitted(admitted, self.log.positions().end)
+
+    def _instead_of(self, blocks: Sequence[Block], kept: Sequence[Block], stage: LossStage) -> Sequence[Block]:
+        """Count what is missing in kept as lost; answer kept."""
+        if lost := sum(map(len, blocks)) - sum(map(len, kept)):
+            self.lost(stage, lost)
+        return kept
 
     def fired(self, count: int) -> None:
         self._fired += count
