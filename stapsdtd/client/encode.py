@@ -24,6 +24,15 @@ CHANNEL_OPTIONS = (
 )
 
 
+_SHOWN_CHARACTERS = 80
+
+
+def shown(selectors: Iterable[str]) -> str:
+    """As an error names them."""
+    text = " ".join(selectors)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
 def list_request(
     selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str], details: bool
 ) -> pb.ListProbesRequest:
