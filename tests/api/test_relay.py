@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +36,7 @@ from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
-from tests.api.served import PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
 from tests.support import descriptors, wait_for
 from tests.unit.samples import block, site
 from tests.users import ANNE, BERT, User, public_folder
@@ -324,6 +325,59 @@ def test_half_a_request_keeps_nobody_waiting(server: Served) -> None:
             if place % 20 == 0:
                 assert server.held() == []
         assert not any(map(is_closed, slow))
+        assert server.held() == []
+
+
+def refused_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [str(vars(record)["fields"]["reason"]) for record in caplog.records if record.message == "connect refused"]
+
+
+PIECES = http2.greeting() + http2.frame(http2.HEADERS, http2.headers("ListProbes"), http2.END_HEADERS, 1)
+GREETING_BYTES = len(http2.PREFACE) + len(http2.frame(http2.SETTINGS, bytes(6)))
+
+
+@pytest.mark.parametrize("said", [0, 1, len(http2.PREFACE), GREETING_BYTES - 1])
+def test_who_does_not_greet_in_time_is_disconnected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int
+) -> None:
+    patience = replace(LONG_PATIENCE, greeting_seconds=0.5)
+    with served(tmp_path, patience=patience) as server:
+        server.held()
+        with connected(server, PIECES[:said]) as slow, connected(server, PIECES[:GREETING_BYTES]) as polite:
+            wait_for(lambda: is_closed(slow), "it to be given up")
+            wait_for_connections(server, 2)
+            assert not is_closed(polite)
+            assert server.held() == []
+        assert server.gate.refusals["connection"] == 1
+    assert refused_in(caplog) == ["HTTP/2's preface and settings did not come within 0.5 s"]
+
+
+@pytest.mark.parametrize("said", [GREETING_BYTES, len(PIECES) - 1])
+def test_who_never_asks_anything_is_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int) -> None:
+    with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5)) as server:
+        server.held()
+        with connected(server, PIECES[:said]) as slow, connected(server, PIECES) as asking:
+            wait_for(lambda: is_closed(slow), "it to be given up")
+            wait_for_connections(server, 2)
+            assert not is_closed(asking)
+            assert server.held() == []
+        assert server.gate.refusals["connection"] == 1
+    assert refused_in(caplog) == ["a first request did not come within 0.5 s"]
+
+
+def test_who_asked_once_and_is_idle_since_is_told_to_go(tmp_path: Path) -> None:
+    with served(tmp_path, idle_seconds=0.5) as server:
+        ident = server.subscribe("app:*").subscription_id
+        stream = server.stream(ident)
+        server.wait_until_streaming()
+        with connected(server, http2.greeting() + http2.request("ListSubscriptions")) as idle:
+            kinds = [kind for kind, _, _ in http2.frames(idle)]
+        assert http2.GOAWAY in kinds
+        wait_for_connections(server, 1)
+        # whose stream is open is not idle, and gRPC's own clients come back without a word
+        server.unsubscribe(ident)
+        assert [message.WhichOneof("payload") for message in stream] == ["end"]
+        wait_for(lambda: server.relay.connections == 0, "the stub's connection to be idle")
         assert server.held() == []
 
 

@@ -89,7 +89,7 @@ TOO_OFTEN = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 
 def test_unsubscribe_that_is_refused_by_rate_is_tried_again_for_ten_seconds() -> None:
     clock = Time()
     refused = RefusedUnsubscribe(CALL, 30, clock.monotonic)
-    pauses = []
+    pauses: list[float] = []
     while sum(pauses) < 9:
         pauses.append(refused.after(TOO_OFTEN))
         clock.now += pauses[-1]
