@@ -45,6 +45,7 @@ from stapsdtd.kernel.process_memory import may_be_touched, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.patient import PatientParser
@@ -143,10 +144,11 @@ class Daemon:
         patient.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
+        connected = ConnectedClients()
         subscriptions = await self._control.run(
-            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits)
+            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits, connected)
         )
-        peers = PeerTable()
+        peers = PeerTable(connected)
         gate = Gate(peers.find, Policy(self._config.roles))
         backend = Backend(
             self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name, gate

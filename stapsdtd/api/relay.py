@@ -28,6 +28,7 @@ from stapsdtd.api.listeners import ListeningSocket, hang_up, keep_alive
 from stapsdtd.api.opening import Opening
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.route.bucket import TokenBucket
+from stapsdtd.route.clients import ConnectedClients
 
 _log = logging.getLogger(__name__)
 
@@ -64,19 +65,24 @@ class Patience:
 
 
 class PeerTable:
-    """Who is behind which connection to the gRPC server."""
+    """Who is behind which connection to the gRPC server. connected: is told whose processes they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, connected: ConnectedClients) -> None:
         self._peers: dict[str, Peer] = {}
+        self._connected = connected
 
     def add(self, peer: Peer) -> str:
         """Answer a name that nobody can guess."""
         name = _NAME + secrets.token_hex(16)
         self._peers[name] = peer
+        if peer.pid is not None:
+            self._connected.joined(peer.pid)
         return name
 
     def remove(self, name: str) -> None:
-        self._peers.pop(name, None)
+        peer = self._peers.pop(name, None)
+        if peer is not None and peer.pid is not None:
+            self._connected.left(peer.pid)
 
     def find(self, address: str) -> Peer:
         """Look a call's peer up, as gRPC names it. Raises AccessDeniedError for who did not come through the relay."""

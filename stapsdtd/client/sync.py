@@ -116,6 +116,7 @@ class Client:
         execnames: Iterable[str] = (),
         cgroups: Iterable[str] = (),
         containers: Iterable[str] = (),
+        include_clients: bool = False,
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -126,6 +127,7 @@ class Client:
         pids, uids, execnames, cgroups, containers: whose events are wanted, everybody's where all are empty; of each
         kind that is given one has to be met. A cgroup's path is that of /proc/PID/cgroup. A container goes by its name,
         its id or the id's first 12 digits, and has to be there. What is below a cgroup or a container counts too.
+        include_clients: events of the server's other clients, which by default count as filtered; see the proto.
         where: an expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
         queue_bytes: how much the server keeps for this client.
@@ -139,6 +141,7 @@ class Client:
             execnames=execnames,
             cgroups=cgroups,
             containers=containers,
+            include_clients=include_clients,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,

@@ -16,6 +16,7 @@ from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCaptu
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.client import Client
+from stapsdtd.route.clients import ClientFilter, ConnectedClients
 from stapsdtd.route.fairness import Admission, shared_out
 from stapsdtd.route.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 
@@ -32,6 +33,7 @@ _RETIRED_KEPT = 10_000
 class Scope:
     """pids empty means every process; events of exclude_pids are never delivered.
 
+    include_clients: those of the daemon's own clients are wanted, too; see `Wish.filter_of`.
     The others stand here as they were asked for; they are tested as part of Wish.predicate.
     """
 
@@ -41,6 +43,7 @@ class Scope:
     execnames: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    include_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Wish:
 
     where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
     owners: users whose own processes it may see, None for everybody's. Of others it is told nothing.
+    subscriber_pid: the client's own process, None where nobody knows it.
     """
 
     selectors: tuple[Selector, ...]
@@ -59,6 +63,14 @@ class Wish:
     where: str = ""
     predicate: Expression | None = None
     owners: frozenset[int] | None = None
+    subscriber_pid: int | None = None
+
+    def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
+        """What takes the daemon's own clients' events out; None where they are asked for, as by naming processes."""
+        if self.scope.include_clients or self.scope.pids or self.scope.execnames:
+            return None
+        named = {selector.provider_of_pid[1] for selector in self.selectors if selector.provider_of_pid}
+        return ClientFilter(clients, named if self.subscriber_pid is None else named | {self.subscriber_pid})
 
 
 class SiteState(Enum):
@@ -131,9 +143,19 @@ class Subscription:
     """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
 
     def __init__(  # noqa: PLR0917 - what it is made of
-        self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot, client: Client | None = None
+        self,
+        ident: str,
+        ticket: Ticket,
+        wish: Wish,
+        own_pid: int,
+        why_not: WhyNot,
+        client: Client | None = None,
+        clients: ConnectedClients | None = None,
     ) -> None:
-        """why_not: the engine's. is_ending: it is being disarmed, or was. ended: done when `end` was called."""
+        """why_not: the engine's. clients: whose events are left out unless the wish says otherwise.
+
+        is_ending: it is being disarmed, or was. ended: done when `end` was called.
+        """
         self._why_not = why_not
         self.client = client or Client()
         self.id = ident
@@ -144,6 +166,7 @@ class Subscription:
         self.excluded = wish.scope.exclude_pids | {own_pid}
         self.log = EventLog(wish.queue_bytes, self._notify)
         self._admission = Admission()
+        self._client_filter = None if clients is None else wish.filter_of(clients)
         self._lock = threading.Lock()
         self._sites: OrderedDict[int, KnownSite] = OrderedDict()
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
@@ -177,6 +200,10 @@ class Subscription:
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
+        if self._client_filter is not None:
+            before = sum(map(len, blocks))
+            blocks = self._client_filter.rest(blocks)
+            self.filtered(before - sum(map(len, blocks)))
         # another policy may put another one in its place meanwhile
         quota = self.client.events
         count = sum(map(len, blocks))

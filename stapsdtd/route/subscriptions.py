@@ -28,6 +28,7 @@ from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
@@ -46,7 +47,16 @@ class Subscriptions:
     totals: what became of all events. arming: how long it takes to arm an object's sites. Both may be read anywhere.
     """
 
-    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits) -> None:
+    def __init__(  # noqa: PLR0917 - what it is made of
+        self,
+        registry: Registry,
+        engine: Engine,
+        watcher: Watcher,
+        parse: Parse,
+        limits: Limits,
+        connected: ConnectedClients,
+    ) -> None:
+        self._connected = connected
         self._parse = parse
         self._registry = registry
         self._engine = engine
@@ -76,7 +86,13 @@ class Subscriptions:
         self._watcher.refresh()
         whose = self._begin(wish, client, quotas)
         subscription = Subscription(
-            secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not, whose
+            secrets.token_hex(8),
+            next(self._tickets),
+            wish,
+            os.getpid(),
+            self._engine.why_not,
+            whose,
+            self._connected,
         )
         try:
             self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)

@@ -36,6 +36,7 @@ from stapsdtd.model import (
     Unavailable,
 )
 from stapsdtd.probes.registry import Registry
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
@@ -162,10 +163,11 @@ class Served:
         self._control = ControlThread()
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
+        connected = ConnectedClients()
         self.subscriptions = self.in_control(
-            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits)
+            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits, connected)
         )
-        self._peers = PeerTable()
+        self._peers = PeerTable(connected)
         self.gate = Gate(self._peers.find, Policy(roles))
         backend = Backend(
             self._control,

@@ -112,6 +112,7 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
 def test_events(server: FakeServer, client: Client) -> None:
     wish: dict[str, Any] = {
         "pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"], "containers": ["web"],
+        "include_clients": True,
     }  # fmt: skip
     with client.subscribe(["postgresql:*"], **wish, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
         (request,) = server.asked("SubscribeRequest")

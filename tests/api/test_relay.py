@@ -34,6 +34,7 @@ from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
 from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
@@ -138,6 +139,29 @@ def test_who_is_in_more_groups_than_are_told_is_in_none_but_his_own(server: Serv
         assert only_peer_of(server, user).groups == {user.uid}
 
 
+def test_processes_that_are_connected_leave_no_events_in_others_subscriptions(server: Served) -> None:
+    ident = server.subscribe("app:*").subscription_id
+    with connecting_as(server, ANNE) as child:
+        only_peer_of(server, ANNE)
+        server.fire(block([1, 2, 3], pid=[child.pid, 10, os.getpid()]))
+        child.kill()
+        wait_for_connections(server, 1)
+        server.fire(block([4], pid=[child.pid]))
+    account = server.unsubscribe(ident)
+    assert (account.in_flight, account.filtered, account.fired) == (3, 1, 4)
+
+
+def test_processes_that_are_connected_are_traced_where_they_are_named(server: Served) -> None:
+    with connecting_as(server, ANNE) as child:
+        only_peer_of(server, ANNE)
+        for scope in (pb.Scope(pids=[child.pid]), pb.Scope(include_clients=True)):
+            ident = server.subscribe("app:*", scope=scope).subscription_id
+            (held,) = server.held()
+            assert held.scope == scope
+            server.fire(block([1], pid=[child.pid]))
+            assert server.unsubscribe(ident).in_flight == 1
+
+
 def test_two_users_are_two_clients(server: Served) -> None:
     with connecting_as(server, ANNE), connecting_as(server, BERT):
         wait_for(lambda: server.relay.clients == 3, "three clients")
@@ -181,7 +205,7 @@ def test_name_of_a_closed_connection_is_nobodys(server: Served) -> None:
 
 
 def test_names_cannot_be_guessed() -> None:
-    table = PeerTable()
+    table = PeerTable(ConnectedClients())
     names = {table.add(Peer("unix:x")) for _ in range(100)}
     assert len(names) == 100
     assert all(len(bytes.fromhex(name.removeprefix(relay_module._NAME))) == 16 for name in names)
@@ -519,7 +543,9 @@ def test_a_server_that_never_started_can_be_stopped(server: Served, monkeypatch:
     path = server.folder / "other.sock"
 
     async def start_and_stop() -> None:
-        other = Server(server.servicer, Relay(PeerTable(), server.gate, 5), [Listener(f"unix:{path}")])
+        other = Server(
+            server.servicer, Relay(PeerTable(ConnectedClients()), server.gate, 5), [Listener(f"unix:{path}")]
+        )
         assert path.exists()
         with pytest.raises(OSError, match="No space left"):
             await other.start()
@@ -535,7 +561,7 @@ def test_a_server_that_never_started_can_be_stopped(server: Served, monkeypatch:
 @contextmanager
 def relayed(server: Served) -> Iterator[tuple[Relay, socket.socket, socket.socket]]:
     """Another relay, and what is connected at its two ends; who serves is no gRPC server."""
-    relay = Relay(PeerTable(), server.gate, 5)
+    relay = Relay(PeerTable(ConnectedClients()), server.gate, 5)
     path, inner_path = server.folder / "relayed.sock", server.folder / "inner.sock"
     (listening,) = in_loop(server, lambda: open_listeners([Listener(f"unix:{path}")]))
     with socket.socket(socket.AF_UNIX) as inner, socket.socket(socket.AF_UNIX) as client:
