@@ -40,6 +40,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
+from stapsdtd.kernel.allocator import Trimmer, bound, glibc
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.process_memory import may_be_touched, touch
 from stapsdtd.kernel.tracefs import Tracefs
@@ -120,10 +121,16 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._libc = glibc()
+        if self._libc is not None:
+            # before there are threads
+            bound(self._libc)
         self._control = ControlThread()
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
+        if self._libc is not None:
+            self._stopping.callback(Trimmer(self._libc).close)
         _allow_all_descriptors()
         # it starts while the rest does
         parser = SandboxedParser()

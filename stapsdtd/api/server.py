@@ -26,7 +26,8 @@ _IDLE_SECONDS = 300.0
 """A client without a request for so long is told to go; those of gRPC do, and come back with their next one."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 1 << 20),
+    # 256 selectors with paths, 8,192 process ids and the longest expression; what is refused was read before
+    ("grpc.max_receive_message_length", 256 << 10),
     ("grpc.max_concurrent_streams", 256),
 )
 
