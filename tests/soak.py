@@ -23,7 +23,7 @@ from tests.support import descriptors, running_daemon
 _SAMPLES = 60
 _MARK_PART = 6
 _GROWTH = 1.1
-_AROUND = 3
+_AROUND = 5
 """Samples whose median is looked at, since a single one may see a list of probes being sent."""
 
 

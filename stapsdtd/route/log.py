@@ -235,6 +235,18 @@ class EventLog:
             self._handed_to = next_seq
 
     @property
+    def next_seq(self) -> int:
+        """The number of the next event to come."""
+        with self._lock:
+            return self._next_seq
+
+    @property
+    def first_kept(self) -> int:
+        """The number of the first event that can still be read."""
+        with self._lock:
+            return next(iter(self._entries), self._next_seq)
+
+    @property
     def unread_bytes(self) -> int:
         """What waits to be handed out for the first time."""
         positions = self.positions()

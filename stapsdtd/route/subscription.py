@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Ticket
@@ -27,6 +28,8 @@ _ALWAYS_ROOM = 16
 
 _STATUSES_KEPT = 10_000
 _RETIRED_KEPT = 10_000
+_RETIRED_SECONDS = 60.0
+"""Longer than it takes until the last events of a site that is disarmed have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,13 @@ class KnownSite:
         return reason or "the memory it points to could not be read"
 
 
+class _Retired(NamedTuple):
+    """When a site was disarmed, and the number of the next event then."""
+
+    at: float
+    next_seq: int
+
+
 class Subscription:
     """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
 
@@ -151,6 +161,7 @@ class Subscription:
         why_not: WhyNot,
         client: Client | None = None,
         clients: ConnectedClients | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """why_not: the engine's. clients: whose events are left out unless the wish says otherwise.
 
@@ -172,6 +183,8 @@ class Subscription:
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
         self._next_site_id = 1
         self._armed: set[int] = set()
+        self._clock = clock
+        self._retired: OrderedDict[int, _Retired] = OrderedDict()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._fired = 0
         self._filtered = 0
@@ -265,19 +278,34 @@ class Subscription:
             for status in statuses:
                 if status.state is SiteState.ARMED:
                     self._armed.add(status.site_id)
+                    self._retired.pop(status.site_id, None)
                 else:
                     self._armed.discard(status.site_id)
+                    self._retired[status.site_id] = _Retired(self._clock(), self.log.next_seq)
                 self._statuses.append(status)
             self._forget_retired()
         self._notify()
 
     def _forget_retired(self) -> None:
-        """Objects come and go for as long as a subscription lives; only so many of the gone ones are remembered."""
+        """Objects come and go for as long as a subscription lives; those are remembered that events kept may name, and
+        no more than so many.
+        """
         excess = len(self._sites) - len(self._armed) - _RETIRED_KEPT
         if excess > 0:
             for number in [number for number in self._sites if number not in self._armed][:excess]:
-                known = self._sites.pop(number)
-                self._ids.pop((known.object.key, known.capture), None)
+                self._forget(number)
+        before, first_kept = self._clock() - _RETIRED_SECONDS, self.log.first_kept
+        while self._retired:
+            number, retired = next(iter(self._retired.items()))
+            if retired.at > before or retired.next_seq > first_kept:
+                break
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._retired.pop(number, None)
+        known = self._sites.pop(number, None)
+        if known is not None:
+            self._ids.pop((known.object.key, known.capture), None)
 
     def end(self, reason: EndReason) -> None:
         """The log has all that fired, and the account is final but for what is still to be delivered."""
