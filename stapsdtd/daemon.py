@@ -40,12 +40,14 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
+from stapsdtd.kernel.allocator import Trimmer, bound, glibc
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.nops import nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import may_be_touched, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.patient import PatientParser
@@ -120,10 +122,16 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._libc = glibc()
+        if self._libc is not None:
+            # before there are threads
+            bound(self._libc)
         self._control = ControlThread()
         self._stopping = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
+        if self._libc is not None:
+            self._stopping.callback(Trimmer(self._libc).close)
         _allow_all_descriptors()
         # these two go on while the rest starts
         trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
@@ -146,10 +154,13 @@ class Daemon:
         patient.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
+        connected = ConnectedClients()
         subscriptions = await self._control.run(
-            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits, nops=nops)
+            lambda: Subscriptions(
+                registry, engine, watcher, patient.parse, self._config.limits, connected=connected, nops=nops
+            )
         )
-        peers = PeerTable()
+        peers = PeerTable(connected)
         gate = Gate(peers.find, Policy(self._config.roles))
         backend = Backend(
             self._control,

@@ -86,6 +86,7 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
         tuple(request.scope.execnames),
         tuple(request.scope.cgroups),
         tuple(request.scope.containers),
+        request.scope.include_clients,
     )
     return Wish(
         parse_selectors(request.selectors, limits),
@@ -266,6 +267,7 @@ def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: fl
             execnames=scope.execnames,
             cgroups=scope.cgroups,
             containers=scope.containers,
+            include_clients=scope.include_clients,
         ),
         where=found.wish.where,
         created_ns=found.created_ns,

@@ -19,17 +19,19 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from stapsdtd.api.access import Gate, Peer
 from stapsdtd.api.listeners import ListeningSocket, hang_up, keep_alive
+from stapsdtd.api.opening import Opening
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.route.bucket import TokenBucket
+from stapsdtd.route.clients import ConnectedClients
 
 _log = logging.getLogger(__name__)
 
-_HANDSHAKE_SECONDS = 10.0
 _MOST_HANDSHAKES = 64
 """At a time: who is nobody yet counts for nobody, and asyncio takes 256 KiB for each."""
 _FLUSH_SECONDS = 5.0
@@ -51,20 +53,36 @@ none.
 _NAME = "stapsdtd-client-"
 
 
-class PeerTable:
-    """Who is behind which connection to the gRPC server."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a client may take: for TLS; then for HTTP/2's greeting; and until its first request, from the same
+    moment on. Who takes longer is disconnected.
+    """
 
-    def __init__(self) -> None:
+    handshake_seconds: float = 10.0
+    greeting_seconds: float = 10.0
+    request_seconds: float = 60.0
+
+
+class PeerTable:
+    """Who is behind which connection to the gRPC server. connected: is told whose processes they are."""
+
+    def __init__(self, connected: ConnectedClients) -> None:
         self._peers: dict[str, Peer] = {}
+        self._connected = connected
 
     def add(self, peer: Peer) -> str:
         """Answer a name that nobody can guess."""
         name = _NAME + secrets.token_hex(16)
         self._peers[name] = peer
+        if peer.pid is not None:
+            self._connected.joined(peer.pid)
         return name
 
     def remove(self, name: str) -> None:
-        self._peers.pop(name, None)
+        peer = self._peers.pop(name, None)
+        if peer is not None and peer.pid is not None:
+            self._connected.left(peer.pid)
 
     def find(self, address: str) -> Peer:
         """Look a call's peer up, as gRPC names it. Raises AccessDeniedError for who did not come through the relay."""
@@ -77,8 +95,9 @@ class PeerTable:
 class Relay:
     """Runs on the API's event loop."""
 
-    def __init__(self, peers: PeerTable, gate: Gate, max_connections: int) -> None:
+    def __init__(self, peers: PeerTable, gate: Gate, max_connections: int, patience: Patience = Patience()) -> None:
         self._peers = peers
+        self._patience = patience
         self._gate = gate
         self._max_connections = max_connections
         self._open: Counter[str] = Counter()
@@ -166,7 +185,8 @@ class Relay:
     async def _serve(self, connection: socket.socket, address: Any, listening: ListeningSocket) -> None:
         """A connection's whole life. address: whence it comes, as accept() tells."""
         try:
-            outside = await self._greet(connection, listening)
+            opening = Opening()
+            outside = await self._greet(connection, listening, opening)
             try:
                 peer = _peer(connection, outside.transport, listening)
                 try:
@@ -175,7 +195,7 @@ class Relay:
                     self._gate.note_refusal("connection", "connect", peer, error)
                     return
                 with admitted:
-                    await self._pass_on(outside, peer)
+                    await self._pass_on(outside, opening, peer)
             finally:
                 outside.abort()
                 await outside.lost
@@ -183,10 +203,10 @@ class Relay:
             whence = f" from {address[0]}" if listening.listener.path is None else ""
             self._note(listening, f"{str(error) or type(error).__name__}{whence}")
 
-    async def _greet(self, connection: socket.socket, listening: ListeningSocket) -> _Half:
+    async def _greet(self, connection: socket.socket, listening: ListeningSocket, opening: Opening) -> _Half:
         """Raises OSError where TLS does not come about."""
         connection.setblocking(False)
-        outside = _Half(self._buffer, self._halves)
+        outside = _Half(self._buffer, self._halves, opening=opening)
         if listening.tls is not None:
             if len(self._handshakes) >= _MOST_HANDSHAKES:
                 # an honest one takes milliseconds
@@ -199,7 +219,7 @@ class Relay:
                 lambda: outside,
                 connection,
                 ssl=listening.tls,
-                ssl_handshake_timeout=_HANDSHAKE_SECONDS if listening.tls else None,
+                ssl_handshake_timeout=self._patience.handshake_seconds if listening.tls else None,
             )
         finally:
             self._handshakes.pop(connection, None)
@@ -228,12 +248,13 @@ class Relay:
             if not self._open[peer.client]:
                 del self._open[peer.client]
 
-    async def _pass_on(self, outside: _Half, peer: Peer) -> None:
+    async def _pass_on(self, outside: _Half, opening: Opening, peer: Peer) -> None:
         """Return when both ends are closed. Raises OSError where the gRPC server does not take it."""
         inside = await self._connect(outside, peer)
         outside.connect_to(inside)
         ends = outside.lost, inside.lost
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        with self._hurrying(outside, opening, peer):
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         # the other one gets what is still to be written, for as long as is reasonable
         outside.close()
         inside.close()
@@ -241,6 +262,28 @@ class Relay:
         outside.abort()
         inside.abort()
         await asyncio.wait(ends)
+
+    @contextmanager
+    def _hurrying(self, outside: _Half, opening: Opening, peer: Peer) -> Iterator[None]:
+        """Within it who says nothing, or a byte now and then, is disconnected."""
+
+        def check(what: str, seconds: float, is_there: Callable[[], bool]) -> None:
+            if not is_there() and not outside.lost.done():
+                late = AccessDeniedError(f"{what} did not come within {seconds:g} s")
+                self._gate.note_refusal("connection", "connect", peer, late)
+                outside.abort()
+
+        loop, patience = asyncio.get_running_loop(), self._patience
+        wanted = (
+            ("HTTP/2's preface and settings", patience.greeting_seconds, lambda: opening.is_greeting_over),
+            ("a first request", patience.request_seconds, lambda: opening.is_over),
+        )
+        timers = [loop.call_later(seconds, check, what, seconds, is_there) for what, seconds, is_there in wanted]
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
 
     async def _connect(self, outside: _Half, peer: Peer) -> _Half:
         name = self._peers.add(peer)
@@ -270,17 +313,24 @@ class Relay:
 class _Half(asyncio.BufferedProtocol):
     """One end of a connection: what comes in goes out at the other end, no faster than that takes it.
 
-    lost: done when it is closed. all_halves: where it is while it is open.
+    lost: done when it is closed. all_halves: where it is while it is open. opening: is shown what comes in.
     """
 
     transport: asyncio.Transport
 
-    def __init__(self, buffer: memoryview, all_halves: set[_Half], at_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        buffer: memoryview,
+        all_halves: set[_Half],
+        at_end: Callable[[], None] = lambda: None,
+        opening: Opening | None = None,
+    ) -> None:
         self.other: _Half | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = buffer
         self._all = all_halves
         self._at_end = at_end
+        self._opening = opening
         self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -298,6 +348,10 @@ class _Half(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         # from Python 3.12 on, asyncio keeps what it is given until that is written
         data = bytes(self._buffer[:count])
+        if self._opening is not None:
+            self._opening.feed(data)
+            if self._opening.is_over:
+                self._opening = None
         if self.other is not None:
             self.other.write(data)
         else:

@@ -22,9 +22,12 @@ from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
 _STOP_SECONDS = 5.0
 _FAREWELL_SECONDS = 1.0
+_IDLE_SECONDS = 300.0
+"""A client without a request for so long is told to go; those of gRPC do, and come back with their next one."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", 1 << 20),
+    # 256 selectors with paths, 8,192 process ids and the longest expression; what is refused was read before
+    ("grpc.max_receive_message_length", 256 << 10),
     ("grpc.max_concurrent_streams", 256),
 )
 
@@ -32,12 +35,18 @@ _OPTIONS = (
 class Server:
     """A listening gRPC server; made and used on the API's event loop."""
 
-    def __init__(self, servicer: StapsdtServicer, relay: Relay, listeners: Sequence[Listener]) -> None:
+    def __init__(
+        self,
+        servicer: StapsdtServicer,
+        relay: Relay,
+        listeners: Sequence[Listener],
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
         """Raises CannotListenError."""
         self._servicer = servicer
         self._relay = relay
         self._listening: list[ListeningSocket] = open_listeners(listeners)
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))))
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
         self._folder: int | None = None
         self._health = health.aio.HealthServicer()

@@ -261,7 +261,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 # as of now, since revoke() will not look again at what began by an earlier policy
                 rights = self._backend.gate.policy.rights(caller.peer)
                 rights.check_trace(wish.scope.pids)
-                allowed = replace(wish, owners=rights.trace)
+                allowed = replace(wish, owners=rights.trace, subscriber_pid=caller.peer.pid)
                 subscription, statuses = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
                 unanswered.append(subscription)
                 self._subscribers[subscription] = caller.peer

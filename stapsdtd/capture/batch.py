@@ -177,7 +177,7 @@ def merge(blocks: Sequence[Block]) -> list[Block]:
     by_layout: dict[tuple[str, ...], list[Block]] = {}
     for block in blocks:
         by_layout.setdefault(block.layout, []).append(block)
-    return [_sorted(group[0] if len(group) == 1 else _joined(group)) for group in by_layout.values()]
+    return [_sorted(group[0] if len(group) == 1 else joined(group)) for group in by_layout.values()]
 
 
 def _sorted(block: Block) -> Block:
@@ -186,7 +186,8 @@ def _sorted(block: Block) -> Block:
     return block.take(np.argsort(block.time_ns, kind="stable"))
 
 
-def _joined(blocks: Sequence[Block]) -> Block:
+def joined(blocks: Sequence[Block]) -> Block:
+    """Blocks of the same layout, one after the other."""
     return Block(
         np.concatenate([block.time_ns for block in blocks]),
         np.concatenate([block.pid for block in blocks]),

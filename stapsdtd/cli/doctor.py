@@ -81,8 +81,9 @@ def _reported(answer: client.ServerInfo | ClientError) -> tuple[client.Feature, 
 
 def _server_check(server: str, answer: client.ServerInfo | ClientError) -> Check:
     if isinstance(answer, ClientError):
-        what, _, remedy = str(answer).partition(": ")
-        return Check("server", available=False, required=False, detail=what, remedy=remedy)
+        # the last part of a client's error is what to do
+        what, colon, remedy = str(answer).rpartition(": ")
+        return Check("server", False, False, what, remedy) if colon else Check("server", False, False, remedy, "")
     detail = f"version {answer.version} answers on {server}, engine {answer.engine}"
     return Check("server", available=True, required=False, detail=detail, remedy="")
 

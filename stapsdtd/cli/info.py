@@ -117,6 +117,8 @@ def _only(subscription: SubscriptionInfo) -> str:
         "container": scope.containers,
     }  # fmt: skip
     told = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
+    if scope.include_clients:
+        told.append("clients too")
     if subscription.where:
         told.append(f"where {subscription.where}")
     return ", ".join(told)

@@ -111,6 +111,12 @@ containers = click.option(
     shell_complete=complete_container,
     help="Only what runs in this container: its name, its id, or the id's first 12 digits or more; may be repeated.",
 )
+include_clients = click.option(
+    "--clients",
+    "include_clients",
+    is_flag=True,
+    help="Also events of other clients of the server, such as another stapsdt, which else count as filtered.",
+)
 where = click.option(
     "--where",
     metavar="EXPR",
@@ -135,6 +141,7 @@ class Scope(TypedDict):
     execnames: tuple[str, ...]
     cgroups: tuple[str, ...]
     containers: tuple[str, ...]
+    include_clients: bool
     where: str
 
 
@@ -148,6 +155,6 @@ def scope(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*given, scope={"exclude_pids": (os.getpid(),), **chosen}, **options)
 
     wrapped: Callable[..., Any] = with_scope
-    for option in (where, containers, cgroups, execnames, uids, pids):
+    for option in (where, include_clients, containers, cgroups, execnames, uids, pids):
         wrapped = option(wrapped)
     return wrapped

@@ -136,9 +136,11 @@ def run(arguments: list[str] | None = None) -> int:
             AccessDeniedError,
             InvalidRequestError,
             InvalidTargetError,
+            LimitReachedError,
         )
 
-        hint = "; 'stapsdt info' shows what you may" if isinstance(error, AccessDeniedError) else ""
+        is_refused = isinstance(error, AccessDeniedError | LimitReachedError)
+        hint = "; 'stapsdt info' shows what you may" if is_refused else ""
         complain(f"{error}{hint}")
         if isinstance(error, InvalidTargetError):
             return 2

@@ -18,6 +18,7 @@ remembers is in `stream.py`. All that a method returns is frozen data from `mode
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
 from stapsdtd.client.errors import (
     AccessDeniedError,
+    CallCancelledError,
     ClientError,
     InvalidRequestError,
     InvalidTargetError,
@@ -27,6 +28,7 @@ from stapsdtd.client.errors import (
     RequestFailedError,
     ServerTimeoutError,
     ServerUnavailableError,
+    StillSubscribedError,
     StreamTakenOverError,
     UnsupportedError,
     Violation,
@@ -87,6 +89,7 @@ __all__ = [
     "Argument",
     "AsyncClient",
     "AsyncSubscription",
+    "CallCancelledError",
     "CapturedArgument",
     "Client",
     "ClientError",
@@ -131,6 +134,7 @@ __all__ = [
     "SiteStatus",
     "SnapshotComplete",
     "Status",
+    "StillSubscribedError",
     "StreamTakenOverError",
     "StringColumn",
     "Subscription",

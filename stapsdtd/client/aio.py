@@ -10,9 +10,9 @@ import grpc
 import grpc.aio
 
 from stapsdtd.client import decode, encode
-from stapsdtd.client.errors import NotFoundError, ServerUnavailableError, translated
+from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
-from stapsdtd.client.stream import Retry, SubscriptionState, closed_without_end
+from stapsdtd.client.stream import RefusedUnsubscribe, Retry, SubscriptionState, closed_without_end
 from stapsdtd.client.target import Tls, resolved
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
@@ -67,8 +67,11 @@ class AsyncClient:
     async def close(self) -> None:
         await self._channel.close()
 
+    def _call(self, what: str) -> Call:
+        return Call(what, self._target, self._timeout)
+
     async def info(self) -> ServerInfo:
-        with translated(self._target):
+        with translated(self._call("get server info")):
             return decode.server_info(await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout))
 
     async def list_probes(
@@ -85,7 +88,7 @@ class AsyncClient:
         containers, cgroups: processes elsewhere are left out; both are as in subscribe.
         """
         request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
-        with translated(self._target):
+        with translated(self._call("list probes")):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))
 
     async def watch_probes(
@@ -99,7 +102,7 @@ class AsyncClient:
         """The same, then SnapshotComplete, then every appearance and disappearance."""
         call = self._stub.WatchProbes(encode.watch_request(selectors, pids, containers=containers, cgroups=cgroups))
         try:
-            with translated(self._target):
+            with translated(Call("watch probes", self._target)):
                 async for change in call:
                     yield decode.watch_message(change)
         finally:
@@ -115,6 +118,7 @@ class AsyncClient:
         execnames: Iterable[str] = (),
         cgroups: Iterable[str] = (),
         containers: Iterable[str] = (),
+        include_clients: bool = False,
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -129,18 +133,19 @@ class AsyncClient:
             execnames=execnames,
             cgroups=cgroups,
             containers=containers,
+            include_clients=include_clients,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,
             kernel_buffer_kib=kernel_buffer_kib,
         )
-        with translated(self._target):
+        with translated(self._call(f"subscribe to {encode.shown(request.selectors)}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout)
 
     async def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
         """All subscriptions on the server, other clients' too."""
-        with translated(self._target):
+        with translated(self._call("list subscriptions")):
             response = await self._stub.ListSubscriptions(pb.ListSubscriptionsRequest(), timeout=self._timeout)
         return tuple(map(decode.subscription_info, response.subscriptions))
 
@@ -196,7 +201,7 @@ class AsyncSubscription(SubscriptionState):
     ) -> AsyncGenerator[Message, None]:
         """Everything that the stream tells, in its order; ends after an End."""
         self.next_seq = self.next_seq if from_seq is None else from_seq
-        retry = Retry(self._target, self.lease_seconds)
+        retry = Retry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
             call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
             try:
@@ -216,9 +221,18 @@ class AsyncSubscription(SubscriptionState):
             await asyncio.sleep(pause)
 
     async def unsubscribe(self) -> Account:
-        """Disarms. An open stream still delivers what is in flight in the account, then ends."""
+        """Disarms. An open stream still delivers what is in flight in the account, then ends.
+
+        Tried again for some seconds where this client asks too often; then StillSubscribedError is raised.
+        """
         if self.account is not None:
             return self.account
-        with translated(self._target):
-            response = await self._stub.Unsubscribe(encode.unsubscribe_request(self.id), timeout=self._timeout)
-        return self._unsubscribed(decode.account(response.account))
+        retry = RefusedUnsubscribe(Call(f"unsubscribe {self.id}", self._target, self._timeout), self.lease_seconds)
+        while True:
+            try:
+                request = encode.unsubscribe_request(self.id)
+                response = await self._stub.Unsubscribe(request, timeout=self._timeout)
+                return self._unsubscribed(decode.account(response.account))
+            except grpc.RpcError as error:
+                pause = retry.after(error)
+            await asyncio.sleep(pause)

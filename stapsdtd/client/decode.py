@@ -119,6 +119,7 @@ def subscription_info(each: pb.Subscription) -> model.SubscriptionInfo:
             tuple(each.scope.execnames),
             tuple(each.scope.cgroups),
             tuple(each.scope.containers),
+            each.scope.include_clients,
         ),
         created_ns=each.created_ns,
         streaming=each.streaming,

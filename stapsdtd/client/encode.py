@@ -24,6 +24,15 @@ CHANNEL_OPTIONS = (
 )
 
 
+_SHOWN_CHARACTERS = 80
+
+
+def shown(selectors: Iterable[str]) -> str:
+    """As an error names them."""
+    text = " ".join(selectors)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
 def list_request(
     selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str], details: bool
 ) -> pb.ListProbesRequest:
@@ -47,6 +56,7 @@ def subscribe_request(
     execnames: Iterable[str],
     cgroups: Iterable[str],
     containers: Iterable[str],
+    include_clients: bool,
     where: str,
     lease_seconds: int,
     queue_bytes: int,
@@ -61,6 +71,7 @@ def subscribe_request(
             execnames=execnames,
             cgroups=cgroups,
             containers=containers,
+            include_clients=include_clients,
         ),
         where=where,
         lease_seconds=lease_seconds,

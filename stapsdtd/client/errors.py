@@ -11,7 +11,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from stapsdtd.errors import StapsdtdError
+from stapsdtd.errors import ServerStoppingError, StapsdtdError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +29,23 @@ class ProtocolError(ClientError):
     """The server sent what this client does not know: one of the two is too old."""
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as an error names it: what was to be done, `list probes`, by the server at target.
+
+    timeout_seconds: how long an answer may take, None for streams.
+    """
+
+    what: str
+    target: str
+    timeout_seconds: float | None = None
+
+
 class RequestFailedError(ClientError):
     """The server answered a request with an error; details is its own text."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details or f"the server answered {code.name}")
+    def __init__(self, code: grpc.StatusCode, details: str, message: str = "") -> None:
+        super().__init__(message or details or f"the server answered {code.name}")
         self.code = code
         self.details = details
 
@@ -42,12 +54,16 @@ class ServerUnavailableError(RequestFailedError):
     """Nobody answers on target, or nobody does any more, or not to this client."""
 
     def __init__(self, code: grpc.StatusCode, details: str, target: str) -> None:
-        super().__init__(code, _how_to_reach(target, details))
+        super().__init__(code, details, _how_to_reach(target, details))
         self.target = target
 
 
 class ServerTimeoutError(RequestFailedError):
     """The server did not answer in time."""
+
+
+class CallCancelledError(RequestFailedError):
+    """The server, or this client, gave the request up before it was answered."""
 
 
 class NotFoundError(RequestFailedError):
@@ -64,6 +80,10 @@ class UnsupportedError(RequestFailedError):
 
 class LimitReachedError(RequestFailedError):
     """One of the server's limits is exhausted."""
+
+
+class StillSubscribedError(LimitReachedError):
+    """Unsubscribe was refused for too long, because this client asks too often; the lease ends the subscription."""
 
 
 class StreamTakenOverError(RequestFailedError):
@@ -87,12 +107,13 @@ class InvalidRequestError(RequestFailedError):
     """The server did not understand a field; violations is empty where it did not say which."""
 
     def __init__(self, code: grpc.StatusCode, details: str, violations: tuple[Violation, ...] = ()) -> None:
-        super().__init__(code, "; ".join(f"{each.field}: {each.description}" for each in violations) or details)
+        super().__init__(code, details, "; ".join(f"{each.field}: {each.description}" for each in violations))
         self.violations = violations
 
 
 _BY_CODE: dict[grpc.StatusCode, type[RequestFailedError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ServerTimeoutError,
+    grpc.StatusCode.CANCELLED: CallCancelledError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
     grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
@@ -102,33 +123,59 @@ _BY_CODE: dict[grpc.StatusCode, type[RequestFailedError]] = {
 }
 
 
-def from_rpc_error(error: grpc.RpcError, target: str) -> RequestFailedError:
+def from_rpc_error(error: grpc.RpcError, call: Call) -> RequestFailedError:
     # grpc's and grpc.aio's errors share these methods and no typed base.
-    call = cast("Any", error)
-    code: grpc.StatusCode = call.code()
-    details: str = call.details() or ""
+    failed = cast("Any", error)
+    code: grpc.StatusCode = failed.code()
+    details: str = failed.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
-        return ServerUnavailableError(code, details, target)
+        return ServerUnavailableError(code, details, call.target)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(code, details, _violations(call))
-    return _BY_CODE.get(code, RequestFailedError)(code, details)
+        return InvalidRequestError(code, details, _violations(failed))
+    return _BY_CODE.get(code, RequestFailedError)(code, details, _explained(code, details, call))
 
 
 @contextmanager
-def translated(target: str) -> Iterator[None]:
-    """Raises what grpc raises inside as a ClientError; target is the server's address."""
+def translated(call: Call) -> Iterator[None]:
+    """Raises what grpc raises inside as a ClientError."""
     try:
         yield
     except grpc.RpcError as error:
-        raise from_rpc_error(error, target) from error
+        raise from_rpc_error(error, call) from error
 
 
+def _explained(code: grpc.StatusCode, details: str, call: Call) -> str:
+    """What failed, and what to do, where gRPC's own text would say neither; empty where the server said it."""
+    match code:
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            within = "in time" if call.timeout_seconds is None else f"within {call.timeout_seconds:g} s"
+            return f"{call.what}: {call.target} did not answer {within}: it is busy; try again, or see its log"
+        case grpc.StatusCode.CANCELLED:
+            return f"{call.what}: {call.target} gave the request up, as it does when it stops: try again"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE.search(details):
+            return f"{call.what}: more than one message holds ({details}): ask for fewer probes"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return (
+                f"{call.what}: {details}" if details else f"{call.what}: {call.target} is at its limit: try again later"
+            )
+        case grpc.StatusCode.UNIMPLEMENTED if _UNKNOWN_METHOD.search(details):
+            return f"{call.what}: {call.target} is older than this client and cannot do that: upgrade it"
+        case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
+            return f"{call.what}: {call.target} failed ({details or code.name}): see its log"
+        case _:
+            return ""
+
+
+_TOO_LARGE = re.compile(r"larger than max")
+_UNKNOWN_METHOD = re.compile(r"method not found", re.IGNORECASE)
 _UNVERIFIED = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:]+)")
 _MISNAMED = re.compile(r"Hostname Verification|not in peer certificate")
 _CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|delayed close", re.IGNORECASE)
 
 
 def _how_to_reach(target: str, details: str) -> str:
+    if details == str(ServerStoppingError()):
+        return f"{target} is stopping: try again when it was started anew"
     if "Permission denied" in details:
         return f"{target} may not be opened by this user: run as root, or join the group that owns it"
     if verified := _UNVERIFIED.search(details):

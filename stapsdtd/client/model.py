@@ -246,6 +246,7 @@ class Scope:
     execnames: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    include_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)

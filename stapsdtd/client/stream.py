@@ -11,7 +11,14 @@ import time
 from typing import TYPE_CHECKING
 
 from stapsdtd.client import decode
-from stapsdtd.client.errors import ProtocolError, ServerUnavailableError, from_rpc_error
+from stapsdtd.client.errors import (
+    Call,
+    LimitReachedError,
+    ProtocolError,
+    ServerUnavailableError,
+    StillSubscribedError,
+    from_rpc_error,
+)
 from stapsdtd.client.events import event_batch
 from stapsdtd.client.model import (
     Account,
@@ -27,12 +34,16 @@ from stapsdtd.client.model import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import grpc
 
     from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
+_REFUSED_SECONDS = 10.0
+"""A server's limit is of requests a second, so who has waited that long shares it with others that ask all the time."""
 
 
 class SubscriptionState:
@@ -118,8 +129,8 @@ class SubscriptionState:
 class Retry:
     """Opens a stream again for as long as the server keeps the subscription without one: its lease."""
 
-    def __init__(self, target: str, lease_seconds: int) -> None:
-        self._target = target
+    def __init__(self, call: Call, lease_seconds: int) -> None:
+        self._call = call
         self._lease_seconds = lease_seconds
         self._deadline: float | None = None
         self._pause = _FIRST_PAUSE_SECONDS
@@ -133,7 +144,7 @@ class Retry:
 
         Raises the error as a ClientError when another attempt is of no use.
         """
-        cause = from_rpc_error(error, self._target)
+        cause = from_rpc_error(error, self._call)
         now = time.monotonic()
         first = self._deadline is None
         if self._deadline is None:
@@ -142,6 +153,28 @@ class Retry:
             raise cause from error
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
         return pause, cause if first else None
+
+
+class RefusedUnsubscribe:
+    """Calls Unsubscribe again where the server refused it since this client asks too often: it would stay armed."""
+
+    def __init__(self, call: Call, lease_seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._call = call
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._deadline = clock() + min(_REFUSED_SECONDS, call.timeout_seconds or _REFUSED_SECONDS)
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def after(self, error: grpc.RpcError) -> float:
+        """Seconds to wait before the next attempt. Raises the error as a ClientError when another is of no use."""
+        cause = from_rpc_error(error, self._call)
+        if not isinstance(cause, LimitReachedError):
+            raise cause from error
+        if self._clock() + self._pause > self._deadline:
+            lease = f"its lease ends it {self._lease_seconds} s after its stream closed"
+            raise StillSubscribedError(cause.code, cause.details, f"{cause}; it stays armed until {lease}") from error
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        return pause
 
 
 def closed_without_end() -> ProtocolError:

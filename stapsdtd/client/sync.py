@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from stapsdtd.client import decode, encode
-from stapsdtd.client.errors import NotFoundError, ServerUnavailableError, translated
+from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
-from stapsdtd.client.stream import Retry, SubscriptionState, closed_without_end
+from stapsdtd.client.stream import RefusedUnsubscribe, Retry, SubscriptionState, closed_without_end
 from stapsdtd.client.target import Tls, resolved
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
@@ -65,8 +65,11 @@ class Client:
     def close(self) -> None:
         self._channel.close()
 
+    def _call(self, what: str) -> Call:
+        return Call(what, self._target, self._timeout)
+
     def info(self) -> ServerInfo:
-        with translated(self._target):
+        with translated(self._call("get server info")):
             return decode.server_info(self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout))
 
     def list_probes(
@@ -83,7 +86,7 @@ class Client:
         containers, cgroups: processes elsewhere are left out; both are as in subscribe.
         """
         request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
-        with translated(self._target):
+        with translated(self._call("list probes")):
             return decode.probe_listing(self._stub.ListProbes(request, timeout=self._timeout))
 
     def watch_probes(
@@ -97,7 +100,7 @@ class Client:
         """The same, then SnapshotComplete, then every appearance and disappearance."""
         call = self._stub.WatchProbes(encode.watch_request(selectors, pids, containers=containers, cgroups=cgroups))
         try:
-            with translated(self._target):
+            with translated(Call("watch probes", self._target)):
                 for change in call:
                     yield decode.watch_message(change)
         finally:
@@ -113,6 +116,7 @@ class Client:
         execnames: Iterable[str] = (),
         cgroups: Iterable[str] = (),
         containers: Iterable[str] = (),
+        include_clients: bool = False,
         where: str = "",
         lease_seconds: int = 0,
         queue_bytes: int = 0,
@@ -123,6 +127,7 @@ class Client:
         pids, uids, execnames, cgroups, containers: whose events are wanted, everybody's where all are empty; of each
         kind that is given one has to be met. A cgroup's path is that of /proc/PID/cgroup. A container goes by its name,
         its id or the id's first 12 digits, and has to be there. What is below a cgroup or a container counts too.
+        include_clients: events of the server's other clients, which by default count as filtered; see the proto.
         where: an expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
         queue_bytes: how much the server keeps for this client.
@@ -136,18 +141,19 @@ class Client:
             execnames=execnames,
             cgroups=cgroups,
             containers=containers,
+            include_clients=include_clients,
             where=where,
             lease_seconds=lease_seconds,
             queue_bytes=queue_bytes,
             kernel_buffer_kib=kernel_buffer_kib,
         )
-        with translated(self._target):
+        with translated(self._call(f"subscribe to {encode.shown(request.selectors)}")):
             response = self._stub.Subscribe(request, timeout=self._timeout)
         return Subscription(self._stub, response, self._target, self._timeout)
 
     def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
         """All subscriptions on the server, other clients' too."""
-        with translated(self._target):
+        with translated(self._call("list subscriptions")):
             response = self._stub.ListSubscriptions(pb.ListSubscriptionsRequest(), timeout=self._timeout)
         return tuple(map(decode.subscription_info, response.subscriptions))
 
@@ -201,7 +207,7 @@ class Subscription(SubscriptionState):
     ) -> Generator[Message, None, None]:
         """Everything that the stream tells, in its order; ends after an End."""
         self.next_seq = self.next_seq if from_seq is None else from_seq
-        retry = Retry(self._target, self.lease_seconds)
+        retry = Retry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
             call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
             try:
@@ -221,9 +227,18 @@ class Subscription(SubscriptionState):
             time.sleep(pause)
 
     def unsubscribe(self) -> Account:
-        """Disarms. An open stream still delivers what is in flight in the account, then ends."""
+        """Disarms. An open stream still delivers what is in flight in the account, then ends.
+
+        Tried again for some seconds where this client asks too often; then StillSubscribedError is raised.
+        """
         if self.account is not None:
             return self.account
-        with translated(self._target):
-            response = self._stub.Unsubscribe(encode.unsubscribe_request(self.id), timeout=self._timeout)
-        return self._unsubscribed(decode.account(response.account))
+        retry = RefusedUnsubscribe(Call(f"unsubscribe {self.id}", self._target, self._timeout), self.lease_seconds)
+        while True:
+            try:
+                request = encode.unsubscribe_request(self.id)
+                response = self._stub.Unsubscribe(request, timeout=self._timeout)
+                return self._unsubscribed(decode.account(response.account))
+            except grpc.RpcError as error:
+                pause = retry.after(error)
+            time.sleep(pause)

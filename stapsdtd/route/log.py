@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64, Block
+from stapsdtd.capture.batch import U64, Block, joined
 
 _ROWS_PER_ENTRY = 16384
 _BYTES_PER_ENTRY = 2 << 20  # gRPC's default limit for a message is 4 MiB
-_ENTRY_OVERHEAD = 2048  # the arrays' own headers, which outweigh an entry of one event
+_JOINED_PART = 16  # of the room, at most, for what is joined to one entry
+ENTRY_OVERHEAD = 2048
+"""Bytes of the arrays' own headers, which outweigh an entry of one event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,18 @@ class Entry:
         )
         return Entry(seq, self.next_seq - seq, self.nbytes, blocks, self.end_bytes)
 
+    def followed_by(self, later: Entry) -> Entry:
+        """One entry of both, whose blocks of the same layout are one."""
+        by_layout: dict[tuple[str, ...], list[Numbered]] = {}
+        for numbered in (*self.blocks, *later.blocks):
+            by_layout.setdefault(numbered.block.layout, []).append(numbered)
+        blocks = tuple(
+            Numbered(np.concatenate([each.seq for each in group]), joined([each.block for each in group]))
+            for group in by_layout.values()
+        )
+        nbytes = self.nbytes + later.nbytes - ENTRY_OVERHEAD
+        return Entry(self.first_seq, self.count + later.count, nbytes, blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class LogFigures:
@@ -63,6 +78,13 @@ class LogFigures:
     delivered: int
     lost: int
     pending: int
+
+
+class Positions(NamedTuple):
+    """How many bytes, of all that ever came in, were handed out or made room; and how many came in."""
+
+    read: int
+    end: int
 
 
 class SeqRanges:
@@ -118,19 +140,22 @@ class EventLog:
         self._read_to = 1
         self._lost = SeqRanges()
 
-    def append(self, blocks: Sequence[Block]) -> None:
-        """Number events of one stretch of time across blocks, each of which is in the order of time."""
+    def append(self, blocks: Sequence[Block], *, is_short: bool = False) -> None:
+        """Number events of one stretch of time across blocks, each of which is in the order of time.
+
+        is_short: room is, so that a few events join the entry before, if nobody has read that.
+        """
         for part in _parts(blocks):
-            self._append(part)
+            self._append(part, is_short=is_short)
         self._notify()
 
-    def _append(self, blocks: Sequence[Block]) -> None:
+    def _append(self, blocks: Sequence[Block], *, is_short: bool) -> None:
         count = sum(map(len, blocks))
         ranks = np.arange(count, dtype=np.uint64)
         if len(blocks) > 1:
             order = np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")
             ranks[order] = ranks.copy()
-        nbytes = _ENTRY_OVERHEAD + 8 * count + sum(block.nbytes for block in blocks)
+        nbytes = rows_bytes(blocks)
         with self._lock:
             numbers = ranks + np.uint64(self._next_seq)
             numbered = []
@@ -138,12 +163,21 @@ class EventLog:
             for block in blocks:
                 numbered.append(Numbered(numbers[start : start + len(block)], block))
                 start += len(block)
+            entry = Entry(self._next_seq, count, ENTRY_OVERHEAD + nbytes, tuple(numbered))
+            if is_short and (last := self._last_unread()) and last.nbytes + nbytes <= self._max_bytes // _JOINED_PART:
+                entry = last.followed_by(entry)
+            else:
+                nbytes = entry.nbytes
             self._bytes += nbytes
             self._end_bytes += nbytes
-            self._entries[self._next_seq] = Entry(self._next_seq, count, nbytes, tuple(numbered), self._end_bytes)
+            self._entries[entry.first_seq] = replace(entry, end_bytes=self._end_bytes)
             self._next_seq += count
             while self._bytes > self._max_bytes and len(self._entries) > 1:
                 self._evict()
+
+    def _last_unread(self) -> Entry | None:
+        last = self._entries[next(reversed(self._entries))] if self._entries else None
+        return last if last and last.first_seq >= self._read_to else None
 
     def _evict(self) -> None:
         _, oldest = self._entries.popitem(last=False)
@@ -201,16 +235,37 @@ class EventLog:
             self._handed_to = next_seq
 
     @property
+    def next_seq(self) -> int:
+        """The number of the next event to come."""
+        with self._lock:
+            return self._next_seq
+
+    @property
+    def first_kept(self) -> int:
+        """The number of the first event that can still be read."""
+        with self._lock:
+            return next(iter(self._entries), self._next_seq)
+
+    @property
     def unread_bytes(self) -> int:
         """What waits to be handed out for the first time."""
+        positions = self.positions()
+        return positions.end - positions.read
+
+    def positions(self) -> Positions:
         with self._lock:
-            return self._end_bytes - self._read_bytes
+            return Positions(self._read_bytes, self._end_bytes)
 
     def figures(self) -> LogFigures:
         with self._lock:
             received = self._next_seq - 1
             lost = self._lost.count
             return LogFigures(received, self._delivered, lost, received - self._delivered - lost)
+
+
+def rows_bytes(blocks: Sequence[Block]) -> int:
+    """What events take of the room with their numbers, the overhead of an entry besides."""
+    return sum(8 * len(block) + block.nbytes for block in blocks)
 
 
 def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import LossStage, Ticket
@@ -16,24 +17,26 @@ from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCaptu
 from stapsdtd.predicates.expression import Expression
 from stapsdtd.probes.selectors import Choice, Selector
 from stapsdtd.route.client import Client
-from stapsdtd.route.fairness import shared_out
-from stapsdtd.route.log import EventLog
+from stapsdtd.route.clients import ClientFilter, ConnectedClients
+from stapsdtd.route.fairness import Admission, shared_out
+from stapsdtd.route.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 
 _RESERVE = 8
-"""When only an eighth of the queue is left, what comes in is shared out among the processes: ..."""
-_PORTION = 4
-"""... a quarter of what is left, so that there is always some for who had none yet, ..."""
+"""When only an eighth of the queue is left, what comes in is shared out among the processes, ..."""
 _ALWAYS_ROOM = 16
-"""... and some for each process even if the oldest events have to go for it."""
+"""... with some for each that has less, even if the oldest events have to go for it."""
 
 _STATUSES_KEPT = 10_000
 _RETIRED_KEPT = 10_000
+_RETIRED_SECONDS = 60.0
+"""Longer than it takes until the last events of a site that is disarmed have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """pids empty means every process; events of exclude_pids are never delivered.
 
+    include_clients: those of the daemon's own clients are wanted, too; see `Wish.filter_of`.
     The others stand here as they were asked for; they are tested as part of Wish.predicate.
     """
 
@@ -43,6 +46,7 @@ class Scope:
     execnames: tuple[str, ...] = ()
     cgroups: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    include_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Wish:
 
     where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
     owners: users whose own processes it may see, None for everybody's. Of others it is told nothing.
+    subscriber_pid: the client's own process, None where nobody knows it.
     """
 
     selectors: tuple[Selector, ...]
@@ -61,6 +66,14 @@ class Wish:
     where: str = ""
     predicate: Expression | None = None
     owners: frozenset[int] | None = None
+    subscriber_pid: int | None = None
+
+    def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
+        """What takes the daemon's own clients' events out; None where they are asked for, as by naming processes."""
+        if self.scope.include_clients or self.scope.pids or self.scope.execnames:
+            return None
+        named = {selector.provider_of_pid[1] for selector in self.selectors if selector.provider_of_pid}
+        return ClientFilter(clients, named if self.subscriber_pid is None else named | {self.subscriber_pid})
 
 
 class SiteState(Enum):
@@ -129,13 +142,31 @@ class KnownSite:
         return reason or "the memory it points to could not be read"
 
 
+class _Retired(NamedTuple):
+    """When a site was disarmed, and the number of the next event then."""
+
+    at: float
+    next_seq: int
+
+
 class Subscription:
     """Shared by three threads: the control thread arms, the engine's reader delivers, the API's streams."""
 
     def __init__(  # noqa: PLR0917 - what it is made of
-        self, ident: str, ticket: Ticket, wish: Wish, own_pid: int, why_not: WhyNot, client: Client | None = None
+        self,
+        ident: str,
+        ticket: Ticket,
+        wish: Wish,
+        own_pid: int,
+        why_not: WhyNot,
+        client: Client | None = None,
+        clients: ConnectedClients | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """why_not: the engine's. is_ending: it is being disarmed, or was. ended: done when `end` was called."""
+        """why_not: the engine's. clients: whose events are left out unless the wish says otherwise.
+
+        is_ending: it is being disarmed, or was. ended: done when `end` was called.
+        """
         self._why_not = why_not
         self.client = client or Client()
         self.id = ident
@@ -145,11 +176,15 @@ class Subscription:
         self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
         self.excluded = wish.scope.exclude_pids | {own_pid}
         self.log = EventLog(wish.queue_bytes, self._notify)
+        self._admission = Admission()
+        self._client_filter = None if clients is None else wish.filter_of(clients)
         self._lock = threading.Lock()
         self._sites: OrderedDict[int, KnownSite] = OrderedDict()
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
         self._next_site_id = 1
         self._armed: set[int] = set()
+        self._clock = clock
+        self._retired: OrderedDict[int, _Retired] = OrderedDict()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._fired = 0
         self._filtered = 0
@@ -178,31 +213,40 @@ class Subscription:
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
+        if self._client_filter is not None:
+            before = sum(map(len, blocks))
+            blocks = self._client_filter.rest(blocks)
+            self.filtered(before - sum(map(len, blocks)))
         # another policy may put another one in its place meanwhile
         quota = self.client.events
-        if quota is not None:
-            blocks = self._kept(blocks, quota.take(sum(map(len, blocks))), LossStage.QUOTA)
-        room = self._rows_for(blocks)
-        if room is not None:
-            blocks = self._kept(blocks, room, LossStage.QUEUE, at_least=_ALWAYS_ROOM)
-        if blocks:
+        count = sum(map(len, blocks))
+        if quota is not None and (granted := quota.take(count)) < count:
+            blocks = self._instead_of(blocks, shared_out(blocks, granted), LossStage.QUOTA)
+        if not blocks:
+            return
+        if self._left() - rows_bytes(blocks) > self.wish.queue_bytes // _RESERVE:
             self.log.append(blocks)
+        else:
+            self._admit(blocks)
 
-    def _rows_for(self, blocks: Sequence[Block]) -> int | None:
-        """Answer how many events may come in where the client reads too slowly; None where there is room for all."""
-        count, nbytes = sum(map(len, blocks)), sum(block.nbytes for block in blocks)
-        left = self.wish.queue_bytes - self.log.unread_bytes
-        if not count or left - nbytes > self.wish.queue_bytes // _RESERVE:
-            return None
-        return max(left, 0) // _PORTION * count // max(nbytes, 1)
+    def _left(self) -> int:
+        """Bytes that the next entry may take before unread events have to go for it."""
+        return max(self.wish.queue_bytes - self.log.unread_bytes - ENTRY_OVERHEAD, 0)
 
-    def _kept(self, blocks: Sequence[Block], room: int, stage: LossStage, at_least: int = 0) -> Sequence[Block]:
-        before = sum(map(len, blocks))
-        if before > room:
-            blocks = shared_out(blocks, room, at_least)
-            if lost := before - sum(map(len, blocks)):
-                self.lost(stage, lost)
-        return blocks
+    def _admit(self, blocks: Sequence[Block]) -> None:
+        """Append as much as may come in where the client reads too slowly."""
+        self._admission.read(self.log.positions().read)
+        free = self._left() * sum(map(len, blocks)) // rows_bytes(blocks)
+        admitted = self._instead_of(blocks, self._admission.admit(blocks, free, _ALWAYS_ROOM), LossStage.QUEUE)
+        if admitted:
+            self.log.append(admitted, is_short=True)
+            self._admission.admitted(admitted, self.log.positions().end)
+
+    def _instead_of(self, blocks: Sequence[Block], kept: Sequence[Block], stage: LossStage) -> Sequence[Block]:
+        """Count what is missing in kept as lost; answer kept."""
+        if lost := sum(map(len, blocks)) - sum(map(len, kept)):
+            self.lost(stage, lost)
+        return kept
 
     def fired(self, count: int) -> None:
         self._fired += count
@@ -234,19 +278,34 @@ class Subscription:
             for status in statuses:
                 if status.state is SiteState.ARMED:
                     self._armed.add(status.site_id)
+                    self._retired.pop(status.site_id, None)
                 else:
                     self._armed.discard(status.site_id)
+                    self._retired[status.site_id] = _Retired(self._clock(), self.log.next_seq)
                 self._statuses.append(status)
             self._forget_retired()
         self._notify()
 
     def _forget_retired(self) -> None:
-        """Objects come and go for as long as a subscription lives; only so many of the gone ones are remembered."""
+        """Objects come and go for as long as a subscription lives; those are remembered that events kept may name, and
+        no more than so many.
+        """
         excess = len(self._sites) - len(self._armed) - _RETIRED_KEPT
         if excess > 0:
             for number in [number for number in self._sites if number not in self._armed][:excess]:
-                known = self._sites.pop(number)
-                self._ids.pop((known.object.key, known.capture), None)
+                self._forget(number)
+        before, first_kept = self._clock() - _RETIRED_SECONDS, self.log.first_kept
+        while self._retired:
+            number, retired = next(iter(self._retired.items()))
+            if retired.at > before or retired.next_seq > first_kept:
+                break
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._retired.pop(number, None)
+        known = self._sites.pop(number, None)
+        if known is not None:
+            self._ids.pop((known.object.key, known.capture), None)
 
     def end(self, reason: EndReason) -> None:
         """The log has all that fired, and the account is final but for what is still to be delivered."""

@@ -29,6 +29,7 @@ from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.instructions import why_not_armed
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
@@ -50,8 +51,17 @@ class Subscriptions:
     """
 
     def __init__(
-        self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits, *, nops: NopRewriting
+        self,
+        registry: Registry,
+        engine: Engine,
+        watcher: Watcher,
+        parse: Parse,
+        limits: Limits,
+        *,
+        connected: ConnectedClients,
+        nops: NopRewriting,
     ) -> None:
+        self._connected = connected
         self._parse = parse
         self._nops = nops
         self._registry = registry
@@ -82,7 +92,13 @@ class Subscriptions:
         self._watcher.refresh()
         whose = self._begin(wish, client, quotas)
         subscription = Subscription(
-            secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not, whose
+            secrets.token_hex(8),
+            next(self._tickets),
+            wish,
+            os.getpid(),
+            self._engine.why_not,
+            whose,
+            self._connected,
         )
         try:
             self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)

@@ -73,6 +73,7 @@ class FakeServer(StapsdtServiceServicer):
 
     break_after: the next stream is cut with UNAVAILABLE after so many messages.
     refuse: the next request is aborted with this.
+    refuse_unsubscribe: as many calls of Unsubscribe are aborted as asked too often.
     refuse_after_break: the same for the first request after a stream was cut.
     """
 
@@ -88,6 +89,7 @@ class FakeServer(StapsdtServiceServicer):
         self.account = pb.Account(sites=1)
         self.break_after: int | None = None
         self.refuse: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
+        self.refuse_unsubscribe = 0
         self.refuse_after_break: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.requests: list[Any] = []
         self.news = threading.Condition()
@@ -205,6 +207,9 @@ class FakeServer(StapsdtServiceServicer):
 
     def Unsubscribe(self, request: Any, context: Any) -> pb.UnsubscribeResponse:  # noqa: N802
         self._begin(request, context)
+        if self.refuse_unsubscribe:
+            self.refuse_unsubscribe -= 1
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 requests a second")
         assert self._may_return.wait(PATIENCE_SECONDS)
         self.subscribed = False
         self.end(pb.End.REASON_UNSUBSCRIBED)

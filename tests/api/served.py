@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from stapsdtd.api.access import Gate, Policy
-from stapsdtd.api.relay import PeerTable, Relay
+from stapsdtd.api.relay import Patience, PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.batch import Block
@@ -37,6 +37,7 @@ from stapsdtd.model import (
     Unavailable,
 )
 from stapsdtd.probes.registry import Registry
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
@@ -47,6 +48,7 @@ from tests.unit.test_objects import parse_here
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 20
+LONG_PATIENCE = Patience(600, 600, 600)
 FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", False, False, "refused", "be root"))
 
 
@@ -145,8 +147,15 @@ class _FakeWatcher:
 class Served:
     """stub is the generated one; registry and subscriptions belong to the control thread: `in_control`."""
 
-    def __init__(
-        self, folder: Path, limits: Limits, roles: Sequence[Role], listeners: Sequence[Listener], max_connections: int
+    def __init__(  # noqa: PLR0917 - what `served` says
+        self,
+        folder: Path,
+        limits: Limits,
+        roles: Sequence[Role],
+        listeners: Sequence[Listener],
+        max_connections: int,
+        patience: Patience,
+        idle_seconds: float,
     ) -> None:
         self.folder = folder
         self.socket = folder / "served.sock"
@@ -159,10 +168,13 @@ class Served:
         self._control = ControlThread()
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
+        connected = ConnectedClients()
         self.subscriptions = self.in_control(
-            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits, nops=NOPS)
+            lambda: Subscriptions(
+                self.registry, self.engine, watcher, parse_here, limits, connected=connected, nops=NOPS
+            )
         )
-        self._peers = PeerTable()
+        self._peers = PeerTable(connected)
         self.gate = Gate(self._peers.find, Policy(roles))
         backend = Backend(
             self._control,
@@ -176,13 +188,13 @@ class Served:
             NOPS,
         )
         self.servicer = StapsdtServicer(backend)
-        self.server = self.in_api(self._start(listeners, max_connections))
+        self.relay = Relay(self._peers, self.gate, max_connections, patience)
+        self.server = self.in_api(self._start(listeners, idle_seconds))
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         self.stub = StapsdtServiceStub(self.channel)
 
-    async def _start(self, listeners: Sequence[Listener], max_connections: int) -> Server:
-        self.relay = Relay(self._peers, self.gate, max_connections)
-        server = Server(self.servicer, self.relay, [Listener(f"unix:{self.socket}"), *listeners])
+    async def _start(self, listeners: Sequence[Listener], idle_seconds: float) -> Server:
+        server = Server(self.servicer, self.relay, [Listener(f"unix:{self.socket}"), *listeners], idle_seconds)
         await server.start()
         return server
 
@@ -300,10 +312,13 @@ def served(
     limits: Limits | None = None,
     roles: Sequence[Role] = (OPERATOR, USER),
     listeners: Sequence[Listener] = (),
+    *,
     max_connections: int = 100,
+    patience: Patience = LONG_PATIENCE,
+    idle_seconds: float = 600,
 ) -> Iterator[Served]:
     """listeners: beside Served.socket, which is the stub's."""
-    server = Served(folder, limits or Limits(), roles, listeners, max_connections)
+    server = Served(folder, limits or Limits(), roles, listeners, max_connections, patience, idle_seconds)
     try:
         yield server
     finally:

@@ -17,6 +17,8 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
 
 Run = Callable[..., tuple[int, str, str]]
+MAY = "; 'stapsdt info' shows what you may"
+WHY_CLOSED = "it stops, or has no role for this user, or no room for one more; its log says which"
 
 
 @pytest.fixture
@@ -262,4 +264,69 @@ def test_a_bad_selector_is_wrong_usage(server: FakeServer, run: Run) -> None:
 
 def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
     server.refuse = (grpc.StatusCode.INTERNAL, "out of luck")
-    assert run("info") == (1, "", "stapsdt: out of luck\n")
+    assert run("info") == (1, "", f"stapsdt: get server info: {server.target} failed (out of luck): see its log\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "told"),
+    [
+        (
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            "Deadline Exceeded",
+            "list probes: TARGET did not answer within 60 s: it is busy; try again, or see its log",
+        ),
+        (
+            grpc.StatusCode.CANCELLED,
+            "CANCELLED",
+            "list probes: TARGET gave the request up, as it does when it stops: try again",
+        ),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "uid 7 makes too many requests; try again later",
+            f"list probes: uid 7 makes too many requests; try again later{MAY}",
+        ),
+        (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "message larger than max (5 vs. 4)",
+            f"list probes: more than one message holds (message larger than max (5 vs. 4)): ask for fewer probes{MAY}",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Socket closed",
+            f"TARGET closed the connection: {WHY_CLOSED}",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "the server is stopping",
+            "TARGET is stopping: try again when it was started anew",
+        ),
+        (
+            grpc.StatusCode.UNIMPLEMENTED,
+            "Method not found!",
+            "list probes: TARGET is older than this client and cannot do that: upgrade it",
+        ),
+        (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed (UNKNOWN): see its log"),
+        (grpc.StatusCode.NOT_FOUND, "no container 'web' runs", "no container 'web' runs"),
+    ],
+)
+def test_errors_say_what_failed_and_what_to_do(
+    server: FakeServer, run: Run, code: grpc.StatusCode, details: str, told: str
+) -> None:
+    server.refuse = (code, details)
+    assert run("list") == (1, "", f"stapsdt: {told.replace('TARGET', server.target)}\n")
+
+
+def test_trace_that_is_refused_names_its_selectors(server: FakeServer, run: Run) -> None:
+    server.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    told = f"stapsdt: subscribe to a:b c:d: {server.target} did not answer within 60 s: it is busy; try again"
+    assert run("trace", "a:b", "c:d") == (1, "", f"{told}, or see its log\n")
+
+
+@pytest.mark.usefixtures("local_features")
+def test_doctor_tells_what_to_do_about_a_server_that_is_slow(server: FakeServer, run: Run) -> None:
+    server.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+    _, out, _ = run("doctor")
+    told = (
+        f"missing  server: get server info: {server.target} did not answer within 5 s\n         it is busy; try again"
+    )
+    assert told in out

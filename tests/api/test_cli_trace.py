@@ -227,7 +227,7 @@ def test_filters_are_asked_for(server: FakeServer, trace: Start) -> None:
     server.end(pb.End.REASON_UNSUBSCRIBED)
     process = trace(
         *("--where", "arg1 > 3", "--uid", "0", "--uid", "1000", "--execname", "psql", "--cgroup", "/a"),
-        *("--container", "c0ffee012345", "--container", "web", "--json"),
+        *("--container", "c0ffee012345", "--container", "web", "--clients", "--json"),
     )
     assert finish(process)[0] == 0
     (request,) = server.asked("SubscribeRequest")
@@ -238,6 +238,7 @@ def test_filters_are_asked_for(server: FakeServer, trace: Start) -> None:
         execnames=["psql"],
         cgroups=["/a"],
         containers=["c0ffee012345", "web"],
+        include_clients=True,
     )
 
 

@@ -15,6 +15,7 @@ from stapsdtd.client import (
     ProbeAdded,
     ServerUnavailableError,
     SnapshotComplete,
+    StillSubscribedError,
 )
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
@@ -44,6 +45,28 @@ def test_unary_calls(server: FakeServer) -> None:
             await client.list_probes("**:*")
 
     run(server, test)
+
+
+def test_unsubscribe_that_is_refused_by_rate_is_tried_again(server: FakeServer) -> None:
+    async def test(client: AsyncClient) -> None:
+        async with await client.subscribe("*:*"):
+            server.refuse_unsubscribe = 3
+
+    run(server, test)
+    assert len(server.asked("UnsubscribeRequest")) == 4
+    assert not server.subscribed
+
+
+def test_who_cannot_unsubscribe_is_told_that_it_stays_armed(server: FakeServer) -> None:
+    server.refuse_unsubscribe = 1000
+
+    async def test() -> None:
+        async with AsyncClient(server.target, timeout_seconds=1) as client, await client.subscribe("*:*"):
+            pass
+
+    with pytest.raises(StillSubscribedError, match=r"unsubscribe sub-1: .* stays armed until its lease ends it 30 s"):
+        asyncio.run(test())
+    assert server.subscribed
 
 
 def test_watch_probes(server: FakeServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -32,6 +33,7 @@ from stapsdtd.client import (
     SiteState,
     SnapshotComplete,
     Status,
+    StillSubscribedError,
     StreamTakenOverError,
     StringColumn,
     UnsupportedError,
@@ -110,6 +112,7 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
 def test_events(server: FakeServer, client: Client) -> None:
     wish: dict[str, Any] = {
         "pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"], "containers": ["web"],
+        "include_clients": True,
     }  # fmt: skip
     with client.subscribe(["postgresql:*"], **wish, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
         (request,) = server.asked("SubscribeRequest")
@@ -265,6 +268,24 @@ def test_leaving_the_block_unsubscribes(server: FakeServer, client: Client) -> N
     assert client.subscriptions() == ()
 
 
+def test_unsubscribe_that_is_refused_by_rate_is_tried_again(server: FakeServer, client: Client) -> None:
+    with client.subscribe("*:*"):
+        server.refuse_unsubscribe = 3
+    assert len(server.asked("UnsubscribeRequest")) == 4
+    assert not server.subscribed
+
+
+def test_who_cannot_unsubscribe_is_told_that_it_stays_armed(server: FakeServer) -> None:
+    server.refuse_unsubscribe = 1000
+    with (
+        Client(server.target, timeout_seconds=1) as client,
+        pytest.raises(StillSubscribedError, match=r"unsubscribe sub-1: .* stays armed until its lease ends it 30 s"),
+        client.subscribe("*:*"),
+    ):
+        pass
+    assert server.subscribed
+
+
 def test_a_bad_field_is_named(server: FakeServer, client: Client) -> None:
     server.refuse = bad_request("selectors[0]", "a colon is missing (column 3)")
     with pytest.raises(InvalidRequestError, match=r"selectors\[0\]: a colon is missing") as caught:
@@ -294,5 +315,10 @@ def test_nobody_there() -> None:
 
 
 def test_a_server_that_does_not_answer(server: FakeServer) -> None:
-    with Client(server.target, timeout_seconds=0.05) as client, server.news, pytest.raises(ServerTimeoutError):
+    told = f"get server info: {server.target} did not answer within 0.05 s: it is busy; try again, or see its log"
+    with (
+        Client(server.target, timeout_seconds=0.05) as client,
+        server.news,
+        pytest.raises(ServerTimeoutError, match=re.escape(told)),
+    ):
         client.info()

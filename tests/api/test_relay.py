@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -33,9 +34,10 @@ from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
+from stapsdtd.route.clients import ConnectedClients
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
-from tests.api.served import PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
 from tests.support import descriptors, wait_for
 from tests.unit.samples import block, site
 from tests.users import ANNE, BERT, User, public_folder
@@ -137,6 +139,29 @@ def test_who_is_in_more_groups_than_are_told_is_in_none_but_his_own(server: Serv
         assert only_peer_of(server, user).groups == {user.uid}
 
 
+def test_processes_that_are_connected_leave_no_events_in_others_subscriptions(server: Served) -> None:
+    ident = server.subscribe("app:*").subscription_id
+    with connecting_as(server, ANNE) as child:
+        only_peer_of(server, ANNE)
+        server.fire(block([1, 2, 3], pid=[child.pid, 10, os.getpid()]))
+        child.kill()
+        wait_for_connections(server, 1)
+        server.fire(block([4], pid=[child.pid]))
+    account = server.unsubscribe(ident)
+    assert (account.in_flight, account.filtered, account.fired) == (3, 1, 4)
+
+
+def test_processes_that_are_connected_are_traced_where_they_are_named(server: Served) -> None:
+    with connecting_as(server, ANNE) as child:
+        only_peer_of(server, ANNE)
+        for scope in (pb.Scope(pids=[child.pid]), pb.Scope(include_clients=True)):
+            ident = server.subscribe("app:*", scope=scope).subscription_id
+            (held,) = server.held()
+            assert held.scope == scope
+            server.fire(block([1], pid=[child.pid]))
+            assert server.unsubscribe(ident).in_flight == 1
+
+
 def test_two_users_are_two_clients(server: Served) -> None:
     with connecting_as(server, ANNE), connecting_as(server, BERT):
         wait_for(lambda: server.relay.clients == 3, "three clients")
@@ -180,7 +205,7 @@ def test_name_of_a_closed_connection_is_nobodys(server: Served) -> None:
 
 
 def test_names_cannot_be_guessed() -> None:
-    table = PeerTable()
+    table = PeerTable(ConnectedClients())
     names = {table.add(Peer("unix:x")) for _ in range(100)}
     assert len(names) == 100
     assert all(len(bytes.fromhex(name.removeprefix(relay_module._NAME))) == 16 for name in names)
@@ -327,6 +352,59 @@ def test_half_a_request_keeps_nobody_waiting(server: Served) -> None:
         assert server.held() == []
 
 
+def refused_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [str(vars(record)["fields"]["reason"]) for record in caplog.records if record.message == "connect refused"]
+
+
+PIECES = http2.greeting() + http2.frame(http2.HEADERS, http2.headers("ListProbes"), http2.END_HEADERS, 1)
+GREETING_BYTES = len(http2.PREFACE) + len(http2.frame(http2.SETTINGS, bytes(6)))
+
+
+@pytest.mark.parametrize("said", [0, 1, len(http2.PREFACE), GREETING_BYTES - 1])
+def test_who_does_not_greet_in_time_is_disconnected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int
+) -> None:
+    patience = replace(LONG_PATIENCE, greeting_seconds=0.5)
+    with served(tmp_path, patience=patience) as server:
+        server.held()
+        with connected(server, PIECES[:said]) as slow, connected(server, PIECES[:GREETING_BYTES]) as polite:
+            wait_for(lambda: is_closed(slow), "it to be given up")
+            wait_for_connections(server, 2)
+            assert not is_closed(polite)
+            assert server.held() == []
+        assert server.gate.refusals["connection"] == 1
+    assert refused_in(caplog) == ["HTTP/2's preface and settings did not come within 0.5 s"]
+
+
+@pytest.mark.parametrize("said", [GREETING_BYTES, len(PIECES) - 1])
+def test_who_never_asks_anything_is_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int) -> None:
+    with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5)) as server:
+        server.held()
+        with connected(server, PIECES[:said]) as slow, connected(server, PIECES) as asking:
+            wait_for(lambda: is_closed(slow), "it to be given up")
+            wait_for_connections(server, 2)
+            assert not is_closed(asking)
+            assert server.held() == []
+        assert server.gate.refusals["connection"] == 1
+    assert refused_in(caplog) == ["a first request did not come within 0.5 s"]
+
+
+def test_who_asked_once_and_is_idle_since_is_told_to_go(tmp_path: Path) -> None:
+    with served(tmp_path, idle_seconds=0.5) as server:
+        ident = server.subscribe("app:*").subscription_id
+        stream = server.stream(ident)
+        server.wait_until_streaming()
+        with connected(server, http2.greeting() + http2.request("ListSubscriptions")) as idle:
+            kinds = [kind for kind, _, _ in http2.frames(idle)]
+        assert http2.GOAWAY in kinds
+        wait_for_connections(server, 1)
+        # whose stream is open is not idle, and gRPC's own clients come back without a word
+        server.unsubscribe(ident)
+        assert [message.WhichOneof("payload") for message in stream] == ["end"]
+        wait_for(lambda: server.relay.connections == 0, "the stub's connection to be idle")
+        assert server.held() == []
+
+
 def test_request_of_100_megabytes(server: Served) -> None:
     beginning = http2.frame(http2.HEADERS, http2.headers("ListProbes"), http2.END_HEADERS, 1)
     prefix = struct.pack(">BI", 0, 100 << 20)
@@ -465,7 +543,9 @@ def test_a_server_that_never_started_can_be_stopped(server: Served, monkeypatch:
     path = server.folder / "other.sock"
 
     async def start_and_stop() -> None:
-        other = Server(server.servicer, Relay(PeerTable(), server.gate, 5), [Listener(f"unix:{path}")])
+        other = Server(
+            server.servicer, Relay(PeerTable(ConnectedClients()), server.gate, 5), [Listener(f"unix:{path}")]
+        )
         assert path.exists()
         with pytest.raises(OSError, match="No space left"):
             await other.start()
@@ -481,7 +561,7 @@ def test_a_server_that_never_started_can_be_stopped(server: Served, monkeypatch:
 @contextmanager
 def relayed(server: Served) -> Iterator[tuple[Relay, socket.socket, socket.socket]]:
     """Another relay, and what is connected at its two ends; who serves is no gRPC server."""
-    relay = Relay(PeerTable(), server.gate, 5)
+    relay = Relay(PeerTable(ConnectedClients()), server.gate, 5)
     path, inner_path = server.folder / "relayed.sock", server.folder / "inner.sock"
     (listening,) = in_loop(server, lambda: open_listeners([Listener(f"unix:{path}")]))
     with socket.socket(socket.AF_UNIX) as inner, socket.socket(socket.AF_UNIX) as client:

@@ -20,7 +20,7 @@ from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnavailableError, Tls
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.route.bucket import TokenBucket
-from tests.api.served import PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for
 
@@ -301,10 +301,12 @@ def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.Lo
     assert caplog.text.count("connection refused") == 3
 
 
-def test_a_handshake_that_takes_too_long_ends(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "_HANDSHAKE_SECONDS", 0.05)
-    with tcp(server) as silent:
+def test_a_handshake_that_takes_too_long_ends(tmp_path: Path, authority: Authority, address: str) -> None:
+    patience = replace(LONG_PATIENCE, handshake_seconds=0.05)
+    listener = Listener(address, tls=authority.server())
+    with served(tmp_path, listeners=[listener], patience=patience) as server, tcp(server) as silent:
         wait_for(lambda: closed([silent]), "it to be given up")
+        wait_for(lambda: server.gate.refusals["connection"] == 1, "it to be counted")
 
 
 def test_stopping_during_a_handshake(tmp_path: Path, authority: Authority, address: str) -> None:

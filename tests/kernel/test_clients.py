@@ -235,7 +235,7 @@ def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
         def ask() -> None:
             with pytest.raises(ClientError, match="message"):
                 client.subscribe("x" * (32 << 20))
-            for selectors, where in ((["*:*"] * 100_000, ""), ("*" * 900_000, ""), ("*:*", "(" * 900_000)):
+            for selectors, where in ((["*:*"] * 50_000, ""), ("*" * 250_000, ""), ("*:*", "(" * 250_000)):
                 with pytest.raises(InvalidRequestError) as refusal:
                     client.subscribe(selectors, where=where)
                 assert len(str(refusal.value)) < 500
@@ -246,8 +246,8 @@ def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
         before = resident_kib(daemon.pid)
         for _ in range(20):
             ask()
-        # what was asked meanwhile is 48 MiB, beside what is refused before it is read
-        assert resident_kib(daemon.pid) - before < 32 * 1024
+        # what was asked meanwhile is 15 MiB, beside what is refused before it is read
+        assert resident_kib(daemon.pid) - before < 8 * 1024
     with Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder:
         ticker.do("fire 3")
     assert recorder.values() == [(0,), (1,), (2,)]

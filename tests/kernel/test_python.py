@@ -10,7 +10,18 @@ from typing import Any, Self
 import pytest
 
 from stapsdtd.client import Client, Event
-from tests.support import SYSTEM_PYTHON, TARGETS, Daemon, Recorder, armed_semaphores, notes_in, require, semaphores
+from tests.support import (
+    SYSTEM_PYTHON,
+    TARGETS,
+    Daemon,
+    Recorder,
+    armed_semaphores,
+    notes_in,
+    require,
+    semaphores,
+    stapsdt,
+    wait_for,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -70,6 +81,25 @@ def calls() -> Iterator[Script]:
 def events() -> Iterator[Script]:
     with Script("python_events.py") as script:
         yield script
+
+
+def test_own_commands_leave_no_events_in_a_trace_of_their_interpreter(daemon: Daemon) -> None:
+    """Their imports come before they connect. The interpreter is found as this process maps it."""
+    imports = "python:import__find__load__start"
+    with Client(daemon.target) as client:
+        require(client.list_probes(imports, pids=[os.getpid()]).probes, "an interpreter with probes")
+        with (
+            Recorder(daemon.target, imports) as recorder,
+            Recorder(daemon.target, imports, include_clients=True) as everything,
+        ):
+            stapsdt(daemon.target, "list")
+            wait_for(lambda: any(event.comm == "stapsdt" for event in everything.events), "them to be delivered")
+    fired = sum(event.comm == "stapsdt" for event in everything.events)
+    assert not [event for event in recorder.events if event.comm == "stapsdt"]
+    account = recorder.account
+    assert account is not None
+    assert account.filtered >= fired > 20
+    assert account.lost == 0
 
 
 def test_all_eight_are_listed_and_armed_together(daemon: Daemon, events: Script) -> None:

@@ -15,10 +15,10 @@ from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import layout, rings
 from stapsdtd.capture.bpf import reader as reader_module
 from stapsdtd.capture.bpf.decode import Batch
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage

@@ -6,22 +6,34 @@ import grpc
 import numpy as np
 import pytest
 
-from stapsdtd.client import Encoding, ProtocolError, RequestFailedError, ServerUnavailableError, StringColumn
+from stapsdtd.client import (
+    Encoding,
+    NotFoundError,
+    ProtocolError,
+    RequestFailedError,
+    ServerUnavailableError,
+    StillSubscribedError,
+    StringColumn,
+)
 from stapsdtd.client import stream as stream_module
-from stapsdtd.client.stream import Retry, SubscriptionState
+from stapsdtd.client.errors import Call, from_rpc_error
+from stapsdtd.client.stream import RefusedUnsubscribe, Retry, SubscriptionState
 from stapsdtd.v1 import stapsdt_pb2 as pb
+
+CALL = Call("unsubscribe sub-1", "unix:/s", 60)
 
 
 class Broken(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, details: str = "Socket closed") -> None:
         super().__init__()
         self._code = code
+        self._details = details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "Socket closed"
+        return self._details
 
 
 class Time:
@@ -41,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 @pytest.mark.usefixtures("clock")
 def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
-    retry = Retry("unix:/s", lease_seconds=30)
+    retry = Retry(CALL, lease_seconds=30)
     pauses = [retry.after(Broken())[0] for _ in range(7)]
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     retry.succeeded()
@@ -50,14 +62,14 @@ def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_break_is_news_once() -> None:
-    retry = Retry("unix:/s", lease_seconds=30)
+    retry = Retry(CALL, lease_seconds=30)
     _, news = retry.after(Broken())
     assert isinstance(news, ServerUnavailableError)
     assert retry.after(Broken())[1] is None
 
 
 def test_it_gives_up_with_the_lease(clock: Time) -> None:
-    retry = Retry("unix:/s", lease_seconds=30)
+    retry = Retry(CALL, lease_seconds=30)
     retry.after(Broken())
     clock.now += 29
     retry.after(Broken())
@@ -68,7 +80,36 @@ def test_it_gives_up_with_the_lease(clock: Time) -> None:
 
 def test_only_unavailability_is_tried_again() -> None:
     with pytest.raises(RequestFailedError, match="Socket closed"):
-        Retry("unix:/s", lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
+        Retry(CALL, lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
+
+
+TOO_OFTEN = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 requests a second; try again later")
+
+
+def test_unsubscribe_that_is_refused_by_rate_is_tried_again_for_ten_seconds() -> None:
+    clock = Time()
+    refused = RefusedUnsubscribe(CALL, 30, clock.monotonic)
+    pauses: list[float] = []
+    while sum(pauses) < 9:
+        pauses.append(refused.after(TOO_OFTEN))
+        clock.now += pauses[-1]
+    assert pauses[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+    with pytest.raises(StillSubscribedError) as caught:
+        refused.after(TOO_OFTEN)
+    assert str(caught.value) == (
+        "unsubscribe sub-1: uid 1 makes more than 5 requests a second; try again later; "
+        "it stays armed until its lease ends it 30 s after its stream closed"
+    )
+
+
+def test_unsubscribe_that_fails_otherwise_is_not_tried_again() -> None:
+    with pytest.raises(NotFoundError):
+        RefusedUnsubscribe(CALL, 30).after(Broken(grpc.StatusCode.NOT_FOUND, "no subscription"))
+
+
+def test_calls_without_a_limit_say_that_time_is_up_too() -> None:
+    error = from_rpc_error(Broken(grpc.StatusCode.DEADLINE_EXCEEDED), Call("watch probes", "unix:/s"))
+    assert str(error) == "watch probes: unix:/s did not answer in time: it is busy; try again, or see its log"
 
 
 def test_messages_of_unknown_kinds_are_errors() -> None:

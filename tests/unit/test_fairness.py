@@ -13,7 +13,7 @@ from stapsdtd.config import Quotas
 from stapsdtd.probes.selectors import parse
 from stapsdtd.route.bucket import TokenBucket
 from stapsdtd.route.client import Client
-from stapsdtd.route.fairness import shared_out
+from stapsdtd.route.fairness import Admission, shared_out
 from stapsdtd.route.subscription import Scope, Subscription, Wish
 from tests.unit.samples import block, unsigned
 
@@ -44,10 +44,10 @@ def events(blocks: list[Block]) -> list[tuple[int, int, int]]:
     return sorted(rows)
 
 
-@given(PIDS, st.integers(0, 100), st.integers(0, 8))
-def test_shares(pids: list[list[int]], room: int, at_least: int) -> None:
+@given(PIDS, st.integers(0, 100))
+def test_shares(pids: list[list[int]], room: int) -> None:
     given_blocks = blocks_of(pids)
-    kept_blocks = shared_out(given_blocks, room, at_least)
+    kept_blocks = shared_out(given_blocks, room)
     everything, kept = events(given_blocks), events(kept_blocks)
     assert all(len(each) for each in kept_blocks)
     assert set(kept) <= set(everything)
@@ -55,15 +55,62 @@ def test_shares(pids: list[list[int]], room: int, at_least: int) -> None:
     if len(everything) <= room:
         assert kept == everything
         return
-    assert len(kept) <= room + at_least * len(fired)
+    assert len(kept) <= room
     # whoever got less than all got as much as anybody, and one event more for each would be too many
     share = max([0, *left.values()])
-    assert share >= min(at_least, max(fired.values()))
     assert all(left[pid] == min(fired[pid], share) for pid in fired)
     assert sum(min(count, share + 1) for count in fired.values()) > room
-    # the earliest of each
-    for pid in fired:
+    assert_earliest(kept, everything)
+
+
+def assert_earliest(kept: list[tuple[int, int, int]], everything: list[tuple[int, int, int]]) -> None:
+    left = Counter(pid for _, pid, _ in kept)
+    for pid in {row[1] for row in everything}:
         assert [row for row in kept if row[1] == pid] == [row for row in everything if row[1] == pid][: left[pid]]
+
+
+@given(st.lists(st.tuples(PIDS, st.booleans()), min_size=1, max_size=8), st.integers(0, 200), st.integers(0, 8))
+def test_nobody_holds_more_than_stays_free(
+    rounds: list[tuple[list[list[int]], bool]], room: int, at_least: int
+) -> None:
+    admission = Admission()
+    held: Counter[int] = Counter()
+    for position, (pids, is_read) in enumerate(rounds):
+        if is_read:
+            admission.read(position)
+            held.clear()
+        given_blocks, free = blocks_of(pids), max(room - held.total(), 0)
+        kept_blocks = admission.admit(given_blocks, free, at_least)
+        everything, kept = events(given_blocks), events(kept_blocks)
+        fired, let_in = (Counter(pid for _, pid, _ in rows) for rows in (everything, kept))
+        assert_earliest(kept, everything)
+        still_free = free - let_in.total()
+        for pid in fired:
+            has_now = held[pid] + let_in[pid]
+            assert not let_in[pid] or has_now <= max(still_free, at_least)
+            # one more event for each that wanted more would be too many
+            assert let_in[pid] == fired[pid] or has_now >= min(at_least, held[pid] + fired[pid])
+            assert let_in[pid] == fired[pid] or has_now + 1 > still_free - len(fired)
+        if kept_blocks:
+            admission.admitted(kept_blocks, position + 1)
+        held += let_in
+
+
+def test_few_events_of_one_process_stay_beside_a_flood_however_long_the_client_stalls() -> None:
+    wish = Wish((parse("app:*"),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", 1, wish, 999, lambda *_: None)
+    flooding, quiet, bursts = 1, 2, 60
+    for burst in range(bursts):
+        subscription.deliver([block(range(burst * 1000, burst * 1000 + 1000), pid=[flooding] * 999 + [quiet])])
+    read: Counter[int] = Counter()
+    while (entry := subscription.log.read(None)) is not None:
+        read.update(pid for numbered in entry.blocks for pid in numbered.block.pid.tolist())
+        subscription.log.handed_out(entry, entry.next_seq)
+    assert read[quiet] == bursts
+    account = subscription.account()
+    assert account.lost_queue == bursts * 1000 - read.total() > 0
+    # the flood has most of the queue all the same
+    assert read[flooding] > 15_000
 
 
 def test_one_that_floods_costs_none_but_itself() -> None:

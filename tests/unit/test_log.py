@@ -54,15 +54,15 @@ class Accounting(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log = log_of(6 * one_entry_bytes())
+        self.log = log_of(20 * one_entry_bytes())
         self.fired = 0
         self.seen: set[int] = set()
         self.reading: Entry | None = None
         self.seq: int | None = None
 
-    @rule(sizes=st.lists(st.integers(0, 5), max_size=3))
-    def append(self, sizes: list[int]) -> None:
-        self.log.append([block(range(size)) for size in sizes])
+    @rule(sizes=st.lists(st.integers(0, 5), max_size=3), is_short=st.booleans())
+    def append(self, sizes: list[int], is_short: bool) -> None:
+        self.log.append([block(range(size)) for size in sizes], is_short=is_short)
         self.fired += sum(sizes)
 
     @precondition(lambda self: self.reading is None)
@@ -221,6 +221,29 @@ def test_what_made_room_before_a_broken_stream_came_back_is_lost() -> None:
     read_all(log)
     figures = log.figures()
     assert (figures.delivered, figures.lost, figures.pending) == (2, 3, 0)
+
+
+def test_few_events_join_an_entry_that_nobody_read_where_room_is_short() -> None:
+    log = log_of()
+    log.append([block([1], signed(1)), block([2], strings(b"2"))])
+    log.append([block([3], strings(b"3"))], is_short=True)
+    assert log.unread_bytes < 2 * one_entry_bytes()
+    entry = log.read(None)
+    assert entry is not None
+    assert numbers_of(entry) == times_of(entry) == [1, 2, 3]
+    log.append([block([4])], is_short=True)
+    log.handed_out(entry, entry.next_seq)
+    assert [numbers_of(each) for each in read_all(log)] == [[4]]
+    figures = log.figures()
+    assert (figures.delivered, figures.lost, log.unread_bytes) == (4, 0, 0)
+
+
+def test_what_joins_an_entry_is_bounded() -> None:
+    log = log_of(100 * one_entry_bytes())
+    for time in range(100):
+        log.append([block([time] * 10)], is_short=True)
+    assert max(entry.nbytes for entry in read_all(log)) <= 7 * one_entry_bytes()
+    assert log.figures().lost == 0
 
 
 def test_one_entry_is_kept_however_little_room_there_is() -> None:

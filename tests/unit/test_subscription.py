@@ -118,6 +118,51 @@ def test_the_first_reason_to_end_stays() -> None:
     assert subscription.end_reason is EndReason.LEASE_EXPIRED
 
 
+def pass_events(subscription: Subscription, count: int = 100) -> None:
+    """Have so many come and be read; of the ones before, few are kept."""
+    for time in range(count):
+        subscription.deliver([block([time])])
+        while (entry := subscription.log.read(None)) is not None:
+            subscription.log.handed_out(entry, entry.next_seq)
+
+
+def test_sites_of_gone_objects_are_remembered_as_long_as_events_may_name_them() -> None:
+    now = 1000.0
+    wish = Wish((parse("app:*"),), Scope(), 30, 40_000, 64)
+    subscription = Subscription("id", 1, wish, OWN_PID, lambda *_: None, clock=lambda: now)
+    staying, going = Choice(captured(A), None), Choice(captured(B), None)
+
+    def known() -> list[int]:
+        subscription.changed([])
+        return sorted(subscription.known_sites([1, 2, 3]))
+
+    subscription.changed([status(subscription, staying), status(subscription, going)])
+    subscription.deliver([block([1], site_id=2)])
+    subscription.changed([status(subscription, going, SiteState.DISARMED)])
+    now += 61
+    assert known() == [1, 2], "its event is kept"
+    pass_events(subscription)
+    assert known() == [1]
+    subscription.changed([status(subscription, going)])
+    subscription.changed([status(subscription, going, SiteState.DISARMED)])
+    pass_events(subscription)
+    assert known() == [1, 3], "the last of its events may still come"
+    now += 61
+    assert known() == [1]
+
+
+def test_site_that_is_armed_again_is_not_forgotten() -> None:
+    now = 1000.0
+    wish = Wish((parse("app:*"),), Scope(), 30, 40_000, 64)
+    subscription = Subscription("id", 1, wish, OWN_PID, lambda *_: None, clock=lambda: now)
+    choice = Choice(captured(A), None)
+    for state in (SiteState.ARMED, SiteState.DISARMED, SiteState.ARMED):
+        subscription.changed([status(subscription, choice, state)])
+    now += 61
+    subscription.changed([])
+    assert subscription.known_sites([1])
+
+
 def test_only_so_many_sites_of_gone_objects_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "_RETIRED_KEPT", 2)
     subscription = make()
