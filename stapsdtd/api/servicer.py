@@ -334,7 +334,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
             def unsubscribe() -> tuple[Subscription, Future[None]]:
                 ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-                return ended, subscriptions.settled()
+                return ended, subscriptions.settled(ended.client)
 
             subscription, settled = await self._backend.control.run(unsubscribe)
             await asyncio.wrap_future(settled)

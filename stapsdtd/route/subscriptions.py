@@ -31,6 +31,7 @@ from stapsdtd.route.client import Client
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
+from stapsdtd.watch.fairness import user_of
 from stapsdtd.watch.objects import Parse, is_host_file, open_object, was_written_to
 from stapsdtd.watch.watcher import Watcher
 
@@ -79,7 +80,7 @@ class Subscriptions:
             secrets.token_hex(8), next(self._tickets), wish, os.getpid(), self._engine.why_not, whose
         )
         try:
-            self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
+            self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib, _owner_of(whose))
         except BaseException:
             self._end(subscription)
             raise
@@ -156,9 +157,9 @@ class Subscriptions:
         # it refers to itself, and the collector may take its time
         ended.log.forget()
 
-    def settled(self) -> Future[None]:
-        """Answer what is done when all that was disarmed so far is out of the processes."""
-        return self._engine.settled()
+    def settled(self, client: Client) -> Future[None]:
+        """Answer what is done when all that was disarmed so far for a client is out of the processes."""
+        return self._engine.settled(_owner_of(client))
 
     def close_all(self) -> None:
         self._closing = True
@@ -278,6 +279,7 @@ class Subscriptions:
         """Answer why which sites were refused: all of them where this object is more than the engine can take."""
         subscription = held.subscription
         scope, mapping = subscription.wish.scope, self._registry.mappings(found.key).keys()
+        is_passing = not is_host_file(found)
         target = Target(
             found,
             file_path,
@@ -288,8 +290,9 @@ class Subscriptions:
             subscription.wish.predicate,
             exclude_pids=subscription.excluded & mapping,
             exclude_later=subscription.excluded - mapping,
-            is_passing=not is_host_file(found),
+            is_passing=is_passing,
             owners=subscription.wish.owners,
+            owner=_bringer(mapping) if is_passing else "",
         )
         try:
             with self.arming.measured():
@@ -318,13 +321,13 @@ class Subscriptions:
         statuses = [_status(subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
         self._release(subscription, found, is_awaited=is_awaited)
         if is_awaited:
-            self._when_settled(lambda: subscription.changed(statuses))
+            self._when_settled(subscription, lambda: subscription.changed(statuses))
         else:
             subscription.changed(statuses)
 
-    def _when_settled(self, work: Callable[[], None]) -> None:
-        """Do it here when what was disarmed until now is out of the processes."""
-        self._engine.settled().add_done_callback(lambda _: self._loop.call_soon_threadsafe(work))
+    def _when_settled(self, subscription: Subscription, work: Callable[[], None]) -> None:
+        """Do it here when what was disarmed until now for its client is out of the processes."""
+        self.settled(subscription.client).add_done_callback(lambda _: self._loop.call_soon_threadsafe(work))
 
     def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool = False) -> None:
         try:
@@ -339,7 +342,7 @@ class Subscriptions:
                 found = held.armed[key].object
                 self._disarm(held, found, is_awaited=True)
                 # not before that was told
-                self._when_settled(partial(self._consider_later, held, found))
+                self._when_settled(held.subscription, partial(self._consider_later, held, found))
 
     def _consider_later(self, held: _Held, found: Object) -> None:
         self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
@@ -394,6 +397,15 @@ class _Held:
     def pop(self, key: ObjectKey) -> _Armed:
         del self._by_file[_file(key)]
         return self.armed.pop(key)
+
+
+def _bringer(pids: Iterable[int]) -> str:
+    """Name the user whose process brought an object."""
+    return next((f"objects of uid {user_of(pid)}" for pid in pids), "")
+
+
+def _owner_of(client: Client) -> str:
+    return f"subscriptions of {client.name}"
 
 
 def _file(key: ObjectKey) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class FakeEngine:
         if method in self.failures:
             raise self.failures[method]
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:  # noqa: ARG002
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         self._begin("open")
         self.sinks[ticket] = sink
 
@@ -117,7 +117,7 @@ class FakeEngine:
     def tidy(self) -> None:
         pass
 
-    def settled(self) -> Future[None]:
+    def settled(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -20,8 +20,9 @@ from stapsdtd.capture.bpf import layout, tables
 from stapsdtd.capture.bpf import reader as reader_module
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
-from stapsdtd.capture.bpf.removals import Removals
+from stapsdtd.capture.bpf.removals import Work
 from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.bpf.turns import MOST_PASSING
 from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
 from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
@@ -906,13 +907,16 @@ def test_part_of_a_site_is_kept_for_who_may_trace_everybody(kernel: FakeKernel, 
 
 @pytest.mark.usefixtures("sink")
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Removals, "waiting", 257)
-        passing = replace(target(kernel, A), is_passing=True)
-        assert "faster than the kernel removes events: 257 wait" in refused(engine.arm(1, passing))["a"]
-        assert kernel.events == {}
-        # what stays is armed all the same
-        assert engine.arm(1, target(kernel, A)) == []
+    hers = replace(target(kernel, A), is_passing=True, owner="objects of uid 1000")
+    for _ in range(MOST_PASSING):
+        engine._removals._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
+    reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
+    assert refused(engine.arm(1, hers)) == {"a": reason}
+    assert kernel.events == {}
+    # what stays is armed all the same, and what is another's
+    for other in (replace(hers, owner="objects of uid 1001"), target(kernel, A)):
+        assert engine.arm(1, other) == []
+        engine.disarm(1, other.object)
 
 
 @pytest.mark.usefixtures("sink")

@@ -26,6 +26,7 @@ from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
+from stapsdtd.capture.bpf.turns import MOST_PASSING
 from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -55,8 +56,6 @@ _OTHERS_FILTERS = 3 * layout.MAX_FILTERS // 4
 _OTHERS_STEPS = 3 * layout.MAX_STEPS // 4
 _OTHERS_CAPTURES = layout.MAX_VALUES // 2
 
-_MOST_REMOVALS = 256
-"""Each holds descriptors, and takes some 100 ms."""
 _KEPT_RING_BYTES = 16 << 20
 
 
@@ -77,6 +76,7 @@ class _Object:
     path: str
     architecture: str
     descriptor: int
+    owner: str
     sites: dict[ModelSite, _Site] = field(default_factory=dict)
 
 
@@ -126,6 +126,7 @@ class _Group:
 class _Subscription:
     channel: Channel
     buffer_bytes: int
+    owner: str
     sites: dict[ObjectKey, list[_Site]] = field(default_factory=dict)
 
 
@@ -158,17 +159,17 @@ class BpfEngine:
         found = source_of(capture, argument, architecture)
         return found.reason if isinstance(found, Unavailable) else None
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes)
+        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes, owner)
         # the kernel takes a while to put one in place, which the first library to appear should not wait for
         with contextlib.suppress(OSError):
             self._make_rings([0])
 
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
-        if target.is_passing and self._removals.waiting > _MOST_REMOVALS:
-            reason = f"objects come and go faster than the kernel removes events: {self._removals.waiting} wait"
+        reason = self._removals.why_not(target.owner, MOST_PASSING) if target.is_passing else None
+        if reason := reason or self._removals.why_not(subscription.owner):
             return [Refusal(wanted.capture.site, reason) for wanted in target.sites]
         found = self._object(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
@@ -182,7 +183,7 @@ class BpfEngine:
                 refusals[wanted.capture.site] = str(error)
             else:
                 sites.append(site)
-        refused = self._bring_in_step(sites, ticket)
+        refused = self._bring_in_step(sites, subscription.owner, ticket)
         subscription.sites[found.key] = [site for site in sites if ticket in site.wants]
         self._forget_unwanted(found)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
@@ -203,7 +204,8 @@ class BpfEngine:
         for site in sites:
             # it may be gone already, where an earlier try ran out of memory
             site.wants.pop(ticket, None)
-        for site, reason in self._bring_in_step(sites, is_awaited=is_awaited).items():
+        owner = self._subscriptions[ticket].owner
+        for site, reason in self._bring_in_step(sites, owner, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
@@ -223,8 +225,8 @@ class BpfEngine:
         ]
         return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings))
 
-    def settled(self) -> Future[None]:
-        return self._removals.settled()
+    def settled(self, owner: str = "") -> Future[None]:
+        return self._removals.settled(owner)
 
     def tidy(self) -> None:
         self._removals.try_again()
@@ -242,7 +244,7 @@ class BpfEngine:
         found = self._objects.get(key)
         if found is None:
             descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
-            found = _Object(key, target.object.path, target.object.parsed.architecture, descriptor)
+            found = _Object(key, target.object.path, target.object.parsed.architecture, descriptor, target.owner)
             self._objects[key] = found
         return found
 
@@ -261,12 +263,12 @@ class BpfEngine:
             os.close(found.descriptor)
 
     def _bring_in_step(
-        self, sites: Sequence[_Site], newcomer: Ticket | None = None, *, is_awaited: bool = False
+        self, sites: Sequence[_Site], owner: str, newcomer: Ticket | None = None, *, is_awaited: bool = False
     ) -> dict[_Site, str]:
         """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
 
         Those keep the group and plan that they have, and the newcomer's wish is forgotten. There may be others among
-        them, which had to move.
+        them, which had to move. owner: who wants it so.
         """
         refused: dict[_Site, str] = {}
         plans = self._new_plans(sites, refused)
@@ -281,7 +283,7 @@ class BpfEngine:
             {site: plan for site, plan in plans.items() if site not in refused},
         )
         for group in superseded:
-            self._remove(group, is_awaited=is_awaited)
+            self._remove(group, owner, is_awaited=is_awaited)
         if ended:
             self._reader.end(ended)
         for plan in ended:
@@ -375,7 +377,7 @@ class BpfEngine:
         window = colour.window
         self._removals.collect()
         first = self._tables.lend_group(window)
-        with contextlib.ExitStack() as taken_back:
+        with self._removals.arming(sites[0].object.owner), contextlib.ExitStack() as taken_back:
             taken_back.callback(self._tables.give_back_group, first, window)
             self._tables.fill_group(first, window, {site.site.site_offset: site.slot for site in sites})
             name = f"g{next(self._numbers)}_{self._owner.group.removeprefix('stapsdtd_')}"
@@ -396,13 +398,18 @@ class BpfEngine:
         with contextlib.suppress(ProcessLookupError):
             group.event.arm(pid, self._loaded.program, group.cookie)
 
-    def _remove(self, group: _Group, *, is_awaited: bool) -> None:
+    def _remove(self, group: _Group, owner: str, *, is_awaited: bool) -> None:
         """Its sites have other groups by now, or none."""
+        if not is_awaited:
+            owner = group.sites[0].object.owner or owner
         for site in group.sites:
             if site.group is group:
                 site.group = None
         self._removals.begin(
-            group.event, lambda: self._tables.give_back_group(group.first, group.window), is_awaited=is_awaited
+            group.event,
+            lambda: self._tables.give_back_group(group.first, group.window),
+            owner=owner,
+            is_awaited=is_awaited,
         )
 
     def _plan(self, site: _Site) -> ActivePlan:
