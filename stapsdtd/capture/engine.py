@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from stapsdtd.capture.batch import Block
-from stapsdtd.model import Argument, Capture, Object, Site, SiteCapture
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
 from stapsdtd.predicates.expression import Expression
 
 Ticket = int
@@ -130,6 +130,11 @@ class Engine(Protocol):
     def settled(self, owner: str = "") -> Future[None]:
         """Answer what is done when all that was disarmed so far for this owner, and is awaited, is out of the
         processes; that of a subscription that was closed always is.
+        """
+
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        """Count hits since the last call in processes that a subscription does not see, as it is for some users' only,
+        where nobody who sees them all wants the same. An engine that cannot tell answers nothing.
         """
 
     def tidy(self) -> None:

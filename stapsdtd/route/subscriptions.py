@@ -7,12 +7,13 @@ import itertools
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from stapsdtd.capture.engine import Engine, Target, TargetSite
+from stapsdtd.capture.engine import Engine, Target, TargetSite, Ticket
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import (
     LimitReachedError,
@@ -28,6 +29,7 @@ from stapsdtd.model import Mapping, Object, ObjectKey, Site
 from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
+from stapsdtd.route.foreign import Excess, ForeignBounds
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
@@ -39,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_SECONDS = 2.0
 _ENDED_KEPT_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
 
 
 class Subscriptions:
@@ -64,6 +67,9 @@ class Subscriptions:
         self._rewritten = Rewritten(self._on_write)
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
+        self.foreign = ForeignBounds()
+        self._clients_of: dict[Ticket, Client] = {}
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
 
     def subscribe(
         self, wish: Wish, client: str = "", quotas: Quotas = NO_QUOTAS
@@ -86,6 +92,7 @@ class Subscriptions:
             raise
         held = _Held(subscription)
         self._held[subscription.id] = held
+        self._clients_of[subscription.ticket] = whose
         self.totals.began(subscription)
         statuses: list[SiteStatus] = []
         try:
@@ -164,6 +171,7 @@ class Subscriptions:
     def close_all(self) -> None:
         self._closing = True
         self._housekeeping.cancel()
+        self._looking.cancel()
         self._stop_listening()
         self._rewritten.close()
         for ident in list(self._held):
@@ -229,6 +237,13 @@ class Subscriptions:
             return
         if earlier := held.version_of(found.key):
             self._disarm(held, earlier.object, is_awaited=True)
+        if reason := self.foreign.why_not(subscription.client.name, found.key):
+            if found.key not in held.barred:
+                held.barred[found.key] = found
+                subscription.changed(
+                    [_status(subscription, SiteState.REFUSED, found, choice, reason) for choice in choices]
+                )
+            return
         owners = subscription.wish.owners
         if owners is not None:
             # other users may have it elsewhere, which is not this one's business
@@ -351,6 +366,38 @@ class Subscriptions:
         if held.subscription.id in self._held:
             self._consider(held, found)
 
+    def _look_at_foreign_hits(self) -> None:
+        """Disarm what costs too much for processes that its client does not see, and arm again what may be again."""
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
+        hits: Counter[tuple[str, ObjectKey]] = Counter()
+        for (ticket, key), count in self._engine.foreign_hits().items():
+            hits[self._clients_of[ticket].name, key] += count
+        quotas = {client.name: client.quotas.max_foreign_hits_per_second for client in self._clients_of.values()}
+        bounds = {name: most for name, most in quotas.items() if most is not None}
+        for name, excess in self.foreign.look(hits, bounds):
+            _log.warning("%s: %s", name, excess.reason)
+            for held in [held for held in self._held.values() if held.subscription.client.name == name]:
+                if excess.key in held.armed:
+                    self._refuse(held, excess)
+        self.foreign.forget()
+        self._clients_of = {held.subscription.ticket: held.subscription.client for held in self._held.values()}
+        for held in list(self._held.values()):
+            for key, found in list(held.barred.items()):
+                if self.foreign.why_not(held.subscription.client.name, key) is None:
+                    del held.barred[key]
+                    self._consider(held, found)
+
+    def _refuse(self, held: _Held, excess: Excess) -> None:
+        """Disarm an object's sites for a subscription, and say why."""
+        armed, subscription = held.pop(excess.key), held.subscription
+        held.barred[excess.key] = armed.object
+        self._rewritten.disarmed(excess.key)
+        subscription.client.sites -= len(armed.armed)
+        self._release(subscription, armed.object)
+        subscription.changed(
+            [_status(subscription, SiteState.REFUSED, armed.object, choice, excess.reason) for choice in armed.armed]
+        )
+
     def _keep_house(self) -> None:
         """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
@@ -377,11 +424,12 @@ class _Armed:
 
 
 class _Held:
-    """A subscription and what the control thread knows of it."""
+    """A subscription and what the control thread knows of it. barred: objects that it may not have for a while."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.armed: dict[ObjectKey, _Armed] = {}
+        self.barred: dict[ObjectKey, Object] = {}
         self._by_file: dict[tuple[int, int], _Armed] = {}
         self.streams = 0
         self.lease: asyncio.TimerHandle | None = None

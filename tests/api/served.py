@@ -52,7 +52,8 @@ FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", Fa
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises.
 
-    trouble: what is wrong with it.
+    trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
+    hits: those that are foreign, until they are asked for.
     """
 
     name = "fake"
@@ -65,6 +66,9 @@ class FakeEngine:
         self.last_events: list[Block] = []
         self.calls: list[str] = []
         self.trouble: str | None = None
+        self.disarmed: Future[None] = Future()
+        self.disarmed.set_result(None)
+        self.hits: dict[tuple[Ticket, ObjectKey], int] = {}
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
@@ -103,7 +107,9 @@ class FakeEngine:
         return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
 
     def ask(self) -> Future[None]:
-        return self.settled()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def problem(self) -> str | None:
         return self.trouble
@@ -117,10 +123,13 @@ class FakeEngine:
     def tidy(self) -> None:
         pass
 
-    def settled(self, owner: str = "") -> Future[None]:  # noqa: ARG002
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        found, self.hits = self.hits, {}
+        return found
+
+    def settled(self, owner: str = "") -> Future[None]:
+        self.calls.append(f"settled {owner}")
+        return self.disarmed
 
     def shutdown(self) -> None:
         self._begin("shutdown")

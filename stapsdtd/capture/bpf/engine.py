@@ -20,6 +20,7 @@ from functools import partial
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
+from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
@@ -99,6 +100,19 @@ class _Site:
         return pids
 
     @property
+    def tickets_with_foreign_hits(self) -> list[Ticket]:
+        """Those for whose sake processes are patched that they do not see; nobody's where another sees them all."""
+        wants = self.wants.values()
+        if any(want.filter.owners is None and want.target.pids is None for want in wants):
+            return []
+        is_for_all = self.scope is None
+        return [
+            ticket
+            for ticket, want in self.wants.items()
+            if want.filter.owners is not None and (want.target.pids is None or not is_for_all)
+        ]
+
+    @property
     def place(self) -> str:
         """As a definition names it."""
         semaphore = self.site.semaphore_offset
@@ -149,6 +163,7 @@ class BpfEngine:
         self._tables = Tables(loaded.table, loaded.cpus)
         self._reader = Reader(self._tables, loaded.set_reader_waits)
         self._removals = Removals()
+        self._foreign = ForeignHits(self._tables)
         self._numbers = itertools.count()
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
@@ -227,6 +242,9 @@ class BpfEngine:
 
     def settled(self, owner: str = "") -> Future[None]:
         return self._removals.settled(owner)
+
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        return self._foreign.take()
 
     def tidy(self) -> None:
         self._removals.try_again()
@@ -312,6 +330,9 @@ class BpfEngine:
                 self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
             if site.plan is not None and site.plan is not plan:
                 ended.append(site.plan)
+                self._foreign.end(site.plan)
+            if plan is not None and site.plan is not plan:
+                self._foreign.begin(site.object.key, plan, site.tickets_with_foreign_hits)
             site.plan = plan
         return ended
 

@@ -262,6 +262,10 @@ class FtraceEngine:
         done.set_result(None)
         return done
 
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        """They are not told apart in the kernel, and never counted."""
+        return {}
+
     def tidy(self) -> None:
         self._tidying = True
         try:
