@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _LOOK_SECONDS = 0.5
 _NOTED_CHARACTERS = 200
+_DISARM_SECONDS = 5.0
+"""Usually it takes a tenth of one."""
 
 
 class Control(Protocol):
@@ -75,6 +77,7 @@ class Backend:
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.disarm_seconds = _DISARM_SECONDS
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
@@ -337,8 +340,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 return ended, subscriptions.settled(ended.client)
 
             subscription, settled = await self._backend.control.run(unsubscribe)
-            await asyncio.wrap_future(settled)
-        return pb.UnsubscribeResponse(account=convert.account(subscription.account()))
+            done, _ = await asyncio.wait({asyncio.wrap_future(settled)}, timeout=self.disarm_seconds)
+            if not done:
+                caller.note(logging.WARNING, "still disarming", subscription=request.subscription_id)
+        account = convert.account(subscription.account())
+        return pb.UnsubscribeResponse(account=account, still_disarming=not done)
 
     async def ListSubscriptions(  # noqa: N802
         self,

@@ -221,4 +221,4 @@ class AsyncSubscription(SubscriptionState):
             return self.account
         with translated(self._target):
             response = await self._stub.Unsubscribe(encode.unsubscribe_request(self.id), timeout=self._timeout)
-        return self._unsubscribed(decode.account(response.account))
+        return self._unsubscribed(response)

@@ -226,4 +226,4 @@ class Subscription(SubscriptionState):
             return self.account
         with translated(self._target):
             response = self._stub.Unsubscribe(encode.unsubscribe_request(self.id), timeout=self._timeout)
-        return self._unsubscribed(decode.account(response.account))
+        return self._unsubscribed(response)

@@ -66,7 +66,7 @@ class ProbeEvent:
             os.close(descriptor)
 
     def disarm(self) -> None:
-        """The same, and wait until no hit runs the program any more: for ever where another's program sleeps at a hit.
+        """The same, and wait until no hit runs the program any more: for as long as another's sleeps at a hit.
 
         Since Linux 6.13 the kernel waits with none of its locks held (perf_event_detach_bpf_prog).
         """
