@@ -237,13 +237,6 @@ class Subscriptions:
             return
         if earlier := held.version_of(found.key):
             self._disarm(held, earlier.object, is_awaited=True)
-        if reason := self.foreign.why_not(subscription.client.name, found.key):
-            if found.key not in held.barred:
-                held.barred[found.key] = found
-                subscription.changed(
-                    [_status(subscription, SiteState.REFUSED, found, choice, reason) for choice in choices]
-                )
-            return
         owners = subscription.wish.owners
         if owners is not None:
             # other users may have it elsewhere, which is not this one's business
@@ -254,6 +247,13 @@ class Subscriptions:
             choices = _choices(subscription.wish, found, mappings)
             if not choices:
                 return
+        if reason := self.foreign.why_not(subscription.client.name, found.key):
+            if found.key not in held.barred:
+                held.barred[found.key] = found
+                subscription.changed(
+                    [_status(subscription, SiteState.REFUSED, found, choice, reason) for choice in choices]
+                )
+            return
         try:
             descriptor = open_object(found, mappings.items(), self._parse)
         except ObjectGoneError as error:
@@ -371,7 +371,8 @@ class Subscriptions:
         self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
         hits: Counter[tuple[str, ObjectKey]] = Counter()
         for (ticket, key), count in self._engine.foreign_hits().items():
-            hits[self._clients_of[ticket].name, key] += count
+            if client := self._clients_of.get(ticket):
+                hits[client.name, key] += count
         quotas = {client.name: client.quotas.max_foreign_hits_per_second for client in self._clients_of.values()}
         bounds = {name: most for name, most in quotas.items() if most is not None}
         for name, excess in self.foreign.look(hits, bounds):
