@@ -37,7 +37,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What each client may have at once, and a second; None is no bound of its own."""
+    """What each client may have at once, and a second; None is no bound of its own.
+
+    max_foreign_hits_per_second: what its probes may cost processes that it does not see.
+    """
 
     max_connections: int | None = None
     max_subscriptions: int | None = None
@@ -45,6 +48,7 @@ class Quotas:
     max_queue_bytes: int | None = None
     max_events_per_second: int | None = None
     max_requests_per_second: int | None = None
+    max_foreign_hits_per_second: int | None = None
 
 
 NO_QUOTAS = Quotas()
@@ -81,6 +85,7 @@ USER = Role(
         max_queue_bytes=256 << 20,
         max_events_per_second=500_000,
         max_requests_per_second=50,
+        max_foreign_hits_per_second=100_000,
     ),
 )
 """The roles there are where the file says nothing of them."""

@@ -52,6 +52,7 @@ from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.patient import PatientParser
 from stapsdtd.service_manager import notify, notify_reloading, watched
+from stapsdtd.stopping import StopDeadline
 from stapsdtd.watch.fairness import user_of
 from stapsdtd.watch.threads import Threads
 from stapsdtd.watch.watcher import Watcher
@@ -128,6 +129,7 @@ class Daemon:
             bound(self._libc)
         self._control = ControlThread()
         self._stopping = contextlib.AsyncExitStack()
+        self._let_go: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         if self._libc is not None:
@@ -138,6 +140,7 @@ class Daemon:
         parser = SandboxedParser()
         patient = PatientParser(parser)
         self._on_stop(patient.close)
+        self._let_go.append(parser.abort)
         bpf = load()
         nops = await trial
         features = (*probe_features(), nop_feature(nops), feature(bpf))
@@ -176,6 +179,7 @@ class Daemon:
         relay = Relay(peers, gate, self._config.limits.max_connections)
         self._servicer = StapsdtServicer(backend)
         self._server = Server(self._servicer, relay, self._config.listeners)
+        self._let_go.append(self._server.let_go)
         self._gate = gate
         self._stopping.push_async_callback(self._server.stop)
         # first of all, so that streams get their End before the server stops
@@ -240,11 +244,19 @@ class Daemon:
         await asyncio.gather(*map(asyncio.wrap_future, (self._control.ask(), self._engine.ask())))
 
     async def stop(self) -> None:
-        """Disarm everything. What can still be done is done also where a step fails."""
+        """Disarm everything. What can still be done is done also where a step fails.
+
+        Where a step does not end, the process does: see `stopping`.
+        """
+        StopDeadline(self._free_for_the_next).begin()
         try:
             await self._stopping.aclose()
         finally:
             self._control.stop()
+
+    def _free_for_the_next(self) -> None:
+        for let_go in self._let_go:
+            let_go()
 
 
 def _allow_all_descriptors() -> None:

@@ -61,6 +61,7 @@ class ListeningSocket:
         self.tls = self.new_context()
         self._lock = None if listener.path is None else SocketLock(listener.path)
         self._is_own = inherited is None
+        self._is_closed = False
         try:
             self.socket = inherited or (
                 _unix_socket(listener, listener.path) if listener.path else _tcp_socket(listener)
@@ -75,7 +76,10 @@ class ListeningSocket:
         return None if self.listener.tls is None else _tls_context(self.listener.tls)
 
     def close(self) -> None:
-        """The path goes too, unless whoever passed the socket on is to listen there again."""
+        """The path goes too, unless whoever passed the socket on is to listen there again. Once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.socket.close()
         if self._is_own and self.listener.path is not None and _is_socket(self.listener.path):
             os.unlink(self.listener.path)

@@ -20,8 +20,8 @@ from stapsdtd.config import Listener
 from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
-_STOP_SECONDS = 5.0
-_FAREWELL_SECONDS = 1.0
+_STOP_SECONDS = 2.0
+_FAREWELL_SECONDS = 0.5
 _IDLE_SECONDS = 300.0
 """A client without a request for so long is told to go; those of gRPC do, and come back with their next one."""
 _OPTIONS = (
@@ -90,11 +90,15 @@ class Server:
         # gRPC does not wait for what a cancelled call does lastly
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
-        for each in self._listening:
-            each.close()
+        self.let_go()
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
+
+    def let_go(self) -> None:
+        """Leave the addresses to another daemon, in any thread."""
+        for each in self._listening:
+            each.close()
 
     async def tell_health(self, *, is_serving: bool) -> None:
         """To who asks with grpc.health.v1."""

@@ -48,6 +48,8 @@ _T = TypeVar("_T")
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
 _LOOK_SECONDS = 0.5
 _NOTED_CHARACTERS = 200
+_DISARM_SECONDS = 5.0
+"""Usually it takes a tenth of one."""
 
 
 class Control(Protocol):
@@ -77,6 +79,7 @@ class Backend:
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.disarm_seconds = _DISARM_SECONDS
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
@@ -341,11 +344,15 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
             def unsubscribe() -> tuple[Subscription, Future[None]]:
                 ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-                return ended, subscriptions.settled()
+                return ended, subscriptions.settled(ended.client)
 
             subscription, settled = await self._backend.control.run(unsubscribe)
-            await asyncio.gather(*map(asyncio.wrap_future, (subscription.ended, settled)))
-        return pb.UnsubscribeResponse(account=convert.account(subscription.account()))
+            ending = {asyncio.wrap_future(each) for each in (subscription.ended, settled)}
+            _, left = await asyncio.wait(ending, timeout=self.disarm_seconds)
+            if left:
+                caller.note(logging.WARNING, "still disarming", subscription=request.subscription_id)
+        account = convert.account(subscription.account())
+        return pb.UnsubscribeResponse(account=account, still_disarming=bool(left))
 
     async def ListSubscriptions(  # noqa: N802
         self,

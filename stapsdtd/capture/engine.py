@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from stapsdtd.capture.batch import Block
-from stapsdtd.model import Argument, Capture, Object, Site, SiteCapture
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
 from stapsdtd.predicates.expression import Expression
 
 Ticket = int
@@ -60,6 +60,7 @@ class Target:
     exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
     exclude_later: others that are to leave no events should they come to map it; their hits may count as filtered.
     is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
+    owner: whose it is, where it is passing: one user's objects must not use up what is there for all.
     """
 
     object: Object
@@ -70,6 +71,7 @@ class Target:
     is_passing: bool = False
     exclude_later: frozenset[int] = frozenset()
     owners: frozenset[int] | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class Engine(Protocol):
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         """Answer why an argument of an object of this architecture cannot be taken so; None where it can."""
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
-        """Begin a subscription with nothing armed."""
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
+        """Begin a subscription with nothing armed. owner: names the client, who shares the engine with others."""
 
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         """Arm sites; when it returns, every hit of a site not refused is delivered or counted as lost."""
@@ -152,9 +154,14 @@ class Engine(Protocol):
     def figures(self) -> EngineFigures:
         """As of about now."""
 
-    def settled(self) -> Future[None]:
-        """Answer what is done when all that was disarmed so far, and is awaited, is out of the processes; that of a
-        subscription that was closed always is.
+    def settled(self, owner: str = "") -> Future[None]:
+        """Answer what is done when all that was disarmed so far for this owner, and is awaited, is out of the
+        processes; that of a subscription that was closed always is.
+        """
+
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        """Count hits since the last call in processes that a subscription does not see, as it is for some users' only,
+        where nobody who sees them all wants the same. An engine that cannot tell answers nothing.
         """
 
     def tidy(self) -> None:

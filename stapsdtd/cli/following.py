@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.render import complain
 from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundError, SiteState
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ async def follow(
     finally:
         task.cancel()
         stopping.cancel()
+    if subscription.still_disarming:
+        complain("still disarming: the kernel takes longer than usual; what still fires is not taken any more")
     if subscription.end and subscription.end.reason is not EndReason.UNSUBSCRIBED:
         failure = _UNWANTED_ENDS[subscription.end.reason]
     return failure

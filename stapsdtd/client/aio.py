@@ -232,7 +232,7 @@ class AsyncSubscription(SubscriptionState):
             try:
                 request = encode.unsubscribe_request(self.id)
                 response = await self._stub.Unsubscribe(request, timeout=self._timeout)
-                return self._unsubscribed(decode.account(response.account))
+                return self._unsubscribed(response)
             except grpc.RpcError as error:
                 pause = retry.after(error)
             await asyncio.sleep(pause)

@@ -54,6 +54,7 @@ class SubscriptionState:
     lost: events lost so far, by stage.
     account: final once the stream ended; None before unsubscribe() and the End.
     end: the stream's last message, None before it came.
+    still_disarming: whether unsubscribe() returned before the kernel was done with it.
     next_seq: where the next stream begins.
     """
 
@@ -65,6 +66,7 @@ class SubscriptionState:
         self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)
         self.account: Account | None = None
         self.end: End | None = None
+        self.still_disarming = False
         self.next_seq = 1
         self._sites: dict[int, SiteStatus] = {}
         self._armed_ever: set[int] = set()
@@ -111,7 +113,9 @@ class SubscriptionState:
             case _:
                 raise ProtocolError("the server sent a message of a kind that this client does not know")
 
-    def _unsubscribed(self, account: Account) -> Account:
+    def _unsubscribed(self, response: pb.UnsubscribeResponse) -> Account:
+        self.still_disarming = response.still_disarming
+        account = decode.account(response.account)
         if self.end is None:
             self.account = account
         return account

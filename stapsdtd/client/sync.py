@@ -238,7 +238,7 @@ class Subscription(SubscriptionState):
             try:
                 request = encode.unsubscribe_request(self.id)
                 response = self._stub.Unsubscribe(request, timeout=self._timeout)
-                return self._unsubscribed(decode.account(response.account))
+                return self._unsubscribed(response)
             except grpc.RpcError as error:
                 pause = retry.after(error)
             time.sleep(pause)

@@ -55,16 +55,32 @@ class ProbeEvent:
     def _opened(self, pid: int, cpu: int) -> int:
         return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)
 
-    def remove(self) -> None:
-        """Disarm it and wait until no hit is on its way any more. Raises TracefsRejectedError."""
-        if self._link is not None:
-            os.close(self._link)
-            self._link = None
+    def unpatch(self) -> None:
+        """Take it out of all processes, whose semaphores fall at once. No grace period is waited for."""
         while self._scopes:
-            os.close(self._scopes.popitem()[1])
+            try:
+                _, descriptor = self._scopes.popitem()
+            except KeyError:
+                # another thread took the last one
+                return
+            os.close(descriptor)
+
+    def disarm(self) -> None:
+        """The same, and wait until no hit runs the program any more: for as long as another's sleeps at a hit.
+
+        Since Linux 6.13 the kernel waits with none of its locks held (perf_event_detach_bpf_prog).
+        """
+        self.unpatch()
+        if self._link is not None:
+            link, self._link = self._link, None
+            os.close(link)
+
+    def remove(self) -> None:
+        """Disarm it, and forget its definition. Raises TracefsRejectedError."""
+        self.disarm()
         if self._carrier is not None:
-            os.close(self._carrier)
-            self._carrier = None
+            carrier, self._carrier = self._carrier, None
+            os.close(carrier)
         if self._defined:
             self._tracefs.append_definition(f"-:{self._name}")
             self._defined = False

@@ -116,6 +116,12 @@ class StapsdtdCollector(Collector):
             "what",
             {"connection": refusals["connection"], "call": refusals["call"]},
         )
+        yield self._counter(
+            "stapsdtd_foreign_hits_refusals",
+            "How often an object was disarmed, since it cost processes too much that its client does not see.",
+            None,
+            {"": self._sources.subscriptions.foreign.exceeded},
+        )
 
     def _host(self) -> Iterator[Metric]:
         known = self._sources.registry.figures()

@@ -7,12 +7,13 @@ import itertools
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from stapsdtd.capture.engine import Engine, Target, TargetSite
+from stapsdtd.capture.engine import Engine, Target, TargetSite, Ticket
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import (
     LimitReachedError,
@@ -30,10 +31,12 @@ from stapsdtd.probes.registry import Change, Registry
 from stapsdtd.probes.selectors import Choice, choose, missing_argument
 from stapsdtd.route.client import Client
 from stapsdtd.route.clients import ConnectedClients
+from stapsdtd.route.foreign import Excess, ForeignBounds
 from stapsdtd.route.instructions import why_not_armed
 from stapsdtd.route.rewritten import Rewritten
 from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
 from stapsdtd.route.totals import Totals
+from stapsdtd.watch.fairness import user_of
 from stapsdtd.watch.objects import Parse, is_host_file, open_object, was_written_to
 from stapsdtd.watch.watcher import Watcher
 
@@ -41,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 _HOUSEKEEPING_SECONDS = 2.0
 _ENDED_KEPT_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
 
 
 class Subscriptions:
@@ -79,6 +83,9 @@ class Subscriptions:
         self._rewritten = Rewritten(self._on_write)
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
+        self.foreign = ForeignBounds()
+        self._clients_of: dict[Ticket, Client] = {}
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
 
     def subscribe(
         self, wish: Wish, client: str = "", quotas: Quotas = NO_QUOTAS
@@ -101,12 +108,13 @@ class Subscriptions:
             self._connected,
         )
         try:
-            self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib)
+            self._engine.open(subscription.ticket, subscription, wish.kernel_buffer_kib, _owner_of(whose))
         except BaseException:
             self._end(subscription)
             raise
         held = _Held(subscription)
         self._held[subscription.id] = held
+        self._clients_of[subscription.ticket] = whose
         self.totals.began(subscription)
         statuses: list[SiteStatus] = []
         try:
@@ -188,14 +196,15 @@ class Subscriptions:
         # it refers to itself, and the collector may take its time
         ended.log.forget()
 
-    def settled(self) -> Future[None]:
-        """Answer what is done when all that was disarmed so far is out of the processes."""
-        return self._engine.settled()
+    def settled(self, client: Client) -> Future[None]:
+        """Answer what is done when all that was disarmed so far for a client is out of the processes."""
+        return self._engine.settled(_owner_of(client))
 
     def close_all(self) -> list[Future[None]]:
         """Unsubscribe all. What is returned is done when their streams have all that fired."""
         self._closing = True
         self._housekeeping.cancel()
+        self._looking.cancel()
         self._stop_listening()
         self._rewritten.close()
         for ident in list(self._held):
@@ -272,6 +281,13 @@ class Subscriptions:
             choices = _choices(subscription.wish, found, mappings)
             if not choices:
                 return
+        if reason := self.foreign.why_not(subscription.client.name, found.key):
+            if found.key not in held.barred:
+                held.barred[found.key] = found
+                subscription.changed(
+                    [_status(subscription, SiteState.REFUSED, found, choice, reason) for choice in choices]
+                )
+            return
         try:
             descriptor = open_object(found, mappings.items(), self._parse)
         except ObjectGoneError as error:
@@ -320,6 +336,7 @@ class Subscriptions:
         """Answer why which sites were refused: all of them where this object is more than the engine can take."""
         subscription = held.subscription
         scope, mapping = subscription.wish.scope, self._registry.mappings(found.key).keys()
+        is_passing = not is_host_file(found)
         target = Target(
             found,
             file_path,
@@ -330,8 +347,9 @@ class Subscriptions:
             subscription.wish.predicate,
             exclude_pids=subscription.excluded & mapping,
             exclude_later=subscription.excluded - mapping,
-            is_passing=not is_host_file(found),
+            is_passing=is_passing,
             owners=subscription.wish.owners,
+            owner=_bringer(mapping) if is_passing else "",
         )
         try:
             with self.arming.measured():
@@ -360,13 +378,13 @@ class Subscriptions:
         statuses = [_status(subscription, SiteState.DISARMED, armed.object, choice) for choice in armed.armed]
         self._release(subscription, found, is_awaited=is_awaited)
         if is_awaited:
-            self._when_settled(lambda: subscription.changed(statuses))
+            self._when_settled(subscription, lambda: subscription.changed(statuses))
         else:
             subscription.changed(statuses)
 
-    def _when_settled(self, work: Callable[[], None]) -> None:
-        """Do it here when what was disarmed until now is out of the processes."""
-        self._engine.settled().add_done_callback(lambda _: self._loop.call_soon_threadsafe(work))
+    def _when_settled(self, subscription: Subscription, work: Callable[[], None]) -> None:
+        """Do it here when what was disarmed until now for its client is out of the processes."""
+        self.settled(subscription.client).add_done_callback(lambda _: self._loop.call_soon_threadsafe(work))
 
     def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool = False) -> None:
         try:
@@ -381,7 +399,7 @@ class Subscriptions:
                 found = held.armed[key].object
                 self._disarm(held, found, is_awaited=True)
                 # not before that was told
-                self._when_settled(partial(self._consider_later, held, found))
+                self._when_settled(held.subscription, partial(self._consider_later, held, found))
 
     def _consider_later(self, held: _Held, found: Object) -> None:
         self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
@@ -389,6 +407,39 @@ class Subscriptions:
     def _consider_again(self, held: _Held, found: Object) -> None:
         if held.subscription.id in self._held:
             self._consider(held, found)
+
+    def _look_at_foreign_hits(self) -> None:
+        """Disarm what costs too much for processes that its client does not see, and arm again what may be again."""
+        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
+        hits: Counter[tuple[str, ObjectKey]] = Counter()
+        for (ticket, key), count in self._engine.foreign_hits().items():
+            if client := self._clients_of.get(ticket):
+                hits[client.name, key] += count
+        quotas = {client.name: client.quotas.max_foreign_hits_per_second for client in self._clients_of.values()}
+        bounds = {name: most for name, most in quotas.items() if most is not None}
+        for name, excess in self.foreign.look(hits, bounds):
+            _log.warning("%s: %s", name, excess.reason)
+            for held in [held for held in self._held.values() if held.subscription.client.name == name]:
+                if excess.key in held.armed:
+                    self._refuse(held, excess)
+        self.foreign.forget()
+        self._clients_of = {held.subscription.ticket: held.subscription.client for held in self._held.values()}
+        for held in list(self._held.values()):
+            for key, found in list(held.barred.items()):
+                if self.foreign.why_not(held.subscription.client.name, key) is None:
+                    del held.barred[key]
+                    self._consider(held, found)
+
+    def _refuse(self, held: _Held, excess: Excess) -> None:
+        """Disarm an object's sites for a subscription, and say why."""
+        armed, subscription = held.pop(excess.key), held.subscription
+        held.barred[excess.key] = armed.object
+        self._rewritten.disarmed(excess.key)
+        subscription.client.sites -= len(armed.armed)
+        self._release(subscription, armed.object)
+        subscription.changed(
+            [_status(subscription, SiteState.REFUSED, armed.object, choice, excess.reason) for choice in armed.armed]
+        )
 
     def _keep_house(self) -> None:
         """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
@@ -416,11 +467,12 @@ class _Armed:
 
 
 class _Held:
-    """A subscription and what the control thread knows of it."""
+    """A subscription and what the control thread knows of it. barred: objects that it may not have for a while."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.armed: dict[ObjectKey, _Armed] = {}
+        self.barred: dict[ObjectKey, Object] = {}
         self._by_file: dict[tuple[int, int], _Armed] = {}
         self.streams = 0
         self.lease: asyncio.TimerHandle | None = None
@@ -436,6 +488,15 @@ class _Held:
     def pop(self, key: ObjectKey) -> _Armed:
         del self._by_file[_file(key)]
         return self.armed.pop(key)
+
+
+def _bringer(pids: Iterable[int]) -> str:
+    """Name the user whose process brought an object."""
+    return next((f"objects of uid {user_of(pid)}" for pid in pids), "")
+
+
+def _owner_of(client: Client) -> str:
+    return f"subscriptions of {client.name}"
 
 
 def _file(key: ObjectKey) -> tuple[int, int]:

@@ -100,6 +100,7 @@ class FakeServer(StapsdtServiceServicer):
         self._log: list[pb.Event] = []
         self._asides: list[tuple[int, pb.StreamResponse]] = []
         self._given = 0
+        self.still_disarming = False
         self._may_return = threading.Event()
         self._may_return.set()
 
@@ -213,7 +214,7 @@ class FakeServer(StapsdtServiceServicer):
         assert self._may_return.wait(PATIENCE_SECONDS)
         self.subscribed = False
         self.end(pb.End.REASON_UNSUBSCRIBED)
-        return pb.UnsubscribeResponse(account=self._account())
+        return pb.UnsubscribeResponse(account=self._account(), still_disarming=self.still_disarming)
 
     def ListSubscriptions(self, request: Any, context: Any) -> pb.ListSubscriptionsResponse:  # noqa: N802
         self._begin(request, context)

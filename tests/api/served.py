@@ -59,7 +59,8 @@ _NOPS = {1: b"\x90", 4: b"\x0f\x1f\x40\0", 5: b"\x0f\x1f\x44\0\0"}
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises.
 
-    trouble: what is wrong with it.
+    trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
+    hits: those that are foreign, until they are asked for.
     """
 
     name = "fake"
@@ -72,13 +73,16 @@ class FakeEngine:
         self.last_events: list[Block] = []
         self.calls: list[str] = []
         self.trouble: str | None = None
+        self.disarmed: Future[None] = Future()
+        self.disarmed.set_result(None)
+        self.hits: dict[tuple[Ticket, ObjectKey], int] = {}
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
         if method in self.failures:
             raise self.failures[method]
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:  # noqa: ARG002
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         self._begin("open")
         self.sinks[ticket] = sink
 
@@ -111,7 +115,9 @@ class FakeEngine:
         return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
 
     def ask(self) -> Future[None]:
-        return self.settled()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def problem(self) -> str | None:
         return self.trouble
@@ -125,10 +131,13 @@ class FakeEngine:
     def tidy(self) -> None:
         pass
 
-    def settled(self) -> Future[None]:
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        found, self.hits = self.hits, {}
+        return found
+
+    def settled(self, owner: str = "") -> Future[None]:
+        self.calls.append(f"settled {owner}")
+        return self.disarmed
 
     def shutdown(self) -> None:
         self._begin("shutdown")

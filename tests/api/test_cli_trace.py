@@ -84,6 +84,14 @@ def test_duration_prints_all_that_fired_before_its_end(server: FakeServer, trace
     assert json.loads(err[-1]) == {"delivered": 2, "filtered": 0, "lost": 0, "sites": 1}
 
 
+def test_probes_that_are_still_being_disarmed_are_told(server: FakeServer, trace: Start) -> None:
+    server.still_disarming = True
+    server.fire(1)
+    status, _, err = finish(trace("--json", "--count", "1"))
+    assert status == 0
+    assert err[0].startswith("stapsdt: still disarming: the kernel takes longer than usual")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order(server: FakeServer, trace: Start, number: signal.Signals) -> None:
     process = trace("--json")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stapsdtd.client import Client
-from tests.bench import arming, delay, hit, jvm, rate, sandbox, subscribers, watching
+from tests.bench import arming, delay, hit, jvm, rate, removals, sandbox, subscribers, watching
 from tests.bench.report import Figure, table
 from tests.bench.setup import Setup
 from tests.bench.tracers import missing
@@ -26,6 +26,7 @@ _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "subscribers": subscribers.run,
     "jvm": jvm.run,
     "arming": arming.run,
+    "removals": removals.run,
     "watching": watching.run,
     "sandbox": sandbox.run,
 }

@@ -284,7 +284,7 @@ def _check_definitions(parsed: ParsedObject) -> None:
 
 def _definitions(parsed: ParsedObject) -> Iterator[str]:
     """Through the code of the engines that writes them."""
-    armed = bpf_engine._Object(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR)
+    armed = bpf_engine._Object(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "")
     places = [bpf_engine._Site(armed, site, Slot(0)).place for site in parsed.sites]
     for place in places:
         require(PLACE.fullmatch(place), f"the place {place!r}")

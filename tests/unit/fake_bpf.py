@@ -259,6 +259,11 @@ class FakeEvent:
     def reaches(self, path: str, offset: int, pid: int) -> bool:
         return (path, offset) in self.places and bool(self.scopes & {None, pid})
 
+    def unpatch(self) -> None:
+        self.scopes.clear()
+
+    disarm = unpatch
+
     def remove(self) -> None:
         self._kernel.step(f"remove {self._name}", self.scopes.clear)
         del self._kernel.events[self._name]

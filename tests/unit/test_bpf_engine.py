@@ -20,8 +20,9 @@ from stapsdtd.capture.bpf import layout, tables
 from stapsdtd.capture.bpf import reader as reader_module
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
-from stapsdtd.capture.bpf.removals import Removals
+from stapsdtd.capture.bpf.removals import Work
 from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.bpf.turns import MOST_PASSING
 from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
 from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
@@ -906,13 +907,16 @@ def test_part_of_a_site_is_kept_for_who_may_trace_everybody(kernel: FakeKernel, 
 
 @pytest.mark.usefixtures("sink")
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Removals, "waiting", 257)
-        passing = replace(target(kernel, A), is_passing=True)
-        assert "faster than the kernel removes events: 257 wait" in refused(engine.arm(1, passing))["a"]
-        assert kernel.events == {}
-        # what stays is armed all the same
-        assert engine.arm(1, target(kernel, A)) == []
+    hers = replace(target(kernel, A), is_passing=True, owner="objects of uid 1000")
+    for _ in range(MOST_PASSING):
+        engine._removals._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
+    reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
+    assert refused(engine.arm(1, hers)) == {"a": reason}
+    assert kernel.events == {}
+    # what stays is armed all the same, and what is another's
+    for other in (replace(hers, owner="objects of uid 1001"), target(kernel, A)):
+        assert engine.arm(1, other) == []
+        engine.disarm(1, other.object)
 
 
 @pytest.mark.usefixtures("sink")
@@ -1131,3 +1135,49 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     with pytest.raises(ThreadEndedError):
         engine.shutdown()
     assert (kernel.events, kernel.loaded.is_closed, engine._reader._idle.closed) == ({}, True, True)
+
+
+class TestForeignHits:
+    """Those of process 10, which the first subscription does not see."""
+
+    def hers(self, kernel: FakeKernel, *sites: Site, **more: Any) -> Target:
+        return replace(target(kernel, *sites, **more), owners=frozenset({1000}), exclude_pids=frozenset({10}))
+
+    @pytest.mark.usefixtures("sink", "other")
+    def test_are_counted_once_by_subscription_and_object(self, kernel: FakeKernel, engine: BpfEngine) -> None:
+        engine.arm(1, self.hers(kernel, A, B))
+        assert engine.foreign_hits() == {}
+        for each in (A, A, B):
+            kernel.hit(each.site_offset)
+        assert engine.foreign_hits() == {(1, FOUND.key): 3}
+        kernel.hit(A.site_offset)
+        # another of the same kind makes a new plan, and both are to blame from then on
+        engine.arm(2, self.hers(kernel, A))
+        kernel.hit(A.site_offset)
+        assert engine.foreign_hits() == {(1, FOUND.key): 2, (2, FOUND.key): 1}
+        kernel.hit(B.site_offset)
+        engine.close(1)
+        assert engine.foreign_hits() == {(1, FOUND.key): 1}
+
+    @pytest.mark.usefixtures("sink", "other")
+    def test_are_nobodys_where_another_sees_them_all(self, kernel: FakeKernel, engine: BpfEngine) -> None:
+        engine.arm(1, self.hers(kernel, A))
+        engine.arm(2, target(kernel, A))
+        kernel.hit(A.site_offset)
+        assert engine.foreign_hits() == {}
+        engine.close(2)
+        kernel.hit(A.site_offset)
+        assert engine.foreign_hits() == {(1, FOUND.key): 1}
+
+    @pytest.mark.usefixtures("sink", "other")
+    def test_are_of_who_wants_them_patched(self, kernel: FakeKernel, engine: BpfEngine) -> None:
+        # process 10 is patched for the second one's sake
+        engine.arm(1, self.hers(kernel, A, pids={11}))
+        engine.arm(2, self.hers(kernel, A))
+        kernel.hit(A.site_offset)
+        assert engine.foreign_hits() == {(2, FOUND.key): 1}
+        # and for nobody's who sees it, if only for some processes
+        opened(engine, 3)
+        engine.arm(3, target(kernel, A, pids={10}))
+        kernel.hit(A.site_offset)
+        assert engine.foreign_hits() == {(2, FOUND.key): 1}

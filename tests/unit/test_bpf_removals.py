@@ -12,6 +12,7 @@ import pytest
 from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.probe_events import ProbeEvent
+from tests.support import wait_for
 
 PATIENCE_SECONDS = 20
 
@@ -21,8 +22,14 @@ class Event:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_go = threading.Event()
+        self.is_patched = True
         self.thread: threading.Thread | None = None
         self._error = error
+
+    def unpatch(self) -> None:
+        self.is_patched = False
+
+    disarm = unpatch
 
     def remove(self) -> None:
         assert self.may_go.wait(PATIENCE_SECONDS)
@@ -50,7 +57,6 @@ def test_what_is_awaited_comes_first(removals: Removals) -> None:
         removals.begin(cast("ProbeEvent", event), lambda: None, is_awaited=False)
     begin(removals, awaited, gone)
     settled = removals.settled()
-    assert removals.waiting >= len(passing)
     first.may_go.set()
     awaited.may_go.set()
     settled.result(PATIENCE_SECONDS)
@@ -101,3 +107,61 @@ def test_event_that_cannot_be_removed_holds_up_no_other(
     removals.finish()
     assert [event for event, _ in gone] == events
     assert len(caplog.records) == 1
+
+
+def test_nothing_is_removed_while_something_is_armed(removals: Removals) -> None:
+    event, gone = Event(), list[tuple[Event, threading.Thread]]()
+    event.may_go.set()
+    with removals.arming("objects of uid 1000"):
+        begin(removals, event, gone)
+        settled = removals.settled()
+        with pytest.raises(TimeoutError):
+            settled.result(0.1)
+        assert event.thread is None
+    settled.result(PATIENCE_SECONDS)
+    assert event.thread is not None
+
+
+def test_settled_waits_for_no_other_owner(removals: Removals) -> None:
+    held, gone = Event(), list[tuple[Event, threading.Thread]]()
+    own = [Event() for _ in range(3)]
+    begin(removals, held, gone)
+    for _ in range(50):
+        removals.begin(cast("ProbeEvent", held), lambda: None, owner="anne")
+    for event in own:
+        event.may_go.set()
+        removals.begin(cast("ProbeEvent", event), lambda: None, owner="bert")
+    settled = removals.settled("bert")
+    # what is under way, and one of Anne's for each of Bert's
+    held.may_go.set()
+    settled.result(PATIENCE_SECONDS)
+    assert all(event.thread for event in own)
+
+
+def test_all_are_out_of_the_processes_before_the_first_is_gone() -> None:
+    removals = Removals()
+    events, gone = [Event() for _ in range(5)], list[tuple[Event, threading.Thread]]()
+    for event in events:
+        begin(removals, event, gone)
+    finishing = threading.Thread(target=removals.finish)
+    finishing.start()
+    wait_for(lambda: not any(event.is_patched for event in events), "all to be unpatched")
+    assert gone == []
+    for event in events:
+        event.may_go.set()
+    finishing.join(PATIENCE_SECONDS)
+    assert len(gone) == 5
+
+
+def test_only_so_many_wait_of_an_owner(removals: Removals) -> None:
+    event = Event()
+    for number in range(3):
+        assert removals.why_not("objects of uid 1000", 3) is None, number
+        begin_for = "objects of uid 1000"
+        removals.begin(cast("ProbeEvent", event), lambda: None, owner=begin_for, is_awaited=False)
+    # one of them is being removed
+    removals.begin(cast("ProbeEvent", event), lambda: None, owner="objects of uid 1000", is_awaited=False)
+    reason = "objects of uid 1000 come and go faster than the kernel removes events: 3 wait"
+    assert wait_for(lambda: removals.why_not("objects of uid 1000", 3), "the line to be full") == reason
+    assert removals.why_not("objects of uid 1001", 3) is None
+    event.may_go.set()

@@ -21,6 +21,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
 from stapsdtd.capture.bpf.endings import Endings
+from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
@@ -29,6 +30,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoT
 from stapsdtd.capture.bpf.removals import Removals
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
+from stapsdtd.capture.bpf.turns import MOST_PASSING
 from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket, UnreadFigures
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -58,8 +60,6 @@ _OTHERS_FILTERS = 3 * layout.MAX_FILTERS // 4
 _OTHERS_STEPS = 3 * layout.MAX_STEPS // 4
 _OTHERS_CAPTURES = layout.MAX_VALUES // 2
 
-_MOST_REMOVALS = 256
-"""Each holds descriptors, and takes some 100 ms."""
 _KEPT_RING_BYTES = 16 << 20
 
 
@@ -80,6 +80,7 @@ class _Object:
     path: str
     architecture: str
     descriptor: int
+    owner: str
     constants: ReadOnlyFile
     sites: dict[ModelSite, _Site] = field(default_factory=dict)
 
@@ -101,6 +102,19 @@ class _Site:
                 return None
             pids |= want.target.pids
         return pids
+
+    @property
+    def tickets_with_foreign_hits(self) -> list[Ticket]:
+        """Those for whose sake processes are patched that they do not see; nobody's where another sees them all."""
+        wants = self.wants.values()
+        if any(want.filter.owners is None and want.target.pids is None for want in wants):
+            return []
+        is_for_all = self.scope is None
+        return [
+            ticket
+            for ticket, want in self.wants.items()
+            if want.filter.owners is not None and (want.target.pids is None or not is_for_all)
+        ]
 
     @property
     def place(self) -> str:
@@ -130,6 +144,7 @@ class _Group:
 class _Subscription:
     channel: Channel
     buffer_bytes: int
+    owner: str
     sites: dict[ObjectKey, list[_Site]] = field(default_factory=dict)
 
 
@@ -156,6 +171,7 @@ class BpfEngine:
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
         self._endings = Endings(loaded.wait_for_hits, self._reader.end)
         self._removals = Removals()
+        self._foreign = ForeignHits(self._tables)
         self._numbers = itertools.count()
         self._subscriptions: dict[Ticket, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
@@ -166,17 +182,17 @@ class BpfEngine:
         found = source_of(capture, argument, architecture)
         return found.reason if isinstance(found, Unavailable) else None
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes)
+        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes, owner)
         # the kernel takes a while to put one in place, which the first library to appear should not wait for
         with contextlib.suppress(OSError):
             self._make_rings([0])
 
     def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[ticket]
-        if target.is_passing and self._removals.waiting > _MOST_REMOVALS:
-            reason = f"objects come and go faster than the kernel removes events: {self._removals.waiting} wait"
+        reason = self._removals.why_not(target.owner, MOST_PASSING) if target.is_passing else None
+        if reason := reason or self._removals.why_not(subscription.owner):
             return [Refusal(wanted.capture.site, reason) for wanted in target.sites]
         found = self._object(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
@@ -190,7 +206,7 @@ class BpfEngine:
                 refusals[wanted.capture.site] = str(error)
             else:
                 sites.append(site)
-        refused = self._bring_in_step(sites, ticket)
+        refused = self._bring_in_step(sites, subscription.owner, ticket)
         subscription.sites[found.key] = [site for site in sites if ticket in site.wants]
         self._forget_unwanted(found)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
@@ -211,7 +227,8 @@ class BpfEngine:
         for site in sites:
             # it may be gone already, where an earlier try ran out of memory
             site.wants.pop(ticket, None)
-        for site, reason in self._bring_in_step(sites, is_awaited=is_awaited).items():
+        owner = self._subscriptions[ticket].owner
+        for site, reason in self._bring_in_step(sites, owner, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
             self._forget_unwanted(found)
@@ -236,8 +253,11 @@ class BpfEngine:
         )
         return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings), strays, unread)
 
-    def settled(self) -> Future[None]:
-        return self._removals.settled()
+    def settled(self, owner: str = "") -> Future[None]:
+        return self._removals.settled(owner)
+
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        return self._foreign.take()
 
     def tidy(self) -> None:
         self._removals.try_again()
@@ -258,7 +278,7 @@ class BpfEngine:
             descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
             parsed = target.object.parsed
             constants = ReadOnlyFile(descriptor, parsed.read_only)
-            found = _Object(key, target.object.path, parsed.architecture, descriptor, constants)
+            found = _Object(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
             self._objects[key] = found
             with contextlib.suppress(OSError):
                 constants.read_ahead()
@@ -280,12 +300,12 @@ class BpfEngine:
             self._endings.begin([]).add_done_callback(lambda _: os.close(found.descriptor))
 
     def _bring_in_step(
-        self, sites: Sequence[_Site], newcomer: Ticket | None = None, *, is_awaited: bool = False
+        self, sites: Sequence[_Site], owner: str, newcomer: Ticket | None = None, *, is_awaited: bool = False
     ) -> dict[_Site, str]:
         """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
 
         Those keep the group and plan that they have, and the newcomer's wish is forgotten. There may be others among
-        them, which had to move.
+        them, which had to move. owner: who wants it so.
         """
         refused: dict[_Site, str] = {}
         for over in self._endings.collect():
@@ -302,7 +322,7 @@ class BpfEngine:
             {site: plan for site, plan in plans.items() if site not in refused},
         )
         for group in superseded:
-            self._remove(group, is_awaited=is_awaited)
+            self._remove(group, owner, is_awaited=is_awaited)
         if ended:
             self._endings.begin(ended)
         return refused
@@ -329,6 +349,9 @@ class BpfEngine:
                 self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
             if site.plan is not None and site.plan is not plan:
                 ended.append(site.plan)
+                self._foreign.end(site.plan)
+            if plan is not None and site.plan is not plan:
+                self._foreign.begin(site.object.key, plan, site.tickets_with_foreign_hits)
             site.plan = plan
         return ended
 
@@ -394,7 +417,7 @@ class BpfEngine:
         window = colour.window
         self._removals.collect()
         first = self._tables.lend_group(window)
-        with contextlib.ExitStack() as taken_back:
+        with self._removals.arming(sites[0].object.owner), contextlib.ExitStack() as taken_back:
             taken_back.callback(self._tables.give_back_group, first, window)
             self._tables.fill_group(first, window, {site.site.site_offset: site.slot for site in sites})
             name = f"g{next(self._numbers)}_{self._owner.group.removeprefix('stapsdtd_')}"
@@ -415,13 +438,18 @@ class BpfEngine:
         with contextlib.suppress(ProcessLookupError):
             group.event.arm(pid, self._loaded.program, group.cookie)
 
-    def _remove(self, group: _Group, *, is_awaited: bool) -> None:
+    def _remove(self, group: _Group, owner: str, *, is_awaited: bool) -> None:
         """Its sites have other groups by now, or none."""
+        if not is_awaited:
+            owner = group.sites[0].object.owner or owner
         for site in group.sites:
             if site.group is group:
                 site.group = None
         self._removals.begin(
-            group.event, lambda: self._tables.give_back_group(group.first, group.window), is_awaited=is_awaited
+            group.event,
+            lambda: self._tables.give_back_group(group.first, group.window),
+            owner=owner,
+            is_awaited=is_awaited,
         )
 
     def _plan(self, site: _Site) -> ActivePlan:

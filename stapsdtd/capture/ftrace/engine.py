@@ -77,7 +77,7 @@ class FtraceEngine:
         self._doomed: list[Instance] = []
         self._tidying = False
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int) -> None:
+    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         subscription = _Subscription(sink, kernel_buffer_kib)
         self._reader.open(ticket, sink)
         try:
@@ -258,11 +258,15 @@ class FtraceEngine:
         specs = list(self._executor.installed)
         return EngineFigures(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.figures()))
 
-    def settled(self) -> Future[None]:
+    def settled(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         """It takes events away before it returns."""
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        """They are not told apart in the kernel, and never counted."""
+        return {}
 
     def tidy(self) -> None:
         self._tidying = True

@@ -1,0 +1,61 @@
+"""Counts the hits in processes that a subscription does not see, at sites that are patched there for its sake.
+
+A library is patched in every process that maps it, whoever wants one of its probes. Who may see only some users'
+processes gets no event of the others' hits, which cost those processes a trap each all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.reading import ActivePlan
+from stapsdtd.capture.bpf.tables import Generation, Tables
+from stapsdtd.capture.engine import Ticket
+from stapsdtd.model import ObjectKey
+
+
+@dataclass(slots=True)
+class _Followed:
+    key: ObjectKey
+    cells: dict[Ticket, int]
+    counted: Counter[Ticket]
+
+
+class ForeignHits:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._plans: dict[Generation, _Followed] = {}
+        self._ended: Counter[tuple[Ticket, ObjectKey]] = Counter()
+
+    def begin(self, key: ObjectKey, plan: ActivePlan, tickets: Collection[Ticket]) -> None:
+        """tickets: for whose sake the plan's site is patched in processes that they do not see."""
+        cells = {
+            reading.channel.ticket: plan.entry.cell(layout.Counter.EXCLUDED, reading.bit)
+            for reading in plan.readings
+            if reading.channel.ticket in tickets
+        }
+        if cells:
+            self._plans[plan.entry.generation] = _Followed(key, cells, Counter())
+
+    def end(self, plan: ActivePlan) -> None:
+        """No slot names it any more."""
+        followed = self._plans.pop(plan.entry.generation, None)
+        if followed is not None:
+            self._count(followed)
+
+    def take(self) -> dict[tuple[Ticket, ObjectKey], int]:
+        """Return how many there were since the last call, where there were any."""
+        for followed in self._plans.values():
+            self._count(followed)
+        found, self._ended = self._ended, Counter()
+        return dict(+found)
+
+    def _count(self, followed: _Followed) -> None:
+        totals = self._tables.totals()
+        for ticket, cell in followed.cells.items():
+            count = int(totals[cell])
+            self._ended[ticket, followed.key] += count - followed.counted[ticket]
+            followed.counted[ticket] = count

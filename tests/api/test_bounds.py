@@ -1,0 +1,105 @@
+"""What is told to clients whose probes cost others too much, or take the kernel too long to disarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stapsdtd.config import Quotas, Role
+from stapsdtd.route.foreign import ForeignBounds
+from stapsdtd.route.subscription import EndReason
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.support import wait_for
+from tests.unit.samples import site
+
+BOUNDED = Role(
+    "bounded", everybody=True, list=("all",), trace=("all",), quotas=Quotas(max_foreign_hits_per_second=1000)
+)
+REFUSED = pb.SiteStatus.STATE_REFUSED
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path, roles=[BOUNDED]) as started:
+        yield started
+
+
+@pytest.fixture
+def pids() -> Iterator[list[int]]:
+    with processes(2) as found:
+        yield found
+
+
+def test_unsubscribe_tells_that_it_is_still_disarming(server: Served) -> None:
+    server.servicer.disarm_seconds = 0.05
+    server.engine.disarmed = Future()
+    first, second = (pb.UnsubscribeRequest(subscription_id=server.subscribe().subscription_id) for _ in range(2))
+    assert server.stub.Unsubscribe(first, timeout=PATIENCE_SECONDS).still_disarming
+    server.engine.disarmed.set_result(None)
+    assert not server.stub.Unsubscribe(second, timeout=PATIENCE_SECONDS).still_disarming
+    assert server.engine.calls.count("settled subscriptions of uid 0") == 2
+
+
+def refusals(call: Any) -> list[str]:
+    """Of the next message that has some."""
+    for message in call:
+        found = [status.reason for status in message.status.sites if status.state == REFUSED]
+        if found:
+            return found
+    return []
+
+
+def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(server: Served, pids: list[int]) -> None:
+    clock = Clock()
+    server.subscriptions.foreign = ForeignBounds(clock)
+    costly, cheap = server.file_object(site("a"), site("b")), server.file_object(site("c"), name="other")
+    server.map(pids[0], costly)
+    server.map(pids[1], cheap, "other")
+    subscription = server.subscribe()
+    call = server.stream(subscription.subscription_id)
+    server.wait_until_streaming()
+    ((ticket, _), *_) = server.engine.armed
+    clock.now += 1
+    server.engine.hits = {(ticket, costly.key): 312_000, (ticket, cheap.key): 900}
+    reason = "cost other users' processes 312,900 hits/s; your role allows 1,000; armed again after 30 s"
+    assert refusals(call) == [reason, reason]
+    assert list(server.engine.armed) == [(ticket, cheap.key)]
+    # neither another process nor another subscription brings it back
+    server.map(pids[1], costly)
+    assert list(server.engine.armed) == [(ticket, cheap.key)]
+    again = server.subscribe("app:a")
+    assert [(status.state, status.reason) for status in again.sites] == [(REFUSED, reason)]
+    clock.now += 30
+    wait_for(lambda: len(server.engine.armed) == 3, "it to be armed again")
+    call.cancel()
+
+
+def test_what_ended_meanwhile_counts_too(server: Served, pids: list[int]) -> None:
+    clock = Clock()
+    server.subscriptions.foreign = ForeignBounds(clock)
+    found = server.file_object(site("a"))
+    server.map(pids[0], found)
+    first = server.subscribe()
+    ((ticket, _),) = server.engine.armed
+
+    def end() -> None:
+        clock.now += 1
+        server.engine.hits = {(ticket, found.key): 1_000_000}
+        server.subscriptions.unsubscribe(first.subscription_id, EndReason.UNSUBSCRIBED)
+
+    server.in_control(end)
+    wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
+    assert [status.state for status in server.subscribe().sites] == [REFUSED]
