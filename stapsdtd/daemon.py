@@ -40,6 +40,7 @@ from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
 from stapsdtd.kernel.features import probe_features
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
@@ -131,16 +132,19 @@ class Daemon:
         tracefs = Tracefs.locate()
         _remove_what_was_left(tracefs)
         threads = Threads()
+        filesystems = Filesystems(self._config.filesystems.arm)
         engine = make_engine(self._config, bpf, tracefs, threads)
         self._engine = engine
         self._on_stop(engine.shutdown)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse))
+        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse, filesystems))
         patient.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         subscriptions = await self._control.run(
-            lambda: Subscriptions(registry, engine, watcher, patient.parse, self._config.limits)
+            lambda: Subscriptions(
+                registry, engine, watcher, patient.parse, self._config.limits, filesystems=filesystems
+            )
         )
         peers = PeerTable()
         gate = Gate(peers.find, Policy(self._config.roles))

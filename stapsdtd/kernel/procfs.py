@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stapsdtd.kernel.reach import cached_status
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
 _BEFORE_THE_PATH = 73
@@ -108,10 +109,11 @@ def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
 def _is_there(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
     """Whether a process maps the file that has this very name."""
     try:
-        mapped = os.stat(b"/proc/%d/map_files/%b-%b" % (pid, start.lstrip(b"0"), end.lstrip(b"0")))
-        return os.path.samestat(mapped, os.stat(b"/proc/%d/root%b" % (pid, path)))
+        mapped = cached_status(f"/proc/{pid}/map_files/{start.lstrip(b'0').decode()}-{end.lstrip(b'0').decode()}")
+        named = cached_status(os.fsdecode(b"/proc/%d/root%b" % (pid, path)))
     except OSError:
         return False
+    return (mapped.st_dev, mapped.st_ino) == (named.st_dev, named.st_ino)
 
 
 def shown_path(raw: bytes) -> str:

@@ -16,11 +16,13 @@ from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import (
     LimitReachedError,
+    ObjectForeignError,
     ObjectGoneError,
     ServerStoppingError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.latency import Latency
@@ -46,8 +48,18 @@ class Subscriptions:
     totals: what became of all events. arming: how long it takes to arm an object's sites. Both may be read anywhere.
     """
 
-    def __init__(self, registry: Registry, engine: Engine, watcher: Watcher, parse: Parse, limits: Limits) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        engine: Engine,
+        watcher: Watcher,
+        parse: Parse,
+        limits: Limits,
+        *,
+        filesystems: Filesystems,
+    ) -> None:
         self._parse = parse
+        self._filesystems = filesystems
         self._registry = registry
         self._engine = engine
         self._watcher = watcher
@@ -220,8 +232,9 @@ class Subscriptions:
         subscription = held.subscription
         mappings = self._registry.mappings(found.key)
         if found.key in held.armed:
-            if not is_host_file(found) and not self._eligible(held, held.armed[found.key].choices, mappings.keys()):
-                self._disarm(held, found, is_awaited=was_written_to(found))
+            known = held.armed[found.key].choices
+            if not is_host_file(found, self._filesystems) and not self._eligible(held, known, mappings.keys()):
+                self._disarm(held, found, is_awaited=was_written_to(found, self._filesystems))
             return
         choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
@@ -238,22 +251,29 @@ class Subscriptions:
             choices = _choices(subscription.wish, found, mappings)
             if not choices:
                 return
+        descriptor, served = None, None
         try:
-            descriptor = open_object(found, mappings.items(), self._parse)
+            descriptor = open_object(found, mappings.items(), self._parse, self._filesystems)
+        except ObjectForeignError as error:
+            served = error.reason
         except ObjectGoneError as error:
             _log.debug("%s", error)
             return
-        foreign = why_foreign(found.parsed.architecture)
+        foreign = served or why_foreign(found.parsed.architecture)
         refused = [foreign or missing_argument(choice.capture) for choice in choices]
         fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
         left = subscription.client.sites_left
         beyond = [] if left is None else fitting[left:]
         fitting = fitting[: len(fitting) - len(beyond)]
-        try:
-            refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
-            self._rewritten.armed(found.key, f"/proc/self/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
+        refusals: dict[Site, str] = {}
+        if descriptor is None:
+            self._rewritten.armed(found.key, None)
+        else:
+            try:
+                refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
+                self._rewritten.armed(found.key, f"/proc/self/fd/{descriptor}")
+            finally:
+                os.close(descriptor)
         most = subscription.client.quotas.max_sites
         refusals |= {choice.capture.site: f"your role allows {most} sites at once" for choice in beyond}
         reasons = [reason or refusals.get(choice.capture.site) for choice, reason in zip(choices, refused, strict=True)]
@@ -288,7 +308,7 @@ class Subscriptions:
             subscription.wish.predicate,
             exclude_pids=subscription.excluded & mapping,
             exclude_later=subscription.excluded - mapping,
-            is_passing=not is_host_file(found),
+            is_passing=not is_host_file(found, self._filesystems),
             owners=subscription.wish.owners,
         )
         try:
@@ -356,7 +376,7 @@ class Subscriptions:
             key: armed.object
             for held in self._held.values()
             for key, armed in held.armed.items()
-            if not is_host_file(armed.object)
+            if not is_host_file(armed.object, self._filesystems)
         }
         self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
         for held in list(self._held.values()):

@@ -23,6 +23,7 @@ from stapsdtd.capture.engine import EngineFigures, LossStage, Refusal, RingFigur
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import (
     Argument,
     Capture,
@@ -154,7 +155,7 @@ class Served:
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
         self.subscriptions = self.in_control(
-            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits)
+            lambda: Subscriptions(self.registry, self.engine, watcher, parse_here, limits, filesystems=Filesystems())
         )
         self._peers = PeerTable()
         self.gate = Gate(self._peers.find, Policy(roles))

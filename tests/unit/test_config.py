@@ -89,7 +89,7 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
 @pytest.mark.parametrize(
     ("text", "field", "reason"),
     [
-        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, limits, listen, metrics, roles"),
+        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, filesystems, limits, listen, metrics, roles"),
         ("listen = 5", "listen", "must be an address or a table"),
         ("listen = []", "listen", "no address"),
         ('listen = "tcp:"', "listen", "not of the form"),
