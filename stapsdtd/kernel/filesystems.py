@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import select
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from stapsdtd.kernel import reach
+from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.mounts import Mount, mounts, parse
 from stapsdtd.kernel.overlays import layers_of, shares_user_namespace
 
@@ -43,6 +45,7 @@ _MOST_STACKED = 4
 """Overlays and loop devices on each other. The kernel allows two overlays (FILESYSTEM_MAX_STACK_DEPTH)."""
 
 _FIRST_PROCESS = 1
+_OF_A_MAPPING = re.compile(r"/proc/(\d+)/map_files/")
 
 
 class Filesystems:
@@ -52,6 +55,7 @@ class Filesystems:
     """
 
     def __init__(self, armed_too: Collection[str] = (), devices: str = "/sys") -> None:
+        self.calls = LockedCalls()
         self.armed_too = frozenset(armed_too)
         self._devices = devices
         self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{_FIRST_PROCESS}/mountinfo")]
@@ -76,9 +80,18 @@ class Filesystems:
 
     @contextmanager
     def held(self, way: str) -> Iterator[int]:
-        """As reach.held, but where root's configuration trusts all that is mounted: their servers are asked then."""
-        with reach.held(way, asks=self._trusts_all) as descriptor:
+        """As reach.hold, for a while. Where root's configuration trusts all that is mounted, servers are asked.
+
+        Raises ObjectPendingError where a process does not let anybody look.
+        """
+        if mapped := _OF_A_MAPPING.match(way):
+            descriptor = self.calls.call(int(mapped[1]), lambda: reach.hold(way), os.close)
+        else:
+            descriptor = reach.hold(way, asks=self._trusts_all)
+        try:
             yield descriptor
+        finally:
+            os.close(descriptor)
 
     def status_at(self, path: str) -> reach.FileStatus:
         """As os.stat, where that sends no request to a server that may not reply. Raises OSError."""

@@ -7,14 +7,13 @@ with EAGAIN rather than look up what the kernel does not know; and statx's AT_ST
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 _AT_FDCWD = -100
@@ -113,20 +112,11 @@ def _status(descriptor: int, mask: int) -> FileStatus:
     )
 
 
-@contextlib.contextmanager
-def held(way: str, asks: Callable[[], bool] = lambda: False) -> Iterator[int]:
+def hold(way: str, asks: Callable[[], bool] = lambda: False) -> int:
     """A descriptor that stays with what a path leads to now, and can be opened as /proc/self/fd/N. Raises OSError.
 
     way: one of procfs.ways_to, or any other path, which has to be in the kernel's cache, unless servers may be asked.
     """
-    descriptor = _hold(way, asks)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _hold(way: str, asks: Callable[[], bool]) -> int:
     within = _IN_A_ROOT.fullmatch(way)
     if within is None and way.startswith("/proc/"):
         return os.open(way, os.O_PATH | os.O_CLOEXEC)
@@ -166,8 +156,11 @@ def _openat2(folder: int, name: bytes, resolve: int) -> int:
 
 def cached_status(path: str) -> FileStatus:
     """As os.stat, where the kernel knows that without asking anybody. Raises OSError."""
-    with held(path) as descriptor:
+    descriptor = hold(path)
+    try:
         return status_of(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _failed(what: str) -> OSError:

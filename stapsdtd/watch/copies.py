@@ -87,13 +87,9 @@ class FileCopies:
             raise ObjectGoneError(mapping.path)
         job = self._jobs.get(user)
         if job is None and len(self._jobs) == _PROCESSES:
-            job = next((each for each in self._jobs.values() if not each.is_late), None)
-            if job is None:
-                raise ObjectGoneError(mapping.path)
+            job = next(iter(self._jobs.values()))
         if job is None:
             job = self._jobs[user] = self._begin(pid, user, mapping)
-        if job.is_late:
-            raise ObjectGoneError(mapping.path)
         job.pids.add(pid)
         raise ObjectPendingError
 
@@ -140,13 +136,11 @@ class FileCopies:
         job = self._jobs[user]
         job.is_late = True
         job.process.kill()
-        self._refuse(_all_of(job.file))
         _log.warning(
-            "%s: its file system does not reply; its probes are not known, nor those of such files of uid %d",
+            "%s: its file system does not reply; until it does, no file on one of these is looked into for uid %d",
             job.path,
             user,
         )
-        self._on_done(job.pids)
 
     def _end(self, job: _Job) -> None:
         """Its process ended, which is to be waited for no more."""
@@ -161,7 +155,7 @@ class FileCopies:
             self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
             if len(self._copies) > _KEPT:
                 self.drop(next(iter(self._copies.values())))
-        else:
+        elif not job.is_late:
             _log.info("%s is not looked into: %s", job.path, said.strip() or f"its copying ended with {code}")
             # who is not let in is not let in anywhere there
             self._refuse(_all_of(job.file) if said.strip() == os.strerror(errno.EACCES) else job.file)

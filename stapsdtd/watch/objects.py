@@ -190,7 +190,7 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: P
                     if reason := filesystems.why_not(held, pid):
                         raise ObjectForeignError(reason)
                     descriptor = _open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
+            except (OSError, ObjectPendingError):
                 continue
             key = _key(descriptor, pid, mapping, way)
             if _leads_to(descriptor, key, found, partial(parse, pid=pid)):

@@ -53,6 +53,8 @@ class Watcher:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._copies = FileCopies(self.parsed)
+        self._calls = filesystems.calls
+        self._calls.on_free = self.parsed
         self._store = ObjectStore(parse, filesystems, self._copies)
         self._rings: list[MappingRing] = []
         self._connector: ProcessConnector | None = None
@@ -299,6 +301,9 @@ class Watcher:
         try:
             with self.looking.measured(), self._time.taken(user):
                 self._look_at(pid, user, records)
+        except ObjectPendingError:
+            # `parsed` is told when there is something to be seen
+            pass
         except OSError as error:
             _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
             self._doubt([pid])
@@ -315,7 +320,7 @@ class Watcher:
             _log.warning("user %d has more probes than are known of one user; the others of them are not found", user)
 
     def _look_at(self, pid: int, user: int, records: list[Mapped]) -> None:
-        mappings = procfs.executable_mappings(pid)
+        mappings = self._calls.call(pid, lambda: procfs.executable_mappings(pid))
         stat = procfs.stat(pid)
         if stat is None or (stat.state in _DEAD and stat.threads <= 1):
             self._forget(pid)

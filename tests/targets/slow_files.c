@@ -1,5 +1,6 @@
 /* A file system that can be told to hang: slow_files SOURCE CONTROL [option of FUSE…] MOUNTPOINT serves MOUNTPOINT/file, with what is in
- * SOURCE. While the file CONTROL holds the name of an operation (getattr, open, read), those wait.
+ * SOURCE. While the file CONTROL holds the name of an operation (getattr, open, read), those wait; while it holds the word direct,
+ * what is opened is for direct I/O.
  */
 #define FUSE_USE_VERSION 31
 #include <errno.h>
@@ -13,21 +14,23 @@
 static int source;
 static const char *control;
 
+static int is_told(const char *word)
+{
+	char told[64] = "";
+	int file = open(control, O_RDONLY);
+
+	if (file < 0)
+		return 0;
+	if (read(file, told, sizeof told - 1) < 0)
+		told[0] = 0;
+	close(file);
+	return strstr(told, word) != NULL;
+}
+
 static void wait_while_told(const char *operation)
 {
-	for (;;) {
-		char told[64] = "";
-		int file = open(control, O_RDONLY);
-
-		if (file < 0)
-			return;
-		if (read(file, told, sizeof told - 1) < 0)
-			told[0] = 0;
-		close(file);
-		if (!strstr(told, operation))
-			return;
+	while (is_told(operation))
 		usleep(5000);
-	}
 }
 
 static int slow_getattr(const char *path, struct stat *status, struct fuse_file_info *info)
@@ -49,8 +52,9 @@ static int slow_getattr(const char *path, struct stat *status, struct fuse_file_
 
 static int slow_open(const char *path, struct fuse_file_info *info)
 {
-	(void)path, (void)info;
+	(void)path;
 	wait_while_told("open");
+	info->direct_io = is_told("direct");
 	return 0;
 }
 
