@@ -33,7 +33,7 @@ from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
-from stapsdtd.capture.ftrace.engine import FtraceEngine
+from stapsdtd.capture.ftrace.engine import NOT_OWN, FtraceEngine
 from stapsdtd.capture.jobs import Pulse
 from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config, Listener
@@ -147,7 +147,7 @@ class Daemon:
             )
         )
         peers = PeerTable()
-        gate = Gate(peers.find, Policy(self._config.roles))
+        gate = Gate(peers.find, self._policy(self._config))
         backend = Backend(
             self._control, registry, watcher.refresh, subscriptions, self._config.limits, features, engine.name, gate
         )
@@ -174,13 +174,20 @@ class Daemon:
 
         Raises StapsdtdError, and goes on as before then.
         """
-        policy = Policy(config.roles)
+        policy = self._policy(config)
         self._server.renew_certificates()
         self._gate.policy = policy
         ended = await self._servicer.apply_policy()
         _log.info("reloaded: %d subscriptions are not allowed any more", ended)
         if replace(config, roles=self._config.roles) != self._config:
             _log.warning("more than roles changed, which counts only when the daemon is started anew")
+
+    def _policy(self, config: Config) -> Policy:
+        """Raises InvalidArgumentError."""
+        policy = Policy(config.roles, NOT_OWN if isinstance(self._engine, FtraceEngine) else "")
+        if policy.restricted:
+            _log.warning("who has one of these roles may trace nothing: %s; %s", ", ".join(policy.restricted), NOT_OWN)
+        return policy
 
     def _export(self, listener: Listener, sources: Sources) -> None:
         """Raises CannotListenError."""
