@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SECONDS = 0.1
+_MOST_SECONDS = 2.0
+"""For a call that does not wait for the kernel: on a busy host its thread may not have had its turn."""
 _OF_A_USER = 4
 _OF_ALL = 32
 """Calls given up that did not end yet; beyond these, who has some is not looked at until one of them ends."""
@@ -35,22 +38,33 @@ class _Call(Generic[_T]):
     work: Callable[[], _T]
     discard: Callable[[_T], None]
     done: threading.Event = field(default_factory=threading.Event)
+    thread: int = 0
     result: _T | None = None
     error: BaseException | None = None
 
     def run(self) -> None:
+        self.thread = threading.get_native_id()
         try:
             self.result = self.work()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self.error = error
 
+    def has_result(self, seconds: float, most_seconds: float) -> bool:
+        """Wait for it."""
+        deadline = time.monotonic() + most_seconds
+        while not self.done.wait(min(seconds, most_seconds)):
+            if time.monotonic() > deadline or (self.thread and _waits_for_the_kernel(self.thread)):
+                return False
+        return True
+
 
 class LockedCalls:
     """`call` belongs to one thread. on_free: told in another one of processes that can be looked at again."""
 
-    def __init__(self, seconds: float = _SECONDS) -> None:
+    def __init__(self, seconds: float = _SECONDS, most_seconds: float = _MOST_SECONDS) -> None:
         self.on_free: Callable[[set[int]], None] = lambda _pids: None
         self._seconds = seconds
+        self._most_seconds = most_seconds
         self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[_Call[object] | None] | None = None
         self._late: dict[_Call[object], tuple[int, int]] = {}
@@ -71,7 +85,7 @@ class LockedCalls:
             self._calls = queue.SimpleQueue()
             threading.Thread(target=self._serve, args=(self._calls,), name="stapsdtd-maps", daemon=True).start()
         self._calls.put(call)  # type: ignore[arg-type]
-        if not call.done.wait(self._seconds):
+        if not call.has_result(self._seconds, self._most_seconds):
             with self._lock:
                 if not call.done.is_set():
                     self._late[call] = pid, user  # type: ignore[index]
@@ -101,6 +115,15 @@ class LockedCalls:
             if call.error is None:
                 call.discard(call.result)
             self.on_free(free)
+
+
+def _waits_for_the_kernel(thread: int) -> bool:
+    """As mmap_read_lock_killable does (TASK_KILLABLE, shown as D)."""
+    try:
+        with open(f"/proc/self/task/{thread}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].startswith(b"D")
+    except OSError:
+        return False
 
 
 def _user_of(pid: int) -> int:

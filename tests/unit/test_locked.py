@@ -27,7 +27,7 @@ def _fail() -> int:
 
 
 def test_process_that_holds_its_lock_costs_itself() -> None:
-    calls = LockedCalls(seconds=1)
+    calls = LockedCalls(most_seconds=1)
     told: list[set[int]] = []
     discarded: list[str] = []
     calls.on_free = told.append
@@ -50,7 +50,7 @@ def test_process_that_holds_its_lock_costs_itself() -> None:
 
 
 def test_user_holds_few_threads() -> None:
-    calls = LockedCalls(seconds=0.001)
+    calls = LockedCalls(most_seconds=0.001)
     lock = threading.Event()
     before = threading.active_count()
     for pid in range(2**22 + 1, 2**22 + 20):
