@@ -124,16 +124,18 @@ class Filesystems:
 
     def _judge_place(self, path: bytes, trusted: dict[int, Mount] | None, depth: int) -> str | None:
         """A folder or file that another file system lies on."""
-        if trusted is None or depth == _MOST_STACKED or not path.startswith(b"/"):
-            return f"it lies on what is at {path.decode(errors='backslashreplace')}, of which no mount tells"
-        holding = [mount for mount in trusted.values() if _is_within(path, mount.point)]
-        # of mounts on one point, the last one hides the others
-        mount = max(holding, key=lambda mount: len(mount.point.rstrip(b"/")), default=None)
-        last = [each for each in holding if mount is not None and each.point == mount.point]
-        return self.judge(last[-1], trusted, depth + 1) if last else _served("a file system that cannot be seen")
+        mount = None
+        if trusted is not None and depth < _MOST_STACKED and path.startswith(b"/"):
+            # of mounts on one point, the last one hides the others
+            for each in trusted.values():
+                if _is_within(path, each.point) and (mount is None or len(each.point) >= len(mount.point)):
+                    mount = each
+        if trusted is None or mount is None:
+            return f"it lies on {path.decode(errors='backslashreplace')}, of which no mount tells what that is"
+        return self.judge(mount, trusted, depth + 1)
 
     def _files_behind(self, mount: Mount) -> list[bytes]:
-        """Of loop devices. A block device that a network serves is a path that no mount holds."""
+        """Of loop devices. A disk that a network serves is a path that no mount holds."""
         if mount.kind == b"btrfs":
             # it has a device number of its own, and may have several disks; this is the one that was mounted
             disks = [f"{self._devices}/class/block/{posixpath.basename(posixpath.realpath(os.fsdecode(mount.source)))}"]
@@ -151,7 +153,7 @@ class Filesystems:
                 with suppress(OSError), open(f"{folder}/loop/backing_file", "rb") as file:
                     found.append(file.read().rstrip(b"\n"))
             if "/nbd" in real:
-                found.append(b"a network")
+                found.append(b"a disk of the network")
         return found
 
 
