@@ -7,6 +7,7 @@ with EAGAIN rather than look up what the kernel does not know; and statx's AT_ST
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -26,6 +27,9 @@ _OPENAT2 = 437
 _OPEN_HOW = struct.Struct("=QQQ")
 _RESOLVE_IN_ROOT = 0x10
 _RESOLVE_CACHED = 0x20
+
+_TRIES = 10
+"""A mount or a rename anywhere on the host disturbs some."""
 
 _IN_A_ROOT = re.compile(r"(/proc/(?:\d+|self)/root)(/.*)", re.DOTALL)
 
@@ -133,17 +137,10 @@ def _open(folder: int, path: str, resolve: int, asks: Callable[[], bool]) -> int
     name = path.encode(errors="surrogateescape")
     if b"\0" in name:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
-    for is_last in (False, False, True):
-        # a rename anywhere on the host may disturb one
-        try:
+    for _ in range(_TRIES):
+        with contextlib.suppress(BlockingIOError):
             return _openat2(folder, name, resolve | _RESOLVE_CACHED)
-        except BlockingIOError:
-            if not is_last:
-                continue
-            if asks():
-                return _openat2(folder, name, resolve)
-            raise
-    raise AssertionError("unreachable")
+    return _openat2(folder, name, resolve if asks() else resolve | _RESOLVE_CACHED)
 
 
 def _openat2(folder: int, name: bytes, resolve: int) -> int:

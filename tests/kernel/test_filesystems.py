@@ -23,6 +23,7 @@ pytestmark = pytest.mark.kernel
 _KIND = "fuse.slowfiles"
 _ARMINGS = 5
 _PATIENCE_SECONDS = 5.0
+_TRY_SECONDS = 25.0
 _MAPPER = ("/usr/bin/python3", str(TARGETS / "mapper.py"))
 
 
@@ -134,12 +135,14 @@ class Armings:
 def check_that_nobody_waits(armings: Armings, before: float) -> None:
     """before: what arming took without a hanging server. Others use this machine too, so it has some tries."""
     assert start_a_program() < _PATIENCE_SECONDS
-    for is_last in (*[False] * 9, True):
+    deadline = time.monotonic() + _TRY_SECONDS
+    while True:
         starts = [start_a_program() for _ in range(20)]
         arming = armings()
         if max(starts) < 0.1 and arming <= 1.5 * before:
             break
-        assert not is_last, f"a program starts in {max(starts)} s, and is armed in {arming} s instead of {before} s"
+        took = f"a program starts in {max(starts)} s, and is armed in {arming} s instead of {before} s"
+        assert time.monotonic() < deadline, took
 
 
 class TestServerThatNeverReplies:
