@@ -17,6 +17,8 @@ _T = TypeVar("_T")
 _LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
 _ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 
+_KIND = re.compile(r"[\w.+-]+", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -127,6 +129,13 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesystemSettings:
+    """arm: on which kinds files are armed beside local ones, as /proc/PID/mountinfo names them."""
+
+    arm: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """engine is one of ENGINES. metrics: where Prometheus finds them. Of roles the first counts that somebody has."""
 
@@ -135,6 +144,7 @@ class Config:
     limits: Limits = field(default_factory=Limits)
     roles: tuple[Role, ...] = (OPERATOR, USER)
     metrics: Listener | None = None
+    filesystems: FilesystemSettings = field(default_factory=FilesystemSettings)
 
 
 def load(path: str) -> Config:
@@ -151,6 +161,7 @@ def load(path: str) -> Config:
         table.take("limits", lambda key, value: _numbers(Limits(), key, value), Limits()),
         table.take("roles", _roles, Config().roles),
         table.take("metrics", _metrics, Config().metrics),
+        table.take("filesystems", _filesystems, Config().filesystems),
     )
     table.finish()
     return validated(config)
@@ -272,6 +283,16 @@ def _metrics(key: str, value: Any) -> Listener:
     )
     table.finish()
     return listener
+
+
+def _filesystems(key: str, value: Any) -> FilesystemSettings:
+    table = _Table(key, value, "setting of file systems")
+    settings = FilesystemSettings(table.take("arm", _texts, ()))
+    table.finish()
+    for kind in settings.arm:
+        if not _KIND.fullmatch(kind):
+            raise InvalidArgumentError(f"{key}.arm", f"{kind!r} is no kind of file system as mountinfo has it")
+    return settings
 
 
 def _roles(key: str, value: Any) -> tuple[Role, ...]:

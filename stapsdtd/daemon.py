@@ -34,7 +34,7 @@ from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
-from stapsdtd.capture.ftrace.engine import FtraceEngine
+from stapsdtd.capture.ftrace.engine import NOT_OWN, FtraceEngine
 from stapsdtd.capture.jobs import Pulse
 from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config, Listener
@@ -42,8 +42,9 @@ from stapsdtd.errors import KernelFeatureError, StapsdtdError
 from stapsdtd.health import Health
 from stapsdtd.kernel.allocator import Trimmer, bound, glibc
 from stapsdtd.kernel.features import probe_features
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import nop_feature, probe_nops
-from stapsdtd.kernel.process_memory import may_be_touched, touch
+from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.probes.registry import Registry
@@ -108,7 +109,8 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
     owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
-            paging = Paging(touch, user_of, may_be_touched)
+            memory = LocalMemory(Filesystems(config.filesystems.arm))
+            paging = Paging(touch, user_of, memory.has)
             return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
         bpf.close()
     elif config.engine == "bpf":
@@ -149,22 +151,30 @@ class Daemon:
         tracefs = Tracefs.locate()
         _remove_what_was_left(tracefs)
         threads = Threads()
+        filesystems = Filesystems(self._config.filesystems.arm)
         engine = make_engine(self._config, bpf, tracefs, threads)
         self._engine = engine
         self._on_stop(engine.shutdown)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse))
+        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse, filesystems))
         patient.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         connected = ConnectedClients()
         subscriptions = await self._control.run(
             lambda: Subscriptions(
-                registry, engine, watcher, patient.parse, self._config.limits, connected=connected, nops=nops
+                registry,
+                engine,
+                watcher,
+                patient.parse,
+                self._config.limits,
+                connected=connected,
+                nops=nops,
+                filesystems=filesystems,
             )
         )
         peers = PeerTable(connected)
-        gate = Gate(peers.find, Policy(self._config.roles))
+        gate = Gate(peers.find, self._policy(self._config))
         backend = Backend(
             self._control,
             registry,
@@ -200,7 +210,7 @@ class Daemon:
 
         Raises StapsdtdError, and goes on as before then.
         """
-        policy = Policy(config.roles)
+        policy = self._policy(config)
         self._server.renew_certificates()
         self._gate.policy = policy
         ended = await self._servicer.apply_policy()
@@ -211,6 +221,13 @@ class Daemon:
     async def _end_all(self, subscriptions: Subscriptions) -> None:
         ended = await self._control.run(subscriptions.close_all)
         await asyncio.gather(*map(asyncio.wrap_future, ended))
+
+    def _policy(self, config: Config) -> Policy:
+        """Raises InvalidArgumentError."""
+        policy = Policy(config.roles, NOT_OWN if isinstance(self._engine, FtraceEngine) else "")
+        if policy.restricted:
+            _log.warning("who has one of these roles may trace nothing: %s; %s", ", ".join(policy.restricted), NOT_OWN)
+        return policy
 
     def _export(self, listener: Listener, sources: Sources) -> None:
         """Raises CannotListenError."""

@@ -21,6 +21,14 @@ class ObjectPendingError(StapsdtdError):
     """The file is being parsed, which takes a while."""
 
 
+class ObjectForeignError(StapsdtdError):
+    """The file lies where none may be armed; reason says on what, and how an operator allows it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class ObjectGoneError(StapsdtdError):
     """No living process maps the object any more, so it cannot be reached."""
 

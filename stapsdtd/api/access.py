@@ -58,7 +58,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """list, trace: of whose processes that is allowed. manage: other clients' subscriptions too."""
+    """list, trace: of whose processes that is allowed. manage: other clients' subscriptions too.
+
+    trace_restriction: why nothing may be traced, where the role alone would allow it.
+    """
 
     client: str
     role: str
@@ -66,6 +69,7 @@ class Rights:
     trace: Users = None
     manage: bool = False
     quotas: Quotas = NO_QUOTAS
+    trace_restriction: str = ""
 
     def may_use(self, subscription: Subscription) -> bool:
         """Whether a subscription is this one's business.
@@ -83,7 +87,10 @@ class Rights:
     def check_trace(self, pids: Iterable[int]) -> None:
         """Raises AccessDeniedError for who may trace nothing at all, or not one of these processes."""
         if self.trace == NO_USERS:
-            raise AccessDeniedError(f"the role {self.role} does not allow to trace")
+            raise AccessDeniedError(
+                f"the role {self.role} does not allow to trace"
+                + (self.trace_restriction and f" with this server's engine: {self.trace_restriction}")
+            )
         for pid in pids:
             # whether there is such a process is not to be told either
             if self.trace is not None and not belongs(pid, self.trace):
@@ -203,9 +210,13 @@ def revoked() -> AccessDeniedError:
 
 
 class Policy:
-    """The roles of a configuration. Raises InvalidArgumentError for users and groups that the host does not have."""
+    """The roles of a configuration. Raises InvalidArgumentError for users and groups that the host does not have.
 
-    def __init__(self, roles: Sequence[Role]) -> None:
+    restriction: why the engine cannot trace for those who may not trace everybody; empty where it can.
+    """
+
+    def __init__(self, roles: Sequence[Role], restriction: str = "") -> None:
+        self._restriction = restriction
         # who has a role by name comes before who has one as anybody has
         self._holders = [_looked_up(role) for role in sorted(roles, key=lambda role: role.everybody)]
 
@@ -213,11 +224,25 @@ class Policy:
         """Raises AccessDeniedError where no role is for the peer."""
         for holders in self._holders:
             if holders.has(peer):
-                role = holders.role
+                role, trace = holders.role, holders.trace.of(peer)
+                restriction = self._restriction if trace is not None and trace != NO_USERS else ""
                 return Rights(
-                    peer.client, role.name, holders.list.of(peer), holders.trace.of(peer), role.manage, role.quotas
+                    peer.client,
+                    role.name,
+                    holders.list.of(peer),
+                    NO_USERS if restriction else trace,
+                    role.manage,
+                    role.quotas,
+                    restriction,
                 )
         raise AccessDeniedError(f"no role of this server is for {peer.client}")
+
+    @property
+    def restricted(self) -> list[str]:
+        """Names of the roles that the engine cannot serve."""
+        if not self._restriction:
+            return []
+        return [holders.role.name for holders in self._holders if set(holders.role.trace).isdisjoint({"all", "none"})]
 
     def rights_or_none(self, peer: Peer) -> Rights | None:
         try:

@@ -211,7 +211,12 @@ def feature(found: Feature) -> pb.Feature:
 
 def access(found: Rights) -> pb.Access:
     return pb.Access(
-        client=found.client, role=found.role, manage=found.manage, list=_users(found.list), trace=_users(found.trace)
+        client=found.client,
+        role=found.role,
+        manage=found.manage,
+        list=_users(found.list),
+        trace=_users(found.trace),
+        trace_restriction=found.trace_restriction,
     )
 
 

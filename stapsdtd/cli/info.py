@@ -99,7 +99,7 @@ def _access(access: Access | None) -> tuple[tuple[str, str], ...]:
     return (
         ("your role", f"{access.role}, as {access.client}{more}"),
         ("you may list", _processes_of(access.list)),
-        ("you may trace", _processes_of(access.trace)),
+        ("you may trace", _processes_of(access.trace) + (access.trace_restriction and f": {access.trace_restriction}")),
     )
 
 

@@ -56,7 +56,9 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
 
 
 def _access(each: pb.Access) -> model.Access:
-    return model.Access(each.client, each.role, each.manage, _users(each.list), _users(each.trace))
+    return model.Access(
+        each.client, each.role, each.manage, _users(each.list), _users(each.trace), each.trace_restriction
+    )
 
 
 def _users(each: pb.Users) -> tuple[int, ...] | None:

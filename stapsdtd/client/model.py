@@ -205,7 +205,8 @@ class Access:
     """Who the server takes this client for, and what that allows.
 
     list, trace: the ids of users whose processes may be listed and traced; None for everybody's. manage: other clients'
-    subscriptions may be seen, streamed and ended too.
+    subscriptions may be seen, streamed and ended too. trace_restriction: why nothing may be traced although the role
+    allows it; empty where that is not so.
     """
 
     client: str
@@ -213,6 +214,7 @@ class Access:
     manage: bool
     list: tuple[int, ...] | None
     trace: tuple[int, ...] | None
+    trace_restriction: str = ""
 
 
 @dataclass(frozen=True, slots=True)

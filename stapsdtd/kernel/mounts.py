@@ -14,27 +14,37 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """device is as MAJOR:MINOR; root: what of the file system is mounted; options are the file system's own."""
+    """device is as MAJOR:MINOR; root: what of the file system is mounted; options are the file system's own.
 
+    number: the mount's, unique on the host while anything holds it.
+    """
+
+    number: int
     device: bytes
     root: bytes
     point: bytes
     kind: bytes
+    source: bytes
     options: bytes
 
 
 def mounts(path: str = "/proc/self/mountinfo") -> list[Mount]:
     """Raises OSError."""
     with open(path, "rb") as file:
-        # splitlines would find many more ends of lines
-        lines = file.read().split(b"\n")
-    return [_mount(line) for line in lines if line]
+        return parse(file.read())
+
+
+def parse(text: bytes) -> list[Mount]:
+    # splitlines would find many more ends of lines
+    return [_mount(line) for line in text.split(b"\n") if line]
 
 
 def _mount(line: bytes) -> Mount:
     fields = line.split(b" ")
-    kind, _, options = fields[fields.index(b"-", 6) + 1 :][:3]
-    return Mount(fields[2], _plain(fields[3]), _plain(fields[4]), kind, _plain(options))
+    kind, source, options = fields[fields.index(b"-", 6) + 1 :][:3]
+    return Mount(
+        int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4]), _plain(kind), _plain(source), _plain(options)
+    )
 
 
 def _plain(field: bytes) -> bytes:

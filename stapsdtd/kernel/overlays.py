@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from stapsdtd.kernel.mounts import mounts
 from stapsdtd.kernel.procfs import shown_path
+from stapsdtd.kernel.reach import FileStatus, cached_status
 
 _UNESCAPED_COLON = re.compile(rb"(?<!\\):")
 
@@ -27,7 +27,7 @@ class _Overlay(NamedTuple):
     layers: tuple[bytes, ...]
 
 
-def real_file(pid: int, path: str, shown: os.stat_result) -> os.stat_result | None:
+def real_file(pid: int, path: str, shown: FileStatus) -> FileStatus | None:
     """Answer the layer's file behind what a process sees under a path; None where that is no overlay or not to be told.
 
     Only mounts of this process's own mount namespace are believed, and those that a process of the same user namespace
@@ -39,13 +39,13 @@ def real_file(pid: int, path: str, shown: os.stat_result) -> os.stat_result | No
     for witness in ("self", str(pid)):
         mounts = _mounts(witness, shown.st_dev)
         if mounts is None:
-            if witness == "self" and _shares_user_namespace(pid):
+            if witness == "self" and shares_user_namespace(pid):
                 continue
             return None
         found = [real for mount in mounts if (real := _in_layers(witness, mount, path, shown))]
         if found:
             return found[0]
-        if not _shares_user_namespace(pid):
+        if not shares_user_namespace(pid):
             return None
     return None
 
@@ -58,10 +58,11 @@ def _mounts(witness: str, dev: int) -> list[_Overlay] | None:
     except OSError:
         return None
     overlays = [mount for mount in found if mount.kind == b"overlay"]
-    return [_Overlay(mount.root, mount.point, tuple(_layers(mount.options))) for mount in overlays] if found else None
+    return [_Overlay(mount.root, mount.point, tuple(layers_of(mount.options))) for mount in overlays] if found else None
 
 
-def _layers(options: bytes) -> Iterator[bytes]:
+def layers_of(options: bytes) -> Iterator[bytes]:
+    """The upper one first, as whoever mounted named them."""
     lower = []
     for option in re.split(rb"(?<!\\),", options):
         name, _, value = option.partition(b"=")
@@ -78,7 +79,7 @@ def _without_backslashes(value: bytes) -> bytes:
     return re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
 
 
-def _in_layers(witness: str, mount: _Overlay, path: str, shown: os.stat_result) -> os.stat_result | None:
+def _in_layers(witness: str, mount: _Overlay, path: str, shown: FileStatus) -> FileStatus | None:
     """The first layer that has the name is the one that is shown."""
     # bytes that are no text are shown in place of themselves
     point = shown_path(mount.mount_point.rstrip(b"/"))
@@ -90,15 +91,15 @@ def _in_layers(witness: str, mount: _Overlay, path: str, shown: os.stat_result) 
             # relative to where the mounter was, which nobody knows any more
             return None
         try:
-            found = os.stat(f"/proc/{witness}/root".encode() + layer + within, follow_symlinks=False)
+            found = cached_status(os.fsdecode(f"/proc/{witness}/root".encode() + layer + within))
         except OSError:
             continue
         same = (found.st_ino, found.st_size, found.st_mtime_ns) == (shown.st_ino, shown.st_size, shown.st_mtime_ns)
-        return found if same and stat.S_ISREG(found.st_mode) else None
+        return found if same and found.is_regular else None
     return None
 
 
-def _shares_user_namespace(pid: int) -> bool:
+def shares_user_namespace(pid: int) -> bool:
     try:
         return os.stat(f"/proc/{pid}/ns/user").st_ino == os.stat("/proc/self/ns/user").st_ino
     except OSError:

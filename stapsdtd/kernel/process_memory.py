@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from functools import cache
+
+from stapsdtd.kernel import procfs, reach
+from stapsdtd.kernel.filesystems import Filesystems
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -40,6 +44,25 @@ def touch(pid: int, address: int, byte_count: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def may_be_touched(pid: int, address: int) -> bool:  # noqa: ARG001
-    """Whether memory at an address is no file's, or one's that cannot be made to wait."""
-    return True
+class LocalMemory:
+    """Tells which memory is provided by the kernel alone, or by a file system that nobody but root can make wait."""
+
+    def __init__(self, filesystems: Filesystems) -> None:
+        """filesystems: nobody else uses it."""
+        self._filesystems = filesystems
+        self._lock = threading.Lock()
+
+    def has(self, pid: int, address: int) -> bool:
+        """Whether a process's memory at an address is such. It waits where the process holds its map's lock.
+
+        userfaultfd is not told of: what that serves looks like any other memory. Raises OSError.
+        """
+        region = procfs.region_at(pid, address)
+        if region is None or not region.is_file:
+            return region is not None
+        descriptor = reach.hold(f"/proc/{pid}/map_files/{region.start:x}-{region.end:x}")
+        try:
+            with self._lock:
+                return self._filesystems.why_not(descriptor, pid) is None
+        finally:
+            os.close(descriptor)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stapsdtd.kernel.reach import cached_status
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
 _BEFORE_THE_PATH = 73
@@ -89,6 +90,24 @@ def executable_mappings(pid: int) -> list[Mapping]:
     return found
 
 
+class Region(NamedTuple):
+    """A line of /proc/PID/maps, whatever it is of."""
+
+    start: int
+    end: int
+    is_file: bool
+
+
+def region_at(pid: int, address: int) -> Region | None:
+    """Return what a process has at an address; None where that is nothing, or the process is gone."""
+    for line in _read(f"/proc/{pid}/maps").split(b"\n"):
+        addresses, _, rest = line.partition(b" ")
+        start, _, end = addresses.partition(b"-")
+        if end and int(start, 16) <= address < int(end, 16):
+            return Region(int(start, 16), int(end, 16), rest.split(None, 4)[3] != b"0")
+    return None
+
+
 def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
     r"""A mapping's path from its line, which escapes a newline as \012 and nothing else, and marks what was deleted.
 
@@ -108,10 +127,11 @@ def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
 def _is_there(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
     """Whether a process maps the file that has this very name."""
     try:
-        mapped = os.stat(b"/proc/%d/map_files/%b-%b" % (pid, start.lstrip(b"0"), end.lstrip(b"0")))
-        return os.path.samestat(mapped, os.stat(b"/proc/%d/root%b" % (pid, path)))
+        mapped = cached_status(f"/proc/{pid}/map_files/{start.lstrip(b'0').decode()}-{end.lstrip(b'0').decode()}")
+        named = cached_status(os.fsdecode(b"/proc/%d/root%b" % (pid, path)))
     except OSError:
         return False
+    return (mapped.st_dev, mapped.st_ino) == (named.st_dev, named.st_ino)
 
 
 def shown_path(raw: bytes) -> str:

@@ -35,10 +35,10 @@ class Rewritten:
             return
         self._loop.add_reader(self._inotify.fileno(), self._read)
 
-    def armed(self, key: ObjectKey, path: str) -> None:
-        """path: opens the file in this process; it need not live beyond the call."""
+    def armed(self, key: ObjectKey, path: str | None) -> None:
+        """path: opens the file in this process; it need not live beyond the call. None where nothing of it is armed."""
         self._armed[key] += 1
-        if self._inotify is None or key in self._numbers:
+        if path is None or self._inotify is None or key in self._numbers:
             return
         try:
             number = self._numbers[key] = self._inotify.add(path)

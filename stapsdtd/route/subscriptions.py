@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -17,11 +18,13 @@ from stapsdtd.capture.engine import Engine, Target, TargetSite, Ticket
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import (
     LimitReachedError,
+    ObjectForeignError,
     ObjectGoneError,
     ServerStoppingError,
     TracefsRejectedError,
     UnknownSubscriptionError,
 )
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
@@ -64,10 +67,12 @@ class Subscriptions:
         *,
         connected: ConnectedClients,
         nops: NopRewriting,
+        filesystems: Filesystems,
     ) -> None:
         self._connected = connected
         self._parse = parse
         self._nops = nops
+        self._filesystems = filesystems
         self._registry = registry
         self._engine = engine
         self._watcher = watcher
@@ -263,8 +268,9 @@ class Subscriptions:
         subscription = held.subscription
         mappings = self._registry.mappings(found.key)
         if found.key in held.armed:
-            if not is_host_file(found) and not self._eligible(held, held.armed[found.key].choices, mappings.keys()):
-                self._disarm(held, found, is_awaited=was_written_to(found))
+            known = held.armed[found.key].choices
+            if not is_host_file(found, self._filesystems) and not self._eligible(held, known, mappings.keys()):
+                self._disarm(held, found, is_awaited=was_written_to(found, self._filesystems))
             return
         choices = _choices(subscription.wish, found, mappings)
         if not choices or not self._eligible(held, choices, mappings.keys()):
@@ -288,21 +294,27 @@ class Subscriptions:
                     [_status(subscription, SiteState.REFUSED, found, choice, reason) for choice in choices]
                 )
             return
-        try:
-            descriptor = open_object(found, mappings.items(), self._parse)
-        except ObjectGoneError as error:
-            _log.debug("%s", error)
-            return
-        refused = [self._why_refused(descriptor, found, choice) for choice in choices]
-        fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
-        left = subscription.client.sites_left
-        beyond = [] if left is None else fitting[left:]
-        fitting = fitting[: len(fitting) - len(beyond)]
-        try:
-            refusals = self._arm(held, found, f"/proc/self/fd/{descriptor}", fitting) if fitting else {}
-            self._rewritten.armed(found.key, f"/proc/self/fd/{descriptor}")
-        finally:
-            os.close(descriptor)
+        refusals: dict[Site, str] = {}
+        with contextlib.ExitStack() as opened:
+            path = None
+            try:
+                descriptor = open_object(found, mappings.items(), self._parse, self._filesystems)
+            except ObjectForeignError as error:
+                refused: list[str | None] = [error.reason] * len(choices)
+            except ObjectGoneError as error:
+                _log.debug("%s", error)
+                return
+            else:
+                opened.callback(os.close, descriptor)
+                path = f"/proc/self/fd/{descriptor}"
+                refused = [self._why_refused(descriptor, found, choice) for choice in choices]
+            fitting = [choice for choice, reason in zip(choices, refused, strict=True) if reason is None]
+            left = subscription.client.sites_left
+            beyond = [] if left is None else fitting[left:]
+            fitting = fitting[: len(fitting) - len(beyond)]
+            if path is not None and fitting:
+                refusals = self._arm(held, found, path, fitting)
+            self._rewritten.armed(found.key, path)
         most = subscription.client.quotas.max_sites
         refusals |= {choice.capture.site: f"your role allows {most} sites at once" for choice in beyond}
         reasons = [reason or refusals.get(choice.capture.site) for choice, reason in zip(choices, refused, strict=True)]
@@ -336,7 +348,7 @@ class Subscriptions:
         """Answer why which sites were refused: all of them where this object is more than the engine can take."""
         subscription = held.subscription
         scope, mapping = subscription.wish.scope, self._registry.mappings(found.key).keys()
-        is_passing = not is_host_file(found)
+        is_passing = not is_host_file(found, self._filesystems)
         target = Target(
             found,
             file_path,
@@ -449,7 +461,7 @@ class Subscriptions:
             key: armed.object
             for held in self._held.values()
             for key, armed in held.armed.items()
-            if not is_host_file(armed.object)
+            if not is_host_file(armed.object, self._filesystems)
         }
         self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
         for held in list(self._held.values()):

@@ -57,15 +57,19 @@ class PatientParser:
         self._thread: threading.Thread | None = None
         self._is_closing = False
 
-    def parse(self, descriptor: int, pid: int) -> ParsedObject:
-        """As `SandboxedParser.parse`, and raises ObjectPendingError for what takes longer; ask again then."""
+    def parse(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        """As `SandboxedParser.parse`, and raises ObjectPendingError for what takes longer; ask again then.
+
+        owner: whose the file is, where that is not the open file's own.
+        """
         status = os.fstat(descriptor)
-        if status.st_uid == _ROOT:
+        owner = status.st_uid if owner is None else owner
+        if owner == _ROOT:
             return self._parser.parse(descriptor, pid)
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
         with self._lock:
             answer = self._answers.pop(key, None)
-            if answer is None and (job := self._jobs.get(key) or self._last_of_many(status.st_uid)):
+            if answer is None and (job := self._jobs.get(key) or self._last_of_many(owner)):
                 job.pids.add(pid)
                 raise ObjectPendingError
         if isinstance(answer, Exception):
@@ -73,10 +77,10 @@ class PatientParser:
         if answer is not None:
             return answer
         try:
-            return self._parser.parse(descriptor, pid, self._patience(status.st_uid))
+            return self._parser.parse(descriptor, pid, self._patience(owner))
         except TooSlowError:
-            self._impatient_until[status.st_uid] = time.monotonic() + _IMPATIENT_SECONDS
-            self._wait_in_line(_Job(key, os.dup(descriptor), pid, {pid}), status.st_uid)
+            self._impatient_until[owner] = time.monotonic() + _IMPATIENT_SECONDS
+            self._wait_in_line(_Job(key, os.dup(descriptor), pid, {pid}), owner)
         raise ObjectPendingError
 
     def _patience(self, owner: int) -> float:

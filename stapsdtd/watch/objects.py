@@ -6,16 +6,19 @@ import contextlib
 import errno
 import logging
 import os
-import stat
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from stapsdtd.errors import ObjectGoneError, ObjectPendingError, ObjectUnreadableError
+from stapsdtd.errors import ObjectForeignError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.overlays import real_file
+from stapsdtd.kernel.reach import FileStatus, status_of
 from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
+from stapsdtd.watch.fairness import user_of
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ _REMEMBERED = 500_000
 """Files and notes together: an object of 400,000 notes, more than any program has, takes some 50 MiB."""
 
 _FIRST_PROCESS = 1
+_NOTHING = ParsedObject("", None, (), ())
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -31,15 +35,35 @@ class Parse(Protocol):
     ObjectPendingError where it takes a while, after which it answers.
     """
 
-    def __call__(self, descriptor: int, pid: int) -> ParsedObject:
-        """pid: of a process that maps it."""
+    def __call__(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        """pid: of a process that maps it. owner: whose the file is, where that is not the open file's own."""
+
+
+class Copies(Protocol):
+    """Copies of files whose file systems may not reply; see `watch.copies`."""
+
+    def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
+        """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""
+
+    def drop(self, copy: Copy) -> None:
+        """It is not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """descriptor: of the copy, which belongs to Copies. key: of the file that was copied."""
+
+    descriptor: int
+    key: ObjectKey
 
 
 class ObjectStore:
     """Remembers what it parsed, files without probes too, until so many newer ones came."""
 
-    def __init__(self, parse: Parse) -> None:
+    def __init__(self, parse: Parse, filesystems: Filesystems, copies: Copies) -> None:
         self._parse_file = parse
+        self._filesystems = filesystems
+        self._copies = copies
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
         self._identities: dict[tuple[int, int], ObjectKey] = {}
         self._weight = 0
@@ -51,8 +75,8 @@ class ObjectStore:
         """
         key = self._identities[dev, inode]
         try:
-            status = os.stat(path)
-        except (OSError, ValueError):
+            status = self._filesystems.status_at(path)
+        except OSError:
             raise KeyError(path) from None
         if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != (dev, inode, key.size, key.mtime_ns):
             raise KeyError(path)
@@ -70,12 +94,15 @@ class ObjectStore:
             return self.recall(mapping.dev, mapping.inode, mapping.path)
         for way in procfs.ways_to(pid, mapping):
             try:
-                key = _key(os.stat(way), pid, mapping, way)
-                if key is None:
-                    continue
-                parsed = self._parsed.get(key)
-                if parsed is None:
-                    parsed = self._parse(way, pid, mapping, key)
+                with self._filesystems.held(way) as descriptor:
+                    key = _key(descriptor, pid, mapping, way)
+                    if key is None:
+                        continue
+                    if self._filesystems.why_not(descriptor, pid) is not None:
+                        return self._resolve_copy(pid, mapping, key)
+                    parsed = self._parsed.get(key)
+                    if parsed is None:
+                        parsed = self._parse(descriptor, pid, mapping, key, way)
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
                     raise
@@ -85,6 +112,23 @@ class ObjectStore:
             self._remember(key, parsed)
             return _object(self._identity(key, parsed), mapping.path, parsed)
         raise ObjectGoneError(mapping.path)
+
+    def _resolve_copy(self, pid: int, mapping: Mapping, seen: ObjectKey) -> Object | None:
+        """A file that this process must not open. seen: as the kernel knows it, which may be out of date."""
+        known = self._identities.get((seen.dev, seen.inode))
+        parsed = self._parsed.get(known) if known == seen else None
+        if parsed is None:
+            user = user_of(pid)
+            copy = self._copies.take(pid, user, mapping)
+            seen = copy.key
+            try:
+                parsed = self._parse_file(copy.descriptor, pid, user)
+            except ObjectUnreadableError as error:
+                _log.debug("%s: %s", mapping.path, error)
+                parsed = _NOTHING
+            self._copies.drop(copy)
+        self._remember(seen, parsed)
+        return _object(self._identity(seen, parsed), mapping.path, parsed)
 
     def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
         if key not in self._parsed:
@@ -112,15 +156,15 @@ class ObjectStore:
         self._identities[key.dev, key.inode] = key
         return key
 
-    def _parse(self, way: str, pid: int, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
-        with open(way, "rb", opener=_open_now) as file:
-            if _key(os.fstat(file.fileno()), pid, mapping, way) != key:
+    def _parse(self, held: int, pid: int, mapping: Mapping, key: ObjectKey, way: str) -> ParsedObject | None:
+        with open(f"/proc/self/fd/{held}", "rb", opener=_open_now) as file:
+            if _key(file.fileno(), pid, mapping, way) != key:
                 return None
             try:
                 return self._parse_file(file.fileno(), pid)
             except ObjectUnreadableError as error:
                 _log.debug("%s: %s", mapping.path, error)
-                return ParsedObject("", None, (), ())
+                return _NOTHING
 
 
 def _object(key: ObjectKey, path: str, parsed: ParsedObject) -> Object | None:
@@ -131,15 +175,25 @@ def _weight(parsed: ParsedObject) -> int:
     return 1 + len(parsed.sites) + len(parsed.problems)
 
 
-def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse) -> int:
-    """Open the very file that was parsed, through any process that maps it. Raises ObjectGoneError."""
+def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
+    """Open the very file that was parsed, through any process that maps it.
+
+    Raises ObjectGoneError, and ObjectForeignError for a file that must not be armed, which it does not open.
+    """
     for pid, mapping in mappings:
         for way in procfs.ways_to(pid, mapping):
             try:
-                descriptor = _open_now(way, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
+                with filesystems.held(way) as held:
+                    key = _key(held, pid, mapping, way)
+                    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+                        continue
+                    if reason := filesystems.why_not(held, pid):
+                        raise ObjectForeignError(reason)
+                    descriptor = _open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
+            except (OSError, ObjectPendingError):
                 continue
-            if _leads_to(descriptor, _key(os.fstat(descriptor), pid, mapping, way), found, partial(parse, pid=pid)):
+            key = _key(descriptor, pid, mapping, way)
+            if _leads_to(descriptor, key, found, partial(parse, pid=pid)):
                 return descriptor
             os.close(descriptor)
     raise ObjectGoneError(found.path)
@@ -162,44 +216,45 @@ def _open_now(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def is_host_file(found: Object) -> bool:
+def is_host_file(found: Object, filesystems: Filesystems) -> bool:
     """Answer whether the object's path still leads to it: a later process may map it from there.
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
-    return any(key == found.key for key in _keys_at(found.path))
+    return any(key == found.key for key in _keys_at(found.path, filesystems))
 
 
-def was_written_to(found: Object) -> bool:
+def was_written_to(found: Object, filesystems: Filesystems) -> bool:
     """Answer whether the object's path leads to the same file with something else in it."""
     file = found.key.dev, found.key.inode
-    return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path))
+    return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
 
 
-def _keys_at(path: str) -> Iterator[ObjectKey]:
+def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey]:
     """Of what a path leads to from here, and from where the host's first process is, which no sandbox hides it from."""
     for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
         try:
-            status = os.stat(f"{root}{path}")
-        except (OSError, ValueError):
+            status = filesystems.status_at(f"{root}{path}")
+        except OSError:
             continue
-        status = real_file(pid, path, status) or status
-        yield ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        yield _key_of(real_file(pid, path, status) or status)
 
 
-def _key(status: os.stat_result, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
-    """None where a way leads to another file than the one mapped. A file of an overlay is its layer's.
+def _key(descriptor: int, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
+    """None where a way led to another file than the one mapped. A file of an overlay is its layer's.
 
     map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
     another inode in maps than stat does (overlayfs before Linux 6.8), so there the path may vouch for it.
     """
-    if not stat.S_ISREG(status.st_mode):
+    status = status_of(descriptor)
+    if not status.is_regular:
         return None
     if "/map_files/" in way:
-        is_it = status.st_ino == mapping.inode or procfs.shown_link(way) == mapping.path
+        is_it = status.st_ino == mapping.inode or procfs.shown_link(f"/proc/self/fd/{descriptor}") == mapping.path
     else:
         is_it = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
-    if not is_it:
-        return None
-    status = real_file(pid, mapping.path, status) or status
+    return _key_of(real_file(pid, mapping.path, status) or status) if is_it else None
+
+
+def _key_of(status: FileStatus) -> ObjectKey:
     return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -22,10 +22,12 @@ from contextlib import contextmanager
 from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed, ProcessConnector
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
 from stapsdtd.latency import Latency
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.probes.registry import Change, Registry
+from stapsdtd.watch.copies import FileCopies
 from stapsdtd.watch.fairness import Holdings, Time, user_of
 from stapsdtd.watch.objects import ObjectStore, Parse
 from stapsdtd.watch.threads import Threads
@@ -46,11 +48,14 @@ class Watcher:
     /proc was read. Both may be read anywhere.
     """
 
-    def __init__(self, registry: Registry, threads: Threads, parse: Parse) -> None:
+    def __init__(self, registry: Registry, threads: Threads, parse: Parse, filesystems: Filesystems) -> None:
         self._registry = registry
         self._threads = threads
-        self._store = ObjectStore(parse)
         self._loop = asyncio.get_running_loop()
+        self._copies = FileCopies(self.parsed)
+        self._calls = filesystems.calls
+        self._calls.on_free = self.parsed
+        self._store = ObjectStore(parse, filesystems, self._copies)
         self._rings: list[MappingRing] = []
         self._connector: ProcessConnector | None = None
         self._connector_lock = threading.Lock()
@@ -106,6 +111,7 @@ class Watcher:
         self._anything.close()
         for ring in self._rings:
             ring.close()
+        self._copies.close()
         self._threads.unfollow()
         if self._connector is not None:
             with self._connector_lock:
@@ -295,6 +301,9 @@ class Watcher:
         try:
             with self.looking.measured(), self._time.taken(user):
                 self._look_at(pid, user, records)
+        except ObjectPendingError:
+            # `parsed` is told when there is something to be seen
+            pass
         except OSError as error:
             _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
             self._doubt([pid])
@@ -311,7 +320,7 @@ class Watcher:
             _log.warning("user %d has more probes than are known of one user; the others of them are not found", user)
 
     def _look_at(self, pid: int, user: int, records: list[Mapped]) -> None:
-        mappings = procfs.executable_mappings(pid)
+        mappings = self._calls.call(pid, lambda: procfs.executable_mappings(pid))
         stat = procfs.stat(pid)
         if stat is None or (stat.state in _DEAD and stat.threads <= 1):
             self._forget(pid)

@@ -23,6 +23,7 @@ from stapsdtd.capture.engine import EngineFigures, LossStage, Refusal, RingFigur
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import (
     Argument,
@@ -180,7 +181,14 @@ class Served:
         connected = ConnectedClients()
         self.subscriptions = self.in_control(
             lambda: Subscriptions(
-                self.registry, self.engine, watcher, parse_here, limits, connected=connected, nops=NOPS
+                self.registry,
+                self.engine,
+                watcher,
+                parse_here,
+                limits,
+                connected=connected,
+                nops=NOPS,
+                filesystems=Filesystems(),
             )
         )
         self._peers = PeerTable(connected)

@@ -295,11 +295,19 @@ class TestRoles:
 
     def test_ftrace_cannot_tell_processes_apart(self, folder: Path, program: Path) -> None:
         with daemon_with(folder, engine="ftrace") as daemon, ticker_of(ANNE, program) as ticker:
-            recording = recorder(ANNE, daemon, program)
-            assert [status.state for status in recording.sites] == [SiteState.REFUSED]
-            assert "bpf" in recording.sites[0].reason
-            ticker.do("fire 3")
-            assert figures(recording.finish()) == (0, 0, 0, 0)
+            assert "who has one of these roles may trace nothing: user" in daemon.log()
+            with client_of(ANNE, daemon) as client:
+                with pytest.raises(AccessDeniedError, match="the ftrace engine cannot tell whose process fires"):
+                    client.subscribe([of(program, "text(arg0:str)")])
+                access = client.info().access
+                assert access is not None
+                assert (access.trace, access.list) == ((), (ANNE.uid,))
+                assert "the bpf engine can" in access.trace_restriction
+                # what is listed is no concern of the engine's
+                assert client.list_probes([of(program, "tick")])
+            shown = stapsdt(ANNE, daemon, "info").stdout
+            assert "nothing: the ftrace engine cannot tell whose process fires" in " ".join(shown.split())
+            assert ticker.do("fire 3") == 0
 
 
 class TestReload:

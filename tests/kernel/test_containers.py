@@ -84,6 +84,20 @@ def lower(tmp_path: Path, ticker_program: Path) -> Path:
 
 
 @pytest.fixture
+def settings(tmp_path: Path) -> tuple[str, str]:
+    """Nobody can tell what an overlay lies on that a user namespace mounted."""
+    path = tmp_path / "stapsdtd.toml"
+    path.write_text('[filesystems]\narm = ["overlay"]\n')
+    return "--config", str(path)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, engine: str, settings: tuple[str, str]) -> Iterator[Daemon]:
+    with running_daemon(tmp_path, "--engine", engine, *settings) as started:
+        yield started
+
+
+@pytest.fixture
 def contained(container: Cgroup, tmp_path: Path, lower: Path) -> Iterator[Contained]:
     made = Contained(container, tmp_path / "contained", lower)
     with made.ticker:
@@ -159,11 +173,11 @@ def test_events_are_those_of_the_container(
 
 
 @pytest.fixture
-def daemon_inside(tmp_path: Path, engine: str, hierarchy: Path) -> Iterator[Daemon]:
+def daemon_inside(tmp_path: Path, engine: str, hierarchy: Path, settings: tuple[str, str]) -> Iterator[Daemon]:
     """Its cgroup namespace shows others' cgroups by how far away they are; the host's hierarchy is mounted there."""
     own = Cgroup(hierarchy, f"/stapsdtd_test_{os.getpid()}/pods/{secrets.token_hex(32)}")
     join = ("sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec unshare --cgroup "$@"', str(own.directory))
-    with running_daemon(tmp_path, "--engine", engine, prefix=join) as started:
+    with running_daemon(tmp_path, "--engine", engine, *settings, prefix=join) as started:
         yield started
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.elf import parse_object
 from stapsdtd.kernel import procfs
-from stapsdtd.model import Object, ParsedObject
+from stapsdtd.model import Object
 from stapsdtd.watch import objects
 from stapsdtd.watch.objects import ObjectStore, is_host_file, was_written_to
 from tests.support import Ticker
+from tests.unit.test_objects import LOCAL, NoCopies, parse_here
 
 pytestmark = pytest.mark.kernel
 
@@ -25,14 +25,9 @@ mount -t overlay -o lowerdir={folder}/lower,upperdir={folder}/upper,workdir={fol
 """
 
 
-def parse_here(descriptor: int, pid: int) -> ParsedObject:  # noqa: ARG001
-    with open(descriptor, "rb", closefd=False) as file:
-        return parse_object(file)
-
-
 def mapped_by(pid: int, path: str) -> Object:
     (mapping,) = [mapping for mapping in procfs.executable_mappings(pid) if mapping.path == path]
-    found = ObjectStore(parse_here).resolve(pid, mapping)
+    found = ObjectStore(parse_here, LOCAL, NoCopies()).resolve(pid, mapping)
     assert found is not None
     return found
 
@@ -48,12 +43,12 @@ def test_what_the_first_process_sees_is_the_hosts(
     with Ticker("unshare", "-m", "sh", "-ec", f"{mounting}\nexec {path}") as host:
         found = mapped_by(host.pid, str(path))
         assert not path.exists()
-        assert not is_host_file(found)
+        assert not is_host_file(found, LOCAL)
         # who is the first process here may let nobody look
         monkeypatch.setattr(objects, "_FIRST_PROCESS", host.pid)
-        assert is_host_file(found)
-        assert not was_written_to(found)
+        assert is_host_file(found, LOCAL)
+        assert not was_written_to(found, LOCAL)
         os.utime(f"/proc/{host.pid}/root{path}", (1, 1))
-        assert not is_host_file(found)
+        assert not is_host_file(found, LOCAL)
         # what is written to the overlay is another file, in its upper layer
-        assert was_written_to(found) is (script == _TMPFS)
+        assert was_written_to(found, LOCAL) is (script == _TMPFS)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client
-from tests.support import Daemon, Recorder, Ticker
+from stapsdtd.client import Client, SiteState
+from tests.support import Daemon, Recorder, Ticker, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -91,5 +91,9 @@ def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon
         Ticker("unshare", "-U", "-r", "-m", "sh", "-c", script) as rootless,
         Client(daemon.target) as client,
     ):
-        probes = client.list_probes(":ticker::tick", pids=[lower.pid, rootless.pid])
-        assert len(probes) == 2
+        own = ":ticker::tick"
+        # what it lies on nobody can tell, so that it is listed from a copy, and not armed
+        wait_for(lambda: len(client.list_probes(own, pids=[lower.pid, rootless.pid])) == 2, "both to be listed")
+        with client.subscribe(own, pids=[rootless.pid]) as subscription:
+            assert [site.state for site in subscription.sites] == [SiteState.REFUSED]
+            assert "it lies on overlay" in subscription.sites[0].reason

@@ -36,6 +36,22 @@ class TestPolicy:
         assert (user.role, user.list, user.trace, user.manage, user.quotas) == ("user", own, own, False, USER.quotas)
         assert (operator.client, user.client) == ("uid 0", "uid 64101")
 
+    def test_engine_that_cannot_tell_processes_apart_serves_operators(self) -> None:
+        policy = Policy((OPERATOR, USER, Role("none", trace=("none",))), "it cannot tell")
+        assert policy.restricted == ["user"]
+        assert policy.rights(ROOT).trace is None
+        policy.rights(ROOT).check_trace([1])
+        user = policy.rights(ANNE)
+        assert (user.list, user.trace, user.trace_restriction) == (frozenset({64101}), NO_USERS, "it cannot tell")
+        with pytest.raises(
+            AccessDeniedError, match="does not allow to trace with this server's engine: it cannot tell"
+        ):
+            user.check_trace([])
+        assert not Policy((OPERATOR, USER)).restricted
+        # who may trace nothing anyway is told no other reason
+        nobody = Policy([replace(USER, trace=("none",))], "it cannot tell")
+        assert (nobody.restricted, nobody.rights(ANNE).trace_restriction) == ([], "")
+
     def test_group_that_this_host_need_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(name: str) -> grp.struct_group:
             raise KeyError(name)

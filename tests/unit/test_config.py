@@ -78,6 +78,12 @@ def test_one_address_is_enough(tmp_path: Path) -> None:
     assert two.listeners == (Listener("unix:/tmp/x"), Listener("unix:/tmp/y", mode=0o600))
 
 
+def test_file_systems_are_named_as_mountinfo_does(tmp_path: Path) -> None:
+    text = '[filesystems]\narm = ["fuse.mergerfs", "9p", "nfs4"]'
+    assert loaded(tmp_path, text).filesystems.arm == ("fuse.mergerfs", "9p", "nfs4")
+    assert loaded(tmp_path, "").filesystems.arm == ()
+
+
 @pytest.mark.parametrize("address", ["unix:/tmp/m", "tcp:127.0.0.1:9100", "tcp:[::1]:9100", "tcp:localhost:9100"])
 def test_metrics_are_for_root_and_its_group_or_on_loopback(tmp_path: Path, address: str) -> None:
     assert loaded(tmp_path, f'[metrics]\nlisten = "{address}"').metrics == Listener(address, mode=0o660)
@@ -89,7 +95,7 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
 @pytest.mark.parametrize(
     ("text", "field", "reason"),
     [
-        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, limits, listen, metrics, roles"),
+        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, filesystems, limits, listen, metrics, roles"),
         ("listen = 5", "listen", "must be an address or a table"),
         ("listen = []", "listen", "no address"),
         ('listen = "tcp:"', "listen", "not of the form"),
@@ -106,6 +112,9 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
         ('[[listen]]\naddress = "unix:/x"\nrole = "nobody"', "listen.role", "is no role; there are operator, user"),
         ('[[listen]]\naddress = "unix:/x"\nuser = "x"', "listen.user", "is no setting of a listener"),
         ("metrics = 5", "metrics", "must be a table"),
+        ("[filesystems]\narm = 5", "filesystems.arm", "must be an array of texts"),
+        ('[filesystems]\narm = ["nfs 4"]', "filesystems.arm", "'nfs 4' is no kind of file system"),
+        ('[filesystems]\nlist = ["nfs4"]', "filesystems.list", "is no setting of file systems; there are arm"),
         ("[metrics]", "metrics.listen", "not of the form"),
         ('[metrics]\nlisten = "tcp:0.0.0.0:9100"', "metrics.listen", "no loopback address"),
         ('[metrics]\nlisten = "tcp:h:9100"', "metrics.listen", "no loopback address"),

@@ -13,16 +13,28 @@ import pytest
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
 from stapsdtd.watch import objects
-from stapsdtd.watch.objects import ObjectStore, is_host_file, open_object
+from stapsdtd.watch.objects import Copy, ObjectStore, is_host_file, open_object
 from tests.support import descriptors
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 
 PID = os.getpid()
+LOCAL = Filesystems()
 
 
-def parse_here(descriptor: int, pid: int) -> ParsedObject:  # noqa: ARG001
+class NoCopies:
+    """Of files on local file systems none is needed."""
+
+    def take(self, pid: int, user: int, mapping: Mapping) -> Copy:  # noqa: ARG002
+        pytest.fail(f"{mapping.path} is on a local file system")
+
+    def drop(self, copy: Copy) -> None:
+        raise NotImplementedError
+
+
+def parse_here(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:  # noqa: ARG001
     with open(descriptor, "rb", closefd=False) as file:
         return parse_object(file)
 
@@ -44,7 +56,7 @@ def resolved(store: ObjectStore, path: Path) -> Object:
 
 
 def opened(found: Object, path: Path) -> bytes:
-    descriptor = open_object(found, [(PID, mapping_of(path))], parse_here)
+    descriptor = open_object(found, [(PID, mapping_of(path))], parse_here, LOCAL)
     try:
         # as the kernel does, which opens the file by this path anew
         return Path(f"/proc/self/fd/{descriptor}").read_bytes()
@@ -61,7 +73,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store() -> ObjectStore:
-    return ObjectStore(parse_here)
+    return ObjectStore(parse_here, LOCAL, NoCopies())
 
 
 def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
@@ -69,7 +81,7 @@ def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
     assert found.path == str(path)
     assert [(site.name, site.site_offset) for site in found.parsed.sites] == [("probe", TEXT_OFFSET)]
     assert (found.key.inode, found.key.size) == (path.stat().st_ino, path.stat().st_size)
-    assert is_host_file(found)
+    assert is_host_file(found, LOCAL)
     assert opened(found, path) == path.read_bytes()
 
 
@@ -148,10 +160,10 @@ def test_another_file_under_the_same_name_is_not_taken_for_it(store: ObjectStore
     again = store.resolve(PID, mapping)
     assert again is not None
     assert again.key == found.key
-    assert not is_host_file(found)
+    assert not is_host_file(found, LOCAL)
     os.close(keeping_the_inode)
     with pytest.raises(ObjectGoneError):
-        open_object(found, [(PID, mapping)], parse_here)
+        open_object(found, [(PID, mapping)], parse_here, LOCAL)
 
 
 def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: Path) -> None:
@@ -164,12 +176,12 @@ def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: P
 def test_want_of_descriptors_says_nothing_of_the_object(
     store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(_path: str) -> os.stat_result:
+    def no_more(_path: str, _flags: int) -> int:
         raise OSError(errno.EMFILE, "too many")
 
     mapping = mapping_of(path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", no_more)
+        patch.setattr(os, "open", no_more)
         with pytest.raises(OSError, match="too many"):
             store.resolve(PID, mapping)
     assert store.resolve(PID, mapping) is not None
@@ -193,10 +205,10 @@ def test_file_that_was_written_to_is_another_object(store: ObjectStore, path: Pa
     assert [site.name for site in after.parsed.sites] == ["other"]
     # arming the earlier one's sites might corrupt what is at these places now
     with pytest.raises(ObjectGoneError):
-        open_object(before, [(PID, mapping_of(path))], parse_here)
+        open_object(before, [(PID, mapping_of(path))], parse_here, LOCAL)
     path.write_bytes(b"no ELF any more")
     with pytest.raises(ObjectGoneError):
-        open_object(after, [(PID, mapping_of(path))], parse_here)
+        open_object(after, [(PID, mapping_of(path))], parse_here, LOCAL)
 
 
 def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: Path, tmp_path: Path) -> None:
@@ -206,7 +218,7 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     gone = dataclasses.replace(mapping_of(path), path=str(tmp_path / "gone"))
     before = descriptors(os.getpid())
     with pytest.raises(ObjectGoneError):
-        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)], parse_here)
+        open_object(found, [(PID, mapping_of(other)), (2**22 + 1, gone)], parse_here, LOCAL)
     assert descriptors(os.getpid()) == before
 
 

@@ -15,6 +15,7 @@ import pytest
 from stapsdtd.errors import KernelFeatureError, ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
@@ -95,7 +96,7 @@ class Host:
         monkeypatch.setattr(module, "MappingRing", lambda _cpu: self.ring)
         monkeypatch.setattr(module, "ProcessConnector", lambda: self.connector)
         monkeypatch.setattr(module, "online_cpus", lambda: [0])
-        monkeypatch.setattr(module, "ObjectStore", lambda _parse: self.files)
+        monkeypatch.setattr(module, "ObjectStore", lambda *_: self.files)
         monkeypatch.setattr(procfs, "pids", self._pids)
         monkeypatch.setattr(procfs, "stat", self._stat)
         monkeypatch.setattr(procfs, "executable_mappings", self._mappings)
@@ -152,7 +153,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watching(host: Host, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
     async def run() -> None:
-        watcher = Watcher(host.registry, host.threads, parse_here)
+        watcher = Watcher(host.registry, host.threads, parse_here, Filesystems())
         watcher.start()
         host.looks.clear()
         host.changes.clear()

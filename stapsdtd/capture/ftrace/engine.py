@@ -33,7 +33,7 @@ _MAX_PASSING = 128
 _TOO_MANY_PASSING = (
     f"the ftrace engine holds {_MAX_PASSING} memfds, deleted files and containers' files for a subscription, not more"
 )
-_NOT_OWN = "the ftrace engine cannot tell whose process fires, and you may trace some users' alone; the bpf engine can"
+NOT_OWN = 'the ftrace engine cannot tell whose process fires, so it serves roles with trace = "all"; the bpf engine can'
 _TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
 _NO_STRINGS = (
     "strings of more than a page make the kernel warn (trace_uprobe.c, prepare_uprobe_buffer), "
@@ -290,7 +290,7 @@ def _wishes(target: Target) -> tuple[dict[SiteCapture, SiteWish], list[Refusal]]
     for wanted in target.sites:
         capture = wanted.capture
         if target.owners is not None:
-            refusals.append(Refusal(capture.site, _NOT_OWN))
+            refusals.append(Refusal(capture.site, NOT_OWN))
             continue
         program = EVERYTHING
         if target.predicate is not None:

@@ -1,0 +1,243 @@
+"""Files whose file systems may never reply: they cost who maps them, and nobody else waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.client import Client, SiteState
+from stapsdtd.kernel import procfs
+from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
+from tests.users import ANNE, public_folder
+
+pytestmark = pytest.mark.kernel
+
+_KIND = "fuse.slowfiles"
+_ARMINGS = 5
+_PATIENCE_SECONDS = 5.0
+_TRY_SECONDS = 25.0
+_MAPPER = ("/usr/bin/python3", str(TARGETS / "mapper.py"))
+
+
+class SlowFiles:
+    """A mounted tests/targets/slow_files.c."""
+
+    def __init__(self, folder: Path, program: Path, source: Path) -> None:
+        self._point = folder / "slow"
+        self._control = folder / "control"
+        self._point.mkdir()
+        self.path = self._point / "file"
+        options = "allow_other,subtype=slowfiles,attr_timeout=0,entry_timeout=0"
+        self._server = subprocess.Popen(
+            [program, source, self._control, "-f", "-o", options, self._point], stderr=subprocess.DEVNULL
+        )
+        wait_for(lambda: f" {self._point} ".encode() in Path("/proc/self/mountinfo").read_bytes(), "the mount")
+
+    def hang(self, *operations: str) -> None:
+        self._control.write_text(" ".join(operations))
+
+    def forget(self) -> None:
+        """What the kernel has of the file, and nobody maps in."""
+        with open(self.path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """What still waits for the server fails."""
+        subprocess.run(["umount", "-l", str(self._point)], check=True)
+        self._server.kill()
+        self._server.wait()
+
+
+@pytest.fixture(scope="session")
+def slow_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require(os.path.exists("/dev/fuse"), "/dev/fuse")
+    require(os.path.exists("/usr/include/fuse3/fuse.h"), "libfuse3-dev")
+    flags = ("-I/usr/include/fuse3", "-D_FILE_OFFSET_BITS=64", "-lfuse3", "-lpthread")
+    return compile_target("slow_files.c", tmp_path_factory.mktemp("slow") / "slow_files", *flags)
+
+
+@pytest.fixture
+def slow(tmp_path: Path, slow_program: Path, ticker_program: Path) -> Iterator[SlowFiles]:
+    files = SlowFiles(tmp_path, slow_program, ticker_program)
+    try:
+        yield files
+    finally:
+        # first, since whoever is to end may wait for it
+        files.hang()
+        files.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with public_folder() as made:
+        yield made
+
+
+@contextmanager
+def released_at_last(slow: SlowFiles, seconds: float = 30) -> Iterator[None]:
+    """Whoever waits for the server, this process too, does so no longer than that."""
+    timer = threading.Timer(seconds, slow.hang)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def start_a_program() -> float:
+    begin = time.monotonic()
+    subprocess.run(["/bin/true"], check=True)
+    return time.monotonic() - begin
+
+
+@contextmanager
+def everything(daemon: Daemon) -> Iterator[None]:
+    """Root subscribes to it, and does not read what others on this machine fire meanwhile."""
+    with Client(daemon.target) as client:
+        subscription = client.subscribe(["*:*"], lease_seconds=600, queue_bytes=1 << 20)
+        assert any(site.state is SiteState.ARMED for site in subscription.sites)
+        yield
+        subscription.unsubscribe()
+
+
+class Armings:
+    """How long it takes Anne to have her program's probe armed."""
+
+    def __init__(self, daemon: Daemon, program: Path) -> None:
+        with ANNE.connecting(daemon.target) as door:
+            self._client = Client(door)
+            self._client.info()
+        self._selector = f"ticker:{program}::tick"
+
+    def __call__(self) -> float:
+        seconds = []
+        for _ in range(_ARMINGS):
+            begin = time.monotonic()
+            subscription = self._client.subscribe([self._selector])
+            seconds.append(time.monotonic() - begin)
+            assert [site.state for site in subscription.sites] == [SiteState.ARMED]
+            subscription.unsubscribe()
+        return max(seconds)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def check_that_nobody_waits(armings: Armings, before: float) -> None:
+    """before: what arming took without a hanging server. Others use this machine too, so it has some tries."""
+    assert start_a_program() < _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TRY_SECONDS
+    while True:
+        starts = [start_a_program() for _ in range(20)]
+        arming = armings()
+        if max(starts) < 0.1 and arming <= 1.5 * before:
+            break
+        took = f"a program starts in {max(starts)} s, and is armed in {arming} s instead of {before} s"
+        assert time.monotonic() < deadline, took
+
+
+class TestServerThatNeverReplies:
+    @pytest.mark.parametrize(
+        ("is_known", "operations"),
+        [(False, "open"), (False, "read"), (False, "getattr open read"), (True, "getattr open read")],
+        ids=["open", "read", "all", "all of a file that is known"],
+    )
+    def test_nobody_waits(
+        self, folder: Path, ticker_program: Path, slow: SlowFiles, operations: str, *, is_known: bool
+    ) -> None:
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        with (
+            running_daemon(folder, "--engine", "bpf") as daemon,
+            Ticker(*ANNE.command(program)),
+            Ticker(*_MAPPER) as mapper,
+            Client(daemon.target) as client,
+            everything(daemon),
+            closing(Armings(daemon, program)) as armings,
+            released_at_last(slow),
+        ):
+            before = armings()
+            selector = f"ticker:{slow.path}::tick"
+            mapper.do(f"map {slow.path}")
+            if is_known:
+                wait_for(lambda: client.list_probes([selector]), "the probe to be listed")
+            slow.forget()
+            slow.hang(*operations.split())
+            check_that_nobody_waits(armings, before)
+            with everything(daemon):
+                check_that_nobody_waits(armings, before)
+            slow.hang()
+            wait_for(lambda: client.list_probes([selector]), "the probe to be listed", 60)
+
+    def test_pages_that_never_come_hold_nobody_up(self, folder: Path, ticker_program: Path, slow: SlowFiles) -> None:
+        """Nor does a process that holds the lock of its memory map because of them keep the daemon from others."""
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        holder = compile_target("lock_holder.c", folder / "lock_holder", "-static", "-lpthread")
+        with (
+            running_daemon(folder, "--engine", "bpf") as daemon,
+            Ticker(*ANNE.command(program)),
+            everything(daemon),
+            closing(Armings(daemon, program)) as armings,
+            released_at_last(slow),
+            Ticker(holder, slow.path) as holding,
+        ):
+            before = armings()
+            slow.forget()
+            slow.hang("read")
+            holding.begin("touch")
+            wait_for(lambda: "D" in _states(holding.pid), "a thread to wait for a page")
+            slow.hang("read", "direct")
+            holding.begin("map")
+            wait_for(lambda: _states(holding.pid).count("D") == 2, "a thread to hold the lock")
+            check_that_nobody_waits(armings, before)
+            with everything(daemon):
+                check_that_nobody_waits(armings, before)
+            # whoever came later is found, and is not after the holder
+            with Ticker(program) as later, Client(daemon.target) as client:
+                wait_for(lambda: client.list_probes(["ticker:::"], pids=[later.pid]), "a later program")
+            # what it holds it lets go of when its server replies
+            slow.hang()
+
+
+def _states(pid: int) -> list[str]:
+    return [
+        Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+        for thread in procfs.thread_ids(pid)
+    ]
+
+
+def test_files_of_fuse_are_listed_and_refused(daemon: Daemon, slow: SlowFiles) -> None:
+    with Ticker(slow.path) as ticker, Client(daemon.target) as client:
+        selector = f"ticker:{slow.path}::tick"
+        (probe,) = wait_for(lambda: client.list_probes([selector]), "the probe to be listed")
+        assert ticker.pid in probe.pids
+        with Recorder(daemon.target, selector) as recorder:
+            (site,) = recorder.sites
+            assert site.state is SiteState.REFUSED
+            assert _KIND in site.reason
+            assert f'[filesystems] arm = ["{_KIND}"]' in site.reason
+            assert ticker.do("fire 1") == 0
+        assert not recorder.events
+    assert recorder.account is not None
+    assert recorder.account.fired == 0
+
+
+def test_files_of_fuse_are_armed_where_the_configuration_says_so(tmp_path: Path, engine: str, slow: SlowFiles) -> None:
+    config = tmp_path / "stapsdtd.toml"
+    config.write_text(f'[filesystems]\narm = ["{_KIND}"]\n')
+    with (
+        running_daemon(tmp_path, "--engine", engine, "--config", str(config)) as daemon,
+        Ticker(slow.path) as ticker,
+        Recorder(daemon.target, f"ticker:{slow.path}::tick") as recorder,
+    ):
+        wait_for(recorder.armed, "the site to be armed")
+        ticker.do("fire 10")
+        wait_for(lambda: len(recorder.events) == 10, "the events")

@@ -1,0 +1,124 @@
+"""Copies of files, by processes that may be given up."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError
+from stapsdtd.kernel import procfs
+from stapsdtd.model import Mapping
+from stapsdtd.watch.copies import COMMAND, FileCopies
+from stapsdtd.watch.objects import Copy
+from tests.support import descriptors
+
+PID, USER, OTHER = os.getpid(), 64101, 64102
+ENDLESS = (sys.executable, "-c", "import time; time.sleep(1000)")
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[Mapping]:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        (found,) = [mapping for mapping in procfs.executable_mappings(PID) if mapping.path == str(path)]
+        yield found
+
+
+class Host:
+    """Takes copies as the watcher does: again when it is told to."""
+
+    def __init__(self, command: tuple[str, ...] = COMMAND, seconds: float = 20) -> None:
+        self._told = asyncio.Event()
+        self.pids: set[int] = set()
+        self.copies = FileCopies(self._tell, seconds, command)
+
+    def _tell(self, pids: Iterable[int]) -> None:
+        self.pids |= set(pids)
+        self._told.set()
+
+    async def told(self) -> None:
+        await asyncio.wait_for(self._told.wait(), 20)
+        self._told.clear()
+
+    async def take(self, mapping: Mapping, user: int = USER) -> Copy:
+        while True:
+            try:
+                return self.copies.take(PID, user, mapping)
+            except ObjectPendingError:
+                await self.told()
+
+
+def test_copy_has_what_the_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 << 20))
+    status = path.stat()
+
+    async def copied() -> None:
+        host = Host()
+        with mapped(path) as mapping:
+            copy = await host.take(mapping)
+            assert os.pread(copy.descriptor, status.st_size + 1, 0) == path.read_bytes()
+            assert (copy.key.dev, copy.key.inode) == (status.st_dev, status.st_ino)
+            assert (copy.key.size, copy.key.mtime_ns) == (status.st_size, status.st_mtime_ns)
+            # while it is parsed it is asked for again
+            assert host.copies.take(PID, USER, mapping) is copy
+            host.copies.drop(copy)
+            with pytest.raises(ObjectPendingError):
+                host.copies.take(PID, USER, mapping)
+        host.copies.close()
+
+    before = descriptors(PID)
+    asyncio.run(copied())
+    assert descriptors(PID) == before
+
+
+def test_what_cannot_be_copied_is_told_and_not_tried_again_soon(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    os.truncate(path, 1 << 30)
+
+    async def refused() -> None:
+        host = Host()
+        with mapped(path) as mapping:
+            with pytest.raises(ObjectGoneError):
+                await host.take(mapping)
+            with pytest.raises(ObjectGoneError):
+                host.copies.take(PID, USER, mapping)
+        host.copies.close()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(refused())
+    assert f"{path} is not looked into: it has {1 << 30} bytes" in caplog.text
+
+
+def test_server_that_does_not_reply_costs_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, other = tmp_path / "file", tmp_path / "other"
+    for each in (path, other):
+        each.write_bytes(b"x")
+
+    async def late() -> None:
+        host = Host(ENDLESS, seconds=0.05)
+        with mapped(path) as mapping, mapped(other) as others:
+            for user in (USER, OTHER):
+                with pytest.raises(ObjectPendingError):
+                    host.copies.take(PID, user, mapping if user == USER else others)
+            # one process for each user, whatever it maps
+            with pytest.raises(ObjectPendingError):
+                host.copies.take(PID + 1, USER, others)
+            while host.pids != {PID, PID + 1}:
+                await host.told()
+        host.copies.close()
+
+    before = descriptors(PID)
+    asyncio.run(late())
+    assert descriptors(PID) == before
+    assert caplog.text.count("does not reply") == 2
+    assert f"is looked into for uid {USER}" in caplog.text
