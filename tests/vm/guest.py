@@ -47,7 +47,7 @@ def run(
     seconds: float,
     cpus: int = 2,
     environment: Mapping[str, str] | None = None,
-    output: Callable[[str], None] = sys.stdout.write,
+    output: Callable[[str], object] = sys.stdout.write,
 ) -> int:
     """Run a command in the tree's folder, as root; return its exit status. Raises GuestError.
 
@@ -58,11 +58,16 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         first_root = Path(scratch) / "initrd"
         initrd.write(first_root, machine.busybox, kernel.modules, ROOT)
-        _boot(_command_line(kernel, machine, first_root, share, cpus), seconds, output)
+        boot(_command_line(kernel, machine, first_root, share, cpus), seconds, output)
+    return exit_status(share)
+
+
+def exit_status(share: Path) -> int:
+    """Return the command's, as the guest wrote it down. Raises GuestError."""
     try:
         return int((share / "status").read_text())
     except (FileNotFoundError, ValueError):
-        raise GuestError("the kernel went down before the command ended; see the console's last lines") from None
+        raise GuestError("the kernel went down before the command ended") from None
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -80,7 +85,9 @@ def _script(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 def _command_line(kernel: Kernel, machine: Machine, first_root: Path, share: Path, cpus: int) -> list[str]:
     return [
-        *machine.qemu, "-accel", "tcg,thread=multi", "-smp", str(cpus), "-m", str(_MEMORY_MIB),
+        # however this process ends, the guest ends with it
+        "setpriv", "--pdeathsig", "KILL", *machine.qemu,
+        "-accel", "tcg,thread=multi", "-smp", str(cpus), "-m", str(_MEMORY_MIB),
         "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio", "-no-reboot",
         "-kernel", str(kernel.image), "-initrd", str(first_root),
         "-append", f"console={machine.console} panic=-1 quiet",
@@ -89,7 +96,7 @@ def _command_line(kernel: Kernel, machine: Machine, first_root: Path, share: Pat
     ]  # fmt: skip
 
 
-def _boot(command: Sequence[str], seconds: float, output: Callable[[str], None]) -> None:
+def boot(command: Sequence[str], seconds: float, output: Callable[[str], object]) -> None:
     """Wait for the guest to power off. Raises GuestError where it takes too long."""
     # qemu writes its own complaints to stderr; they belong to what is told of the guest
     with subprocess.Popen(
