@@ -74,7 +74,9 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
 
 
 def compile_target(source: str, output: Path, *flags: str) -> Path:
-    """Compile tests/targets/SOURCE."""
+    """Compile tests/targets/SOURCE, or take what was compiled elsewhere for a machine without a compiler."""
+    if folder := os.environ.get("STAPSDTD_TARGETS"):
+        return Path(shutil.copy(Path(folder) / output.name, output))
     subprocess.run(["gcc", "-O2", "-g", "-o", str(output), str(TARGETS / source), *flags], check=True)
     return output
 

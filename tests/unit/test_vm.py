@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.vm import guest, initrd, kernels, report, table
+from tests.vm.guest import Machine
+from tests.vm.kernels import Kernel
 from tests.vm.report import Report
 from tests.vm.suite import Outcome, section
 from tests.vm.table import Check, Column
@@ -102,16 +104,27 @@ def test_only_tests_that_ran_and_passed_are_fine(outcome: Outcome, is_fine: bool
     assert outcome.is_fine is is_fine
 
 
+MACHINE = Machine(
+    "x86-64",
+    Kernel("6.1", "linux-image-6.1.0-56-amd64", Path("vmlinuz"), ()),
+    ("qemu",),
+    "ttyS0",
+    Path("/"),
+    Path("busybox"),
+    "python",
+)
+
+
 def test_section_shows_failures_and_how_the_console_ended(tmp_path: Path) -> None:
     log = tmp_path / "6.1.log"
     log.write_text("booting\nKernel panic - not syncing\n")
-    outcome = Outcome("6.1", log, 12, "linux-image-6.1.0-56-amd64", report=report.Report(failed=(("b", "E why"),)))
+    outcome = Outcome("6.1", log, 12, MACHINE, report=report.Report(failed=(("b", "E why"),)))
     assert section(outcome).splitlines() == [
         "vm: Linux 6.1 (linux-image-6.1.0-56-amd64): 1 failed in 12 s",
         "____ b on Linux 6.1 ____",
         "E why",
     ]
-    down = Outcome("6.1", log, 12, "linux-image-6.1.0-56-amd64", problem="went down")
+    down = Outcome("6.1", log, 12, MACHINE, problem="went down")
     assert section(down).splitlines()[-1] == "Kernel panic - not syncing"
 
 

@@ -1,4 +1,4 @@
-"""One command in one guest: qemu, with the host's root read-only and a shared folder for what comes back."""
+"""One command in one guest: qemu, with a root that it reads and a shared folder for what comes back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support import ROOT
@@ -18,7 +18,7 @@ from tests.vm.kernels import Kernel
 _MEMORY_MIB = 2048
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIME_FACTOR = 10
-"""How much longer things take with qemu's translated instructions, about."""
+"""How much longer things take with emulated instructions, about."""
 
 
 class GuestError(Exception):
@@ -27,19 +27,25 @@ class GuestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What qemu is told of an architecture."""
+    """A kernel, the root it has, and what qemu is told of its architecture.
 
+    commands: the folder of python and stapsdt in the guest. environment: what programs there need besides. provide:
+    puts files into the shared folder; setup is a shell script that takes them from there, in the guest.
+    """
+
+    architecture: str
+    kernel: Kernel
     qemu: tuple[str, ...]
     console: str
     root: Path
     busybox: Path
-
-
-X86_64 = Machine(("qemu-system-x86_64", "-cpu", "max"), "ttyS0", Path("/"), Path("/bin/busybox"))
+    commands: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    provide: Callable[[Path], None] = lambda _: None
+    setup: str = ""
 
 
 def run(
-    kernel: Kernel,
     machine: Machine,
     command: Sequence[str],
     share: Path,
@@ -54,11 +60,12 @@ def run(
     share: a folder that the guest has as initrd.SHARE, and may write to. output: takes the console's lines.
     """
     (share / "status").unlink(missing_ok=True)
-    (share / "command").write_text(_script(command, environment or {}))
+    (share / "command").write_text(_script(machine, command, environment or {}))
+    machine.provide(share)
     with tempfile.TemporaryDirectory() as scratch:
         first_root = Path(scratch) / "initrd"
-        initrd.write(first_root, machine.busybox, kernel.modules, ROOT)
-        boot(_command_line(kernel, machine, first_root, share, cpus), seconds, output)
+        initrd.write(first_root, machine.busybox, machine.kernel.modules, ROOT)
+        boot(_command_line(machine, first_root, share, cpus), seconds, output)
     return exit_status(share)
 
 
@@ -70,28 +77,31 @@ def exit_status(share: Path) -> int:
         raise GuestError("the kernel went down before the command ended") from None
 
 
-def _script(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def _script(machine: Machine, command: Sequence[str], environment: Mapping[str, str]) -> str:
     known = {
         "PATH": _PATH,
         "HOME": "/root",
         "LC_ALL": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "STAPSDTD_TIME_FACTOR": str(TIME_FACTOR),
+        **machine.environment,
         **environment,
     }
-    settings = [f"{name}={value}" for name, value in known.items()]
-    return f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(['/usr/bin/env', '-i', *settings, *command])}\n"
+    clean = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in known.items())]
+    return f"set -e\ncd {shlex.quote(str(ROOT))}\n{machine.setup}\nexec {shlex.join([*clean, *command])}\n"
 
 
-def _command_line(kernel: Kernel, machine: Machine, first_root: Path, share: Path, cpus: int) -> list[str]:
+def _command_line(machine: Machine, first_root: Path, share: Path, cpus: int) -> list[str]:
+    read_only = "security_model=none,readonly=on,multidevs=remap"
     return [
         # however this process ends, the guest ends with it
         "setpriv", "--pdeathsig", "KILL", *machine.qemu,
         "-accel", "tcg,thread=multi", "-smp", str(cpus), "-m", str(_MEMORY_MIB),
         "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio", "-no-reboot",
-        "-kernel", str(kernel.image), "-initrd", str(first_root),
+        "-kernel", str(machine.kernel.image), "-initrd", str(first_root),
         "-append", f"console={machine.console} panic=-1 quiet",
-        "-virtfs", f"local,path={machine.root},mount_tag=root,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs", f"local,path={machine.root},mount_tag=root,{read_only}",
+        "-virtfs", f"local,path={ROOT},mount_tag=tree,{read_only}",
         "-virtfs", f"local,path={share},mount_tag=share,security_model=none",
     ]  # fmt: skip
 

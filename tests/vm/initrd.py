@@ -17,7 +17,7 @@ plan9() {{ $b mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,$3 $1 $2
 $b mkdir -p /lower /rw /new /tree /share
 plan9 root /lower ro,cache=loose || $b poweroff -f
 $b mount -t tmpfs tmpfs /rw
-$b mkdir /rw/upper /rw/work
+$b mkdir /rw/upper /rw/work /rw/tree /rw/tree-work
 $b mount -t overlay -o lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work overlay /new
 $b mount -t proc proc /new/proc
 $b mount -t sysfs sys /new/sys
@@ -28,11 +28,10 @@ $b ln -s /proc/self/fd /new/dev/fd
 for descriptor in 0:stdin 1:stdout 2:stderr; do
     $b ln -s /proc/self/fd/${{descriptor%:*}} /new/dev/${{descriptor#*:}}
 done
-# a file system whose files are in memory alone; the tree may be below it
-$b mount --bind /new{tree} /tree
 for folder in /tmp /run /dev/shm; do $b mount -t tmpfs -o mode=1777 tmpfs /new$folder; done
 $b mkdir -p /new{tree} /new/run/share
-$b mount --bind /tree /new{tree}
+plan9 tree /tree ro,cache=loose || $b poweroff -f
+$b mount -t overlay -o lowerdir=/tree,upperdir=/rw/tree,workdir=/rw/tree-work overlay /new{tree}
 plan9 share /new/run/share rw,cache=none || $b poweroff -f
 $b mount -t tracefs nodev /new/sys/kernel/tracing
 $b mount -t cgroup2 none /new/sys/fs/cgroup
@@ -48,7 +47,7 @@ SHARE = "/run/share"
 
 
 def write(output: Path, busybox: Path, modules: tuple[Path, ...], tree: Path) -> None:
-    """tree: what stays visible in the guest though a folder above it does not, such as /tmp."""
+    """tree: the folder that tests run in; the guest has it at the same path."""
     init = _INIT.format(modules=" ".join(path.name for path in modules), tree=tree)
     files = {"init": init.encode(), "bin/busybox": busybox.read_bytes()}
     files |= {f"modules/{path.name}": path.read_bytes() for path in modules}

@@ -40,10 +40,15 @@ def find(name: str, machine: str = "amd64") -> Kernel:
 
     Raises KernelUnavailableError.
     """
-    package = _resolve(name, machine)
+    package = resolve(name, machine)
     folder = CACHE / package
     if not folder.is_dir():
         _unpack(package, folder)
+    return load(name, package, folder)
+
+
+def load(name: str, package: str, folder: Path) -> Kernel:
+    """Return a kernel that `keep` put into a folder. Raises KernelUnavailableError."""
     images = list(folder.glob("vmlinu*"))
     if not images:
         raise KernelUnavailableError(f"{package} holds no kernel")
@@ -51,9 +56,9 @@ def find(name: str, machine: str = "amd64") -> Kernel:
     return Kernel(name, package, images[0], tuple(found[each] for each in MODULES if each in found))
 
 
-def _resolve(name: str, machine: str) -> str:
-    names = _package_names()
-    package = newest(names, name, machine)
+def resolve(name: str, machine: str) -> str:
+    """Return the package's name. Raises KernelUnavailableError where apt knows none."""
+    package = newest(_package_names(), name, machine)
     if package is None:
         _apt("apt-get", "update", "-qq")
         package = newest(_package_names(), name, machine)
@@ -79,22 +84,26 @@ def _release(package: str) -> list[int]:
 
 
 def _unpack(package: str, folder: Path) -> None:
-    """Unpack what booting takes, a tenth of the package. The folder appears only when all is in it."""
+    """The folder appears only when all is in it."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as name:
         scratch = Path(name)
         _apt("apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package, folder=scratch)
         (archive,) = scratch.glob("*.deb")
-        whole, made = scratch / "whole", scratch / "made"
-        subprocess.run(["dpkg-deb", "-x", str(archive), str(whole)], check=True)
-        made.mkdir()
-        for image in (whole / "boot").glob("vmlinu*"):
-            shutil.copy(image, made)
-        for module in MODULES:
-            for path in (whole / "lib" / "modules").rglob(f"{module}.ko*"):
-                content = path.read_bytes()
-                (made / f"{module}.ko").write_bytes(lzma.decompress(content) if path.suffix == ".xz" else content)
-        made.rename(folder)
+        subprocess.run(["dpkg-deb", "-x", str(archive), str(scratch / "whole")], check=True)
+        keep(scratch / "whole", scratch / "made")
+        (scratch / "made").rename(folder)
+
+
+def keep(root: Path, folder: Path) -> None:
+    """Copy from a root what booting takes, which is a tenth of the package."""
+    folder.mkdir()
+    for image in (root / "boot").glob("vmlinu*"):
+        shutil.copy(image, folder)
+    for module in MODULES:
+        for path in (root / "lib" / "modules").rglob(f"{module}.ko*"):
+            content = path.read_bytes()
+            (folder / f"{module}.ko").write_bytes(lzma.decompress(content) if path.suffix == ".xz" else content)
 
 
 def _apt(*command: str, folder: Path | None = None) -> str:

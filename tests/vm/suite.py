@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
-from tests.support import COMMANDS, ROOT
-from tests.vm import guest, initrd, kernels, report, table
+from tests.support import ROOT, stapsdt
+from tests.vm import guest, initrd, kernels, machines, report, table
+from tests.vm.guest import Machine
 from tests.vm.kernels import KernelUnavailableError
 from tests.vm.report import Report
 from tests.vm.table import Check, Column
 
-DEFAULT = ("6.1", "6.12")
+DEFAULT = ("6.1", "6.12", "6.12:arm64")
+_TESTS = {"x86-64": "tests/kernel", "aarch64": "tests/kernel/test_capture.py"}
 _SECONDS = 720
 _TEST_SECONDS = 300
 _MAX_FAILURES = 8
@@ -28,19 +29,18 @@ _MAX_FAILURES = 8
 _CONSOLE_LINES = 25
 
 LOGS = kernels.CACHE / "logs"
-_DOCTOR = [str(COMMANDS / "stapsdt"), "--server", f"unix:{initrd.SHARE}/none", "doctor", "--json"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """name: as asked for; package, release: of the kernel that was found. problem: why it cannot count as fine,
+    """name: as asked for; machine, release: what was found. problem: why it cannot count as fine,
     whatever its tests say; is_skipped: there is no such kernel, and that is no failure.
     """
 
     name: str
     log: Path
     seconds: float = 0
-    package: str = ""
+    machine: Machine | None = None
     release: str = ""
     report: Report = field(default_factory=Report)
     checks: tuple[Check, ...] = ()
@@ -74,19 +74,16 @@ def main() -> int:
 def _outcome(name: str) -> Outcome:
     log = LOGS / f"{name}.log"
     try:
-        kernel = kernels.find(name)
+        machine = machines.find(name)
     except KernelUnavailableError as error:
         return Outcome(name, log, problem=str(error), is_skipped=os.environ.get("STAPSDTD_REQUIRE_KERNEL") != "1")
     began = time.monotonic()
     problem = ""
     with tempfile.TemporaryDirectory() as folder, open(log, "w", encoding="utf-8", buffering=1) as console:
         share = Path(folder)
-        command = ["/bin/sh", "-c", _script()]
+        command = ["/bin/sh", "-c", _script(machine)]
         try:
-            guest.run(
-                kernel, guest.X86_64, command, share,
-                seconds=_SECONDS, environment=_passed_on(), output=console.write,
-            )  # fmt: skip
+            guest.run(machine, command, share, seconds=_SECONDS, environment=_passed_on(), output=console.write)
         except guest.GuestError as error:
             problem = str(error)
         found = Report()
@@ -95,7 +92,7 @@ def _outcome(name: str) -> Outcome:
         except (FileNotFoundError, ParseError) as error:
             problem = problem or f"pytest left no report ({error})"
         return Outcome(
-            name, log, time.monotonic() - began, kernel.package, _text(share / "release").strip(), found,
+            name, log, time.monotonic() - began, machine, _text(share / "release").strip(), found,
             table.checks(_text(share / "doctor")), problem,
         )  # fmt: skip
 
@@ -104,12 +101,13 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def _script() -> str:
+def _script(machine: Machine) -> str:
+    doctor = f"{machine.commands}/stapsdt --server unix:{initrd.SHARE}/none doctor --json"
     pytest = (
-        f"{COMMANDS}/python -m pytest -v --color=no -p no:cacheprovider -m vm --timeout {_TEST_SECONDS}"
-        f" --maxfail {_MAX_FAILURES} --junitxml {initrd.SHARE}/junit.xml tests/kernel"
+        f"{machine.commands}/python -m pytest -v --color=no -p no:cacheprovider -m vm --timeout {_TEST_SECONDS}"
+        f" --maxfail {_MAX_FAILURES} --junitxml {initrd.SHARE}/junit.xml {_TESTS[machine.architecture]}"
     )
-    return f"{' '.join(_DOCTOR)} >{initrd.SHARE}/doctor; uname -r >{initrd.SHARE}/release; exec {pytest}"
+    return f"{doctor} >{initrd.SHARE}/doctor; uname -r >{initrd.SHARE}/release; exec {pytest}"
 
 
 def _passed_on() -> dict[str, str]:
@@ -120,13 +118,15 @@ def section(outcome: Outcome) -> str:
     """Return what is printed of a kernel: one line where all is well, else each failure too."""
     if outcome.is_skipped:
         return f"vm: Linux {outcome.name}: skipped, {outcome.problem}"
-    told = f"vm: Linux {outcome.name} ({outcome.package}): {outcome.report} in {outcome.seconds:.0f} s"
-    lines = [told if outcome.package else f"vm: Linux {outcome.name}"]
+    lines = []
+    if outcome.machine:
+        package = outcome.machine.kernel.package
+        lines = [f"vm: Linux {outcome.name} ({package}): {outcome.report} in {outcome.seconds:.0f} s"]
     for name, text in outcome.report.failed:
         lines += [f"____ {name} on Linux {outcome.name} ____", text]
     if outcome.problem:
         lines.append(f"vm: Linux {outcome.name}: {outcome.problem}")
-        if outcome.package:
+        if outcome.machine:
             lines += ["its console ended so:", *_text(outcome.log).splitlines()[-_CONSOLE_LINES:]]
     return "\n".join(lines)
 
@@ -135,11 +135,13 @@ def _column(outcome: Outcome) -> Column:
     tests = str(outcome.report)
     if outcome.report.failed:
         tests += ": " + ", ".join(sorted({name for name, _ in outcome.report.failed}))
-    return Column(outcome.release or outcome.name, "x86-64", outcome.checks, outcome.problem or tests)
+    architecture = outcome.machine.architecture if outcome.machine else ""
+    return Column(outcome.release or outcome.name, architecture, outcome.checks, outcome.problem or tests)
 
 
 def _own_column() -> Column:
-    doctor = subprocess.run(_DOCTOR, capture_output=True, text=True, check=False).stdout
+    with tempfile.TemporaryDirectory() as folder:
+        doctor = stapsdt(f"unix:{folder}/none", "doctor", "--json", check=False).stdout
     release, machine = platform.release(), platform.machine().replace("_", "-")
     return Column(release.partition("-")[0], machine, table.checks(doctor), "all, by `./dev test`")
 
