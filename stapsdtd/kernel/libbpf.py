@@ -8,14 +8,13 @@ libbpf 1.x (bpf/libbpf.h, bpf/bpf.h); only functions that exist since 1.0 are ca
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 from functools import cache
 from typing import Any
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel import procfs
+from stapsdtd.kernel.bpf_refusal import Host, refusal
 
 _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
@@ -127,7 +126,7 @@ class BpfObject:
         )
         self._object = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
         if not self._object:
-            raise _refused(path, _failed(), "")
+            raise refusal(path, _failed(), "", Host.here())
         try:
             for name, entries in max_entries.items():
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
@@ -140,7 +139,7 @@ class BpfObject:
 
     def _load(self, path: str, log: ctypes.Array[ctypes.c_char]) -> None:
         if self._library.bpf_object__load(self._object):
-            raise _refused(path, _failed(), log.value.decode(errors="replace"))
+            raise refusal(path, _failed(), log.value.decode(errors="replace"), Host.here())
 
     def _map(self, name: str) -> int:
         found: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
@@ -186,18 +185,6 @@ class BpfObject:
         if self._object:
             self._library.bpf_object__close(self._object)
             self._object = None
-
-
-def _refused(path: str, error: OSError, log: str) -> KernelFeatureError:
-    """The verifier's last words, where it has any."""
-    said = [line for line in log.splitlines() if line and not line.startswith(("processed ", "verification time"))]
-    words = f": {said[-1]}" if said else ""
-    remedy = "use Linux 6.0 or newer"
-    if error.errno == errno.EPERM:
-        remedy = "run as root or with CAP_BPF and CAP_PERFMON"
-        if procfs.is_filtered():
-            remedy += ", and with a seccomp profile that lets these call bpf()"
-    return KernelFeatureError("bpf", f"{os.path.basename(path)} is refused ({error.strerror}{words})", remedy)
 
 
 def create_ring(size: int) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import Daemon, Ticker, compile_target, require, running_daemon
+from tests.support import TIME_FACTOR, Daemon, Ticker, compile_target, require, running_daemon
 
 _CHURN_SECONDS = 180.0
 _CHURN_SEED = random.SystemRandom().randrange(10**6)
@@ -75,8 +77,24 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def lasting_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Daemon]]:
+    """A daemon of each engine that lives for the whole run."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(engine: str) -> Daemon:
+            return stack.enter_context(running_daemon(tmp_path_factory.mktemp(engine), "--engine", engine))
+
+        yield start
+
+
 @pytest.fixture
-def daemon(tmp_path: Path, engine: str) -> Iterator[Daemon]:
+def daemon(tmp_path: Path, engine: str, lasting_daemon: Callable[[str], Daemon]) -> Iterator[Daemon]:
+    """One for each test, but where a start takes longer than most tests."""
+    if TIME_FACTOR > 1:
+        yield lasting_daemon(engine)
+        return
     with running_daemon(tmp_path, "--engine", engine) as started:
         yield started
 

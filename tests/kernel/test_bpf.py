@@ -95,6 +95,7 @@ def test_both_engines_deliver_the_same(tmp_path: Path, ticker_program: Path) -> 
     assert [account.filtered for account in accounts] == [4, 4]
 
 
+@pytest.mark.vm
 def test_string_in_memory_that_was_never_touched(
     daemon: Daemon, operands: Ticker, operands_program: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_string_in_memory_that_was_never_touched(
     assert recorder.values() == [(None, 8), (None, 5000)]
 
 
+@pytest.mark.vm
 def test_twelve_arguments_and_two_of_them_twice(daemon: Daemon, operands: Ticker, operands_program: Path) -> None:
     expected = tuple(number if number % 2 else -number for number in range(1, 13))
     with (
@@ -119,12 +121,14 @@ def test_twelve_arguments_and_two_of_them_twice(daemon: Daemon, operands: Ticker
     assert some.values() == [(-12, 1, -12)]
 
 
+@pytest.mark.vm
 def test_value_of_an_odd_size_comes_as_its_bytes(daemon: Daemon, operands: Ticker, operands_program: Path) -> None:
     with Recorder(daemon.target, in_program(operands_program, "bytes")) as recorder:
         operands.do("bytes")
     assert recorder.values() == [(b"ABCDEFGHIJK\0", 7)]
 
 
+@pytest.mark.vm
 def test_one_process_alone_is_patched(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Ticker(ticker_program) as other:
         assert code_at(other.pid, ticker_program, daemon, "tick") == NOP
@@ -148,6 +152,7 @@ def test_one_process_alone_is_patched(daemon: Daemon, ticker: Ticker, ticker_pro
     assert sorted(event.values for event in everybody.events) == [(0,), (0,), (1,), (2,)]
 
 
+@pytest.mark.vm
 def test_second_process_of_a_scope_is_patched_too(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Ticker(ticker_program) as second, Ticker(ticker_program) as third:
         with (
@@ -160,6 +165,7 @@ def test_second_process_of_a_scope_is_patched_too(daemon: Daemon, ticker: Ticker
     assert [event.pid for event in both.events] == [ticker.pid, second.pid]
 
 
+@pytest.mark.vm
 def test_many_wishes_on_one_site_are_told_apart(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with ExitStack() as stack:
         recorders = [
@@ -201,6 +207,7 @@ def test_a_full_ring_is_accounted_for_exactly_to_everybody(daemon: Daemon, ticke
     assert accounts[0].lost_kernel_buffer > 0
 
 
+@pytest.mark.vm
 def test_hits_count_from_the_moment_a_site_is_patched(daemon: Daemon, tmp_path: Path) -> None:
     program = compile_target("eager.c", tmp_path / "eager", "-no-pie")
     for _ in range(5):
@@ -271,6 +278,7 @@ def test_requests_do_not_starve_the_reader(daemon: Daemon, ticker: Ticker, ticke
     assert 0 in lost_in_ring, lost_in_ring
 
 
+@pytest.mark.vm
 def test_sites_that_nobody_wants_any_more_are_unpatched(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(daemon.target, in_program(ticker_program, "tick")) as one:
         with Recorder(daemon.target, in_program(ticker_program, "*")) as all_of_it:

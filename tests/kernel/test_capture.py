@@ -17,6 +17,7 @@ def lost(account: Account) -> int:
     return account.lost_kernel_buffer + account.lost_queue + account.lost_decode
 
 
+@pytest.mark.vm
 def test_semaphore_is_up_only_while_anybody_subscribes(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     assert ticker.semaphore == 0
     with Recorder(daemon.target, "ticker:tick"):
@@ -28,6 +29,7 @@ def test_semaphore_is_up_only_while_anybody_subscribes(daemon: Daemon, ticker: T
     assert ticker.semaphore == 0
 
 
+@pytest.mark.vm
 def test_different_wishes_on_one_site_are_both_served(daemon: Daemon, ticker: Ticker) -> None:
     with (
         Recorder(daemon.target, "ticker:tick(arg0)") as first,
@@ -39,6 +41,7 @@ def test_different_wishes_on_one_site_are_both_served(daemon: Daemon, ticker: Ti
     assert ticker.semaphore == 0
 
 
+@pytest.mark.vm
 def test_values_of_every_width_and_sign(daemon: Daemon, ticker: Ticker) -> None:
     with Recorder(daemon.target, "ticker:values") as recorder:
         ticker.do("values")
@@ -47,6 +50,7 @@ def test_values_of_every_width_and_sign(daemon: Daemon, ticker: Ticker) -> None:
     ]
 
 
+@pytest.mark.vm
 @pytest.mark.parametrize("text", ["", "SELECT 1", "naïve ☃", "x" * 3000])
 def test_strings(daemon: Daemon, ticker: Ticker, text: str) -> None:
     with Recorder(daemon.target, "ticker:text(arg0:str, arg1)") as recorder:
@@ -54,6 +58,7 @@ def test_strings(daemon: Daemon, ticker: Ticker, text: str) -> None:
     assert recorder.values() == [(text, len(text.encode()))]
 
 
+@pytest.mark.vm
 def test_string_bound_and_a_pointer_to_nowhere(daemon: Daemon, ticker: Ticker) -> None:
     with Recorder(daemon.target, "ticker:text(arg0:str[4])", "ticker:tick(arg0:str)") as recorder:
         ticker.do("text abcdefgh")
@@ -64,6 +69,7 @@ def test_string_bound_and_a_pointer_to_nowhere(daemon: Daemon, ticker: Ticker) -
     assert nowhere.unavailable == {0: "the memory it points to could not be read"}
 
 
+@pytest.mark.vm
 def test_event_tells_who_when_and_where(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(daemon.target, "ticker:tick") as recorder:
         ticker.do("threads 2 3")
@@ -79,6 +85,7 @@ def test_event_tells_who_when_and_where(daemon: Daemon, ticker: Ticker, ticker_p
     assert recorder.events[0].probe.name == "tick"
 
 
+@pytest.mark.vm
 def test_capture_beyond_the_arguments_is_refused_with_its_reason(daemon: Daemon, ticker: Ticker) -> None:
     with Recorder(daemon.target, "ticker:tick(arg7)", "ticker:text(arg1)") as recorder:
         ticker.do("text hello")
@@ -143,6 +150,7 @@ def test_each_threads_events_arrive_in_order(daemon: Daemon, ticker: Ticker) -> 
     assert list(by_thread.values()) == [list(range(5000))] * 8
 
 
+@pytest.mark.vm
 def test_pid_limits_what_is_delivered(daemon: Daemon, engine: str, ticker_program: Path) -> None:
     """Another process counts as filtered where it is patched, which the bpf engine spares it."""
     with Ticker(ticker_program) as wanted, Ticker(ticker_program) as other:

@@ -51,6 +51,7 @@ def killed(daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
     return daemon
 
 
+@pytest.mark.vm
 @pytest.mark.usefixtures("foreign")
 def test_start_removes_what_a_killed_daemon_left(killed: Daemon, ticker: Ticker) -> None:
     killed.restart()

@@ -21,6 +21,7 @@ BUILDS = [
     *itertools.product(["gcc", "clang"], ["-O0", "-O1", "-O2", "-O3", "-Os"], ["-fPIE -pie", "-fno-pie -no-pie"]),
     *itertools.product(["gcc", "clang"], ["-O0", "-O2", "-Os"], ["-m32 -fPIE -pie", "-m32 -fno-pie -no-pie"]),
 ]
+IN_GUESTS = [("gcc", "-O2", "-fPIE -pie")]
 
 
 def build_id(build: tuple[str, ...]) -> str:
@@ -36,7 +37,11 @@ def test_enough_is_compared() -> None:
     assert sum(len(types) for program in programs for types in program.probes) * ROUNDS > 100_000
 
 
-@pytest.mark.parametrize("build", BUILDS, ids=build_id)
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(build, marks=pytest.mark.vm if build in IN_GUESTS else ()) for build in BUILDS],
+    ids=build_id,
+)
 def test_every_value_is_what_was_fired(
     daemon: Daemon, engine: str, tmp_path: Path, build: tuple[str, str, str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_three_probes_are_listed(daemon: Daemon, thrower: Thrower) -> None:
     assert sum(len(probe.sites) for probe in listing) == notes_in(path)
 
 
+@pytest.mark.vm
 def test_throw_catch_and_rethrow_are_told_in_order(daemon: Daemon, thrower: Thrower) -> None:
     with Recorder(daemon.target, "libstdcxx:*", pids=[thrower.pid]) as recorder:
         steps = [*thrower.do("throw 200"), *thrower.do("nested 30"), *thrower.do("library")]

@@ -198,6 +198,7 @@ def declare(target: Target, name: str, *types: str) -> None:
     target(f"({name} := provider.probe({name!r}, {', '.join(types)}))")
 
 
+@pytest.mark.vm
 def test_enabled_follows_the_tracer(target: Target, tracer: Tracer) -> None:
     declare(target, "one")
     declare(target, "other")

@@ -43,6 +43,7 @@ def probe_names(daemon: Daemon, pid: int) -> set[str]:
         return {f"{probe.provider}:{probe.name}" for probe in client.list_probes(pids=[pid])}
 
 
+@pytest.mark.vm
 def test_processes_from_before_and_after_the_start_are_listed(
     ticker: Ticker, daemon: Daemon, ticker_program: Path
 ) -> None:
@@ -53,6 +54,7 @@ def test_processes_from_before_and_after_the_start_are_listed(
     wait_for(lambda: not probe_names(daemon, later.pid), "the process to be gone")
 
 
+@pytest.mark.vm
 def test_library_opened_after_the_subscription_arms_by_itself(daemon: Daemon, ticker: Ticker, library: Path) -> None:
     with Recorder(daemon.target, "library:called") as recorder:
         assert recorder.sites == ()
@@ -62,6 +64,7 @@ def test_library_opened_after_the_subscription_arms_by_itself(daemon: Daemon, ti
     assert recorder.values() == [(0,), (1,), (2,)]
 
 
+@pytest.mark.vm
 def test_provider_memfd_with_closed_descriptor_arms_by_itself(daemon: Daemon, pyprogram: Ticker) -> None:
     with Recorder(daemon.target, "pyprogram:request(arg0:str, arg1)") as recorder:
         pyprogram.do("load")
@@ -100,6 +103,7 @@ def test_reloaded_and_unloaded_memfds_are_let_go(
     assert account.fired == account.delivered == 10
 
 
+@pytest.mark.vm
 def test_deleted_program(daemon: Daemon, ticker_program: Path, tmp_path: Path) -> None:
     program = shutil.copy(ticker_program, tmp_path / "deleted")
     with Ticker(program) as ticker:
@@ -174,6 +178,7 @@ def test_first_process_of_a_program_may_end_before_anybody_looks(
         assert second.returncode == 0
 
 
+@pytest.mark.vm
 def test_watch_tells_what_comes_and_goes(daemon: Daemon, ticker_program: Path) -> None:
     with Client(daemon.target) as client:
         changes = client.watch_probes(["ticker:tick"])

@@ -30,25 +30,25 @@ def accounted(account: Account) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("where", "wanted"),
     [
-        ("arg0 == 3", [3]),
+        pytest.param("arg0 == 3", [3], marks=pytest.mark.vm),
         ("arg0 != 3", [*range(3), *range(4, 20)]),
         ("arg0 < 3", [0, 1, 2]),
         ("3 >= arg0", [0, 1, 2, 3]),
         ("arg0 > 17", [18, 19]),
         ("arg0 >= 17", [17, 18, 19]),
-        ("arg1 < -17", [18, 19]),
+        pytest.param("arg1 < -17", [18, 19], marks=pytest.mark.vm),
         ("arg1 >= -1", [0, 1]),
         ("arg1 == -5", [5]),
         ("arg1 == 4294967291", []),
         ("arg0", list(range(1, 20))),
         ("!arg0", [0]),
         ("arg0 & 0x10", [16, 17, 18, 19]),
-        ("(arg0 & 3) == 3", [3, 7, 11, 15, 19]),
+        pytest.param("(arg0 & 3) == 3", [3, 7, 11, 15, 19], marks=pytest.mark.vm),
         ("arg1 & 0xff == 0xfe", [2]),
         ("arg1 & -1 > 18446744073709551613", [1, 2]),
         ("arg0 == 1 || arg1 == -2 && arg0 == 2 || arg0 == 5 && arg1 == 5", [1, 2]),
         ("!(arg0 < 5 || arg0 > 7)", [5, 6, 7]),
-        ("arg0 > 2 && (arg0 < 5 || !(arg1 > -18))", [3, 4, 18, 19]),
+        pytest.param("arg0 > 2 && (arg0 < 5 || !(arg1 > -18))", [3, 4, 18, 19], marks=pytest.mark.vm),
         ("arg2 == 0", []),
         ("arg0 < 0 || arg1 > 2147483647", []),
     ],
@@ -82,6 +82,7 @@ def test_every_width_and_sign(daemon: Daemon, ticker: Ticker, ticker_program: Pa
     assert accounts == {where: (1, 1, 0) if holds else (1, 0, 1) for where, holds in outcomes.items()}
 
 
+@pytest.mark.vm
 def test_process_thread_and_command_name(daemon: Daemon, ticker: Ticker, ticker_program: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "a name of more than 15 bytes"
     os.link(ticker_program, renamed)
@@ -132,6 +133,7 @@ def test_captures_are_those_that_were_asked_for(daemon: Daemon, ticker: Ticker, 
     assert accounted(recorder.finish()) == (3, 2, 1)
 
 
+@pytest.mark.vm
 def test_nothing_is_lost_or_counted_twice_in_a_flood(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     with Recorder(
         daemon.target, of(ticker_program, "tick(arg0)"), where="(arg0 & 7) == 5", kernel_buffer_kib=16384
@@ -190,6 +192,7 @@ def cgroup(ticker: Ticker) -> Iterator[str]:
         outer.rmdir()
 
 
+@pytest.mark.vm
 @pytest.mark.usefixtures("bpf_only")
 def test_users(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     wheres = {"uid == 0": 5, "uid != 0": 0, "gid == 0 && uid < 1": 5, "uid == 65534": 0}
@@ -200,6 +203,7 @@ def test_users(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     assert accounted(by_scope.finish()) == (5, 5, 0)
 
 
+@pytest.mark.vm
 @pytest.mark.usefixtures("bpf_only")
 def test_cgroups(daemon: Daemon, ticker: Ticker, ticker_program: Path, cgroup: str) -> None:
     with (

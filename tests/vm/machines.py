@@ -1,0 +1,22 @@
+"""Which machine a name means: `6.12`, `linux-image-6.1.0-49-amd64`, `6.12:arm64`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support import COMMANDS
+from tests.vm import aarch64, kernels
+from tests.vm.guest import Machine
+
+_ARM64 = ":arm64"
+"""As apt writes it."""
+
+
+def find(name: str) -> Machine:
+    """Raises KernelUnavailableError."""
+    if name.endswith(_ARM64):
+        return aarch64.machine(name.removesuffix(_ARM64))
+    return Machine(
+        "x86-64", kernels.find(name), ("qemu-system-x86_64", "-cpu", "max"), "ttyS0", Path("/"), Path("/bin/busybox"),
+        str(COMMANDS),
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""docs/kernels.md: what each kernel offers, as `stapsdt doctor` says there, and which tests passed on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_HEAD = """\
+# Kernels
+
+Written by `./dev test --vm --table`, which boots Debian's kernels under qemu and runs in each the tests that are
+marked `vm`, with both engines. The rows are what `stapsdt doctor` says on that kernel. CI does so at every change. All
+tests run on the last column's kernel, that of the host on which this was written.
+
+"""
+_TAIL = """
+- **Below 6.1: untested.** Semaphores need 4.20 and the bpf engine 6.0; ask `stapsdt doctor` there.
+- **Any other kernel** that apt has a package of is tested by name: `./dev test --vm 6.12`, the newest of a series, or
+  `./dev test --vm linux-image-6.1.0-49-amd64`, that package's. `./dev test --vm` alone tests 6.1 and 6.12.
+- Guests run emulated instructions on two CPUs, ten times slower than the host. Tests of speed, of load, and of programs
+  that take long to start run on the host's kernel alone.
+"""
+_MISSING = "**no**"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One of doctor's."""
+
+    name: str
+    available: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """kernel: its version; tests: what they came to."""
+
+    kernel: str
+    machine: str
+    checks: tuple[Check, ...]
+    tests: str
+
+
+def checks(doctor: str) -> tuple[Check, ...]:
+    """Read doctor's JSON lines. The server's is left out: it is about a process, not about the kernel."""
+    found = map(json.loads, doctor.splitlines())
+    return tuple(Check(each["name"], each["available"], each["detail"]) for each in found if each["name"] != "server")
+
+
+def document(columns: Sequence[Column]) -> str:
+    names = list(dict.fromkeys(check.name for column in columns for check in column.checks))
+    rows = [
+        ["", *(f"{column.kernel}, {column.machine}" for column in columns)],
+        ["---"] * (len(columns) + 1),
+        *([name, *(_cell(column, name) for column in columns)] for name in names),
+        ["engine that `auto` takes", *map(_engine, columns)],
+        ["tests", *(column.tests for column in columns)],
+    ]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    refused = [
+        f"- {column.kernel}, {column.machine}, {check.name}: {check.detail}"
+        for column in columns
+        for check in column.checks
+        if not check.available
+    ]
+    return _HEAD + "\n".join(lines) + "\n" + "".join(f"\n{line}" for line in refused) + ("\n" * bool(refused)) + _TAIL
+
+
+def _cell(column: Column, name: str) -> str:
+    found = [check.available for check in column.checks if check.name == name]
+    if not found:
+        return ""
+    return "yes" if found[0] else _MISSING
+
+
+def _engine(column: Column) -> str:
+    available = {check.name for check in column.checks if check.available}
+    return "bpf" if "bpf programs" in available else "ftrace"
