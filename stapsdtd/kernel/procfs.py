@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stapsdtd.kernel.reach import cached_status
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
