@@ -63,6 +63,7 @@ struct test tests[MAX_TESTS] SEC(".bss.tests");
 /* The daemon, whose own hits would make events without end. */
 volatile const __s32 daemon_pid = 0;
 volatile const __u32 cpus = 1;
+volatile const __u32 never = 0; /* on all architectures, since the daemon sets these three at once */
 
 /* 1 while the reader waits to be woken; the hit that wakes it takes it back. */
 __u32 reader_waits SEC(".bss.reader");
@@ -573,8 +574,6 @@ static __always_inline bool write(struct hit *hit)
  * call (kernel/bpf/verifier.c, check_max_stack_depth). Nothing keeps uprobe programs from interrupting each other, so a
  * hit that is preempted would find its variables overwritten by the next one's. Hence a tail call that never is.
  */
-volatile const __u32 never = 0;
-
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);

@@ -16,6 +16,7 @@ import numpy as np
 from stapsdtd.api import convert
 from stapsdtd.capture.bpf import engine as bpf_engine
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import encode_value
 from stapsdtd.capture.bpf.engine import source_of
 from stapsdtd.capture.bpf.tables import Slot
@@ -284,7 +285,8 @@ def _check_definitions(parsed: ParsedObject) -> None:
 
 def _definitions(parsed: ParsedObject) -> Iterator[str]:
     """Through the code of the engines that writes them."""
-    armed = bpf_engine._Object(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "")
+    file = ReadOnlyFile(_DESCRIPTOR, parsed.read_only)
+    armed = bpf_engine._Object(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "", file)
     places = [bpf_engine._Site(armed, site, Slot(0)).place for site in parsed.sites]
     for place in places:
         require(PLACE.fullmatch(place), f"the place {place!r}")

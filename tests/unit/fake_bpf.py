@@ -11,6 +11,7 @@ import operator
 import os
 import re
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import engine, layout, removals, rings
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
+from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.registers import PLACES
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
@@ -34,6 +36,7 @@ from tests.unit.samples import event_rows
 CPUS = 2
 PROGRAM = 77
 LOAD_ADDRESS = 0x7F0000000000
+PATIENCE_SECONDS = 20
 
 _PAGE = mmap.PAGESIZE
 _BUSY = 1 << 31
@@ -51,16 +54,25 @@ class RecordingSink:
     def __init__(self) -> None:
         self.calls: list[list[tuple[Any, ...]]] = []
         self.losses: Counter[LossStage] = Counter()
+        self.fired_count = 0
         self.filtered_count = 0
 
     def deliver(self, blocks: Sequence[Block]) -> None:
         self.calls.append([row for block in blocks for row in event_rows(block)])
+
+    def fired(self, count: int) -> None:
+        self.fired_count += count
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count
+
+    @property
+    def told(self) -> tuple[int, int, int, dict[LossStage, int]]:
+        """(fired, delivered, filtered, lost by stage)."""
+        return self.fired_count, len(self.rows), self.filtered_count, self.losses
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -78,16 +90,17 @@ class RecordingSink:
 
 def record(
     stride: int,
-    plan: int,
+    generation: int,
     *values: int,
     time_ns: int = 0,
     pid: int = 10,
     cpu: int = 0,
     matched: int = 0,
     missing: int = 0,
+    abs_ip: int = 0,
 ) -> bytes:
     """Of a thread 11 named app, as it is in a ring of this stride, behind the kernel's header."""
-    head = np.array([(time_ns, 11, pid, matched, plan, cpu, missing, b"app")], layout.RECORD)
+    head = np.array([(time_ns, 11, pid, matched, generation, abs_ip, missing, cpu, b"app")], layout.RECORD)
     body = head.tobytes() + struct.pack(f"={len(values)}Q", *(value & _ALL_BITS for value in values))
     return body.ljust(stride - layout.RECORD_HEADER, b"\0")
 
@@ -148,7 +161,7 @@ class MemoryRing(Ring):
 
 class FakeLoaded(Loaded):
     """puts: (class, size) of each ring that the program was given. share: how many records of a process go to a spare
-    ring where there is no room.
+    ring where there is no room. waits_refused: what the next waits for hits raise, one each.
     """
 
     def __init__(self) -> None:
@@ -171,6 +184,9 @@ class FakeLoaded(Loaded):
         self.share = 0
         self.shares: Counter[int] = Counter()
         self.refuse_rings: OSError | None = None
+        self.waits_refused: list[OSError] = []
+        self._under_way = set[object]()
+        self._one_is_over = threading.Condition()
 
     def table(self, name: str) -> mmap.mmap:
         return self.tables[name]
@@ -203,6 +219,23 @@ class FakeLoaded(Loaded):
 
     def set_reader_waits(self, waits: bool) -> None:
         self.reader_waits = waits
+
+    def hit_begins(self, hit: object) -> None:
+        with self._one_is_over:
+            self._under_way.add(hit)
+
+    def hit_is_over(self, hit: object) -> None:
+        with self._one_is_over:
+            self._under_way.remove(hit)
+            self._one_is_over.notify_all()
+
+    def wait_for_hits(self) -> None:
+        """As synchronize_rcu() does: hits that begin meanwhile are not waited for."""
+        if self.waits_refused:
+            raise self.waits_refused.pop()
+        with self._one_is_over:
+            begun = set(self._under_way)
+            assert self._one_is_over.wait_for(lambda: not begun & self._under_way, PATIENCE_SECONDS)
 
     def wake_up(self, ring: MemoryRing) -> None:
         """As a hit does, which takes the flag back."""
@@ -274,7 +307,8 @@ class FakeKernel:
 
     fail: answers what a step raises; before_step is called first, while all is as it was; after_arming when a process
     is armed and the engine does not know it yet.
-    memory: strings, by the address at which a process has them.
+    memory: what processes have there, by its address; what is not among it is not resident. on_disk: what is
+    there once it was touched. touched: what was, as (pid, address, bytes).
     """
 
     def __init__(self, path: str) -> None:
@@ -283,6 +317,9 @@ class FakeKernel:
         self.events: dict[str, FakeEvent] = {}
         self.log: list[str] = []
         self.memory: dict[int, bytes] = {}
+        self.on_disk: dict[int, bytes] = {}
+        self.touched: list[tuple[int, int, int]] = []
+        self.paging = Paging(self._touch, lambda pid: pid, lambda _pid, _address: True)
         self.fail: Callable[[str], Exception | None] = lambda _step: None
         self.before_step: Callable[[], None] = lambda: None
         self.after_arming: Callable[[], None] = lambda: None
@@ -298,6 +335,10 @@ class FakeKernel:
         for ring in [*self.loaded.made, *self.loaded.spares.values()]:
             if not ring.is_closed:
                 ring.close()
+
+    def _touch(self, pid: int, address: int, byte_count: int) -> None:
+        self.memory |= {there: data for there, data in self.on_disk.items() if there == address}
+        self.touched.append((pid, address, byte_count))
 
     def _define(self, _tracefs: Tracefs, group: str, name: str, places: Sequence[str]) -> FakeEvent:
         assert name.endswith(group.removeprefix("stapsdtd"))
@@ -321,10 +362,18 @@ class FakeKernel:
         return {name: event.scopes for name, event in self.events.items()}
 
     def hit(self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int) -> None:
+        for goes_on in self.begin_hits(offset, pid=pid, cpu=cpu, path=path, **registers):
+            goes_on()
+
+    def begin_hits(
+        self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int
+    ) -> list[Callable[[], None]]:
+        """Begin a hit of each event that reaches it; what is answered ends them, for which the kernel may take long."""
         by_place = {PLACES["x86-64"][name]: value for name, value in registers.items()}
-        for event in list(self.events.values()):
-            if event.reaches(path or self.path, offset, pid):
-                _Hit(self, pid, cpu, by_place).run(event.cookie, LOAD_ADDRESS + offset)
+        ip = LOAD_ADDRESS + offset
+        by_place[PLACES["x86-64"]["rip"]] = ip
+        reached = [event for event in list(self.events.values()) if event.reaches(path or self.path, offset, pid)]
+        return [_Hit(self, pid, cpu, by_place).begin(event.cookie, ip) for event in reached]
 
 
 class _Hit:
@@ -337,26 +386,37 @@ class _Hit:
         self._cpu = cpu
         self._registers = registers
         self._plan: Any = None
+        self._generation = 0
 
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
         return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
 
-    def run(self, cookie: int, address: int) -> None:
+    def begin(self, cookie: int, address: int) -> Callable[[], None]:
+        """Go as far as to know the plan; what is answered does the rest."""
         group, mask, shift = cookie & 0xFFFFFFFF, cookie >> 32 & 0xFFF, cookie >> 48 & 0xF
         entry = int(self._row(".bss.index", np.dtype("u4"), group + (address >> shift & mask)))
         slot = self._row(".bss.slots", layout.SLOT, entry)
         if not slot["plan"] or slot["group"] != group:
-            return
+            return lambda: None
+        # what is read of it later is what stands there then
         self._plan = self._row(".bss.plans", layout.PLAN, int(slot["plan"]))
-        self._count(layout.Counter.HITS)
+        self._generation = int(self._plan["generation"])
+        self._loaded.hit_begins(self)
+        return self._end
+
+    def _end(self) -> None:
         matched = self._matched()
-        if matched and not self._write(int(slot["plan"]), matched):
+        self._count(layout.Counter.HITS)
+        if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
                     self._count(layout.Counter.LOST, bit)
+        self._loaded.hit_is_over(self)
 
     def _count(self, counter: layout.Counter, bit: int = 0) -> None:
-        cell = int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit
+        self._count_cell(int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit)
+
+    def _count_cell(self, cell: int) -> None:
         self._loaded.counters()[self._cpu, cell] += np.uint64(1)
 
     def _matched(self) -> int:
@@ -376,9 +436,10 @@ class _Hit:
 
     def _jump(self, test: Any) -> int:
         assert test["source"] in {Source.PID, Source.ARGUMENT}
-        is_pid = test["source"] == Source.PID
-        value = self._pid if is_pid else self._fetched(self._operand(int(test["index"])))
-        if value is None:
+        value, is_there = self._pid, True
+        if test["source"] == Source.ARGUMENT:
+            value, is_there = self._fetched(self._operand(int(test["index"])))
+        if not is_there:
             return REJECT
         holds = _COMPARE[int(test["relation"])](value & int(test["mask"]), int(test["value"]))
         return int(test["on_true"] if holds else test["on_false"])
@@ -386,39 +447,67 @@ class _Hit:
     def _operand(self, number: int) -> Any:
         return self._row(".bss.operands", layout.OPERAND, int(self._plan["operands"]) + number)
 
-    def _fetched(self, operand: Any) -> int | None:
+    def _fetched(self, operand: Any) -> tuple[int, bool]:
+        """The value, or what could not be read and False."""
         value = int(operand["constant"])
+        base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))
         if operand["kind"] == OperandKind.REGISTER:
-            value = self._registers.get(int(operand["base"]), 0)
+            value = base
         elif operand["kind"] != OperandKind.CONSTANT:
-            return None
+            value = value + base + index * int(operand["scale"]) & _ALL_BITS
+            if operand["is_narrow"]:
+                value &= 0xFFFFFFFF
+            if operand["kind"] == OperandKind.MEMORY:
+                there = self._memory.get(value, b"")
+                if len(there) < operand["width"]:
+                    return value & layout.ADDRESS_MASK | layout.UNREAD_OPERAND, False
+                value = int.from_bytes(there[: operand["width"]], "little")
         value = value << int(operand["left"]) & _ALL_BITS
         if operand["is_signed"] and value >> 63:
             value -= 1 << 64
-        return value >> int(operand["right"]) & _ALL_BITS
+        return value >> int(operand["right"]) & _ALL_BITS, True
 
-    def _write(self, plan: int, matched: int) -> bool:
+    def _taken(self, operand: Any, at: int) -> tuple[int, bool, bytes]:
+        """The value, or what could not be read and False; and the text that is to stand at a place in the record."""
+        value, is_there = self._fetched(operand)
+        if not is_there or operand["take"] == Take.NUMBER:
+            return value, is_there, b""
+        assert self._plan["has_texts"]
+        limit, text = int(operand["limit"]), self._memory.get(value)
+        if operand["take"] == Take.BYTES:
+            text = text[:limit] if text is not None and len(text) >= limit else None
+        elif text is not None:
+            text = text.partition(b"\0")[0][: limit - 1]
+        if text is None:
+            return value & layout.ADDRESS_MASK, False, b""
+        return len(text) << 32 | at, True, text
+
+    def _is_intact(self) -> bool:
+        if self._plan["generation"] == self._generation:
+            return True
+        self._count_cell(layout.STRAY_HITS)
+        return False
+
+    def _write(self, matched: int) -> bool:
         count = int(self._plan["values"])
         begin = layout.RECORD.itemsize + 8 * count
         values, missing, texts = [], 0, b""
         for number in range(count):
-            operand = self._operand(number)
-            value = self._fetched(operand)
-            if value is not None and operand["take"] == Take.STRING:
-                assert self._plan["has_texts"]
-                text = self._memory[value][: int(operand["limit"]) - 1]
-                value = len(text) << 32 | begin + len(texts)
-                texts += text
-            missing |= (value is None) << number
-            values.append(value or 0)
+            value, is_there, text = self._taken(self._operand(number), begin + len(texts))
+            texts += text
+            missing |= (not is_there) << number
+            values.append(value)
         record_class = layout.record_class(begin + len(texts))
         ring = self._loaded.rings.get(record_class)
         if ring is None:
             return False
         head = record(
-            begin + layout.RECORD_HEADER, plan, *values,
+            begin + layout.RECORD_HEADER, self._generation, *values,
             time_ns=time.monotonic_ns(), pid=self._pid, cpu=self._cpu, matched=matched, missing=missing,
+            abs_ip=self._registers[PLACES["x86-64"]["rip"]],
         )  # fmt: skip
+        if not self._is_intact():
+            return True
         body = (head + texts).ljust(ring.stride - layout.RECORD_HEADER, b"\0")
         is_written = ring.put(body)
         if not is_written and (spare := self._loaded.spare(record_class, self._pid)):

@@ -24,6 +24,8 @@ DISCARDED = 1 << 30
 ALL_BITS = (1 << 64) - 1
 
 Value = int | bytes | None
+ADDRESS = 0x7FFF_1234_5678
+"""What stands in the place of a value that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Hit:
     cpu: int = 0
     comm: bytes = b"app"
     is_discarded: bool = False
+    abs_ip: int = 0
 
 
 class Recorder:
@@ -48,6 +51,9 @@ class Recorder:
 
     def deliver(self, blocks: Sequence[Block]) -> None:
         self.calls.append(list(blocks))
+
+    def fired(self, count: int) -> None:
+        raise AssertionError(count)
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
@@ -59,14 +65,14 @@ class Recorder:
 def record(hit: Hit, stride: int = STRIDE) -> bytes:
     """A record as the program leaves it in a ring, the kernel's header in front."""
     missing = sum(1 << position for position, value in enumerate(hit.values) if value is None)
-    head = (hit.time_ns, hit.tid, hit.pid, hit.matched, hit.plan, hit.cpu, missing, hit.comm)
+    head = (hit.time_ns, hit.tid, hit.pid, hit.matched, hit.plan, hit.abs_ip, missing, hit.cpu, hit.comm)
     numbers, texts = [], b""
     for value in hit.values:
         if isinstance(value, bytes):
             numbers.append(len(value) << 32 | layout.RECORD.itemsize + 8 * len(hit.values) + len(texts))
             texts += value
         else:
-            numbers.append((value or 0) & ALL_BITS)
+            numbers.append(ADDRESS if value is None else value & ALL_BITS)
     length = stride - layout.RECORD_HEADER | DISCARDED * hit.is_discarded
     header = np.array([length, 0], "u4").tobytes()
     content = header + np.array([head], layout.RECORD).tobytes() + np.array(numbers, "u8").tobytes() + texts
@@ -92,7 +98,7 @@ def active(number: int, *readings: Reading, tested: int = 0) -> ActivePlan:
 
 
 def decode(plans: Iterable[ActivePlan], *hits: Hit) -> list[tuple[Channel, Block]]:
-    blocks, unknown = batch(*hits).blocks({plan.entry.id: plan for plan in plans})
+    blocks, unknown = batch(*hits).blocks({plan.entry.generation: plan for plan in plans})
     assert unknown == 0
     return blocks
 
@@ -276,6 +282,15 @@ def test_received_counts_on_over_batches_and_once_for_a_filter() -> None:
     assert (plan.received, other.received) == ({0: 4}, {0: 3})
 
 
+def test_room_that_was_lent_again_amid_a_batch() -> None:
+    first, second = channel(1), channel(2)
+    plans = active(3 << 16 | 5, Reading(first, 0, 1, ())), active(9 << 16 | 5, Reading(second, 0, 2, ()))
+    order = (3, 9, 9, 3, 9)
+    hits = [Hit(number << 16 | 5, time_ns=time) for time, number in enumerate(order)]
+    assert seen(decode(plans, *hits)) == {1: [[(0, 1), (3, 1)]], 2: [[(1, 2), (2, 2), (4, 2)]]}
+    assert [plan.received for plan in plans] == [{0: 2}, {0: 3}]
+
+
 def test_records_of_unknown_plans_are_counted() -> None:
     plan = active(2, Reading(channel(), 0, 1, ()))
     blocks, unknown = batch(Hit(1), Hit(2, time_ns=5), Hit(3), Hit(1)).blocks({2: plan})
@@ -283,7 +298,7 @@ def test_records_of_unknown_plans_are_counted() -> None:
     assert batch(Hit(1), Hit(1)).blocks({2: plan}) == ([], 2)
 
 
-def test_plan_numbers_beyond_16_bits_are_no_others() -> None:
+def test_generations_of_one_plans_number_are_no_others() -> None:
     plan = active(1, Reading(channel(), 0, 1, ()))
     numbers = (1, 65537, 1, 131073, 65537, 1)
     blocks, unknown = batch(*(Hit(number, time_ns=time) for time, number in enumerate(numbers))).blocks({1: plan})
@@ -306,12 +321,12 @@ def test_discarded_records_are_nothing_at_all(kept: int) -> None:
 @given(
     garbage=st.lists(st.binary(min_size=STRIDE, max_size=STRIDE), max_size=4),
     place=st.integers(0, 4),
-    number=st.integers(2, (1 << 32) - 1),
+    number=st.integers(2, ALL_BITS),
 )
 def test_garbage_of_an_unknown_plan_disturbs_no_other(garbage: list[bytes], place: int, number: int) -> None:
-    plan_at = layout.RECORD_HEADER + dict(layout.RECORD.fields or {})["plan"][1]
+    at = layout.RECORD_HEADER + dict(layout.RECORD.fields or {})["generation"][1]
     records = [
-        (STRIDE - 8).to_bytes(4, "little") + each[4:plan_at] + number.to_bytes(4, "little") + each[plan_at + 4 :]
+        (STRIDE - 8).to_bytes(4, "little") + each[4:at] + number.to_bytes(8, "little") + each[at + 8 :]
         for each in garbage
     ]
     records.insert(place, record(Hit(1, [-7, b"text", 8], time_ns=5)))

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf import tables as tables_module
 from stapsdtd.capture.bpf.encode import Filter, encode_filters, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.pool import TableFullError
@@ -24,7 +23,6 @@ from stapsdtd.predicates.program import Test as One
 from tests.unit.samples import argument
 
 CPUS = 3
-SECOND = 1_000_000_000
 NOBODY = frozenset[int]()
 EVERYTHING = Filter(None, NOBODY, None)
 DTYPES = {
@@ -38,15 +36,11 @@ DTYPES = {
 
 
 class Kernel:
-    """The tables' memory, and what the program sees there. now_ns: the clock."""
+    """The tables' memory, and what the program sees there."""
 
     def __init__(self) -> None:
         self._memory = {name: mmap.mmap(-1, dtype.itemsize * count) for name, (dtype, count) in DTYPES.items()}
-        self.now_ns = 1
         self.tables = Tables(self._memory.__getitem__, CPUS)
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
 
     def table(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         dtype, count = DTYPES[name]
@@ -70,10 +64,8 @@ class Kernel:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    made = Kernel()
-    monkeypatch.setattr(tables_module, "time", made)
-    return made
+def kernel() -> Kernel:
+    return Kernel()
 
 
 def operand(number: int) -> bytes:
@@ -233,8 +225,7 @@ def test_plan_of_nothing_but_the_hit(kernel: Kernel) -> None:
 
 def test_plan_that_takes_the_room_of_another_keeps_nothing_of_it(kernel: Kernel) -> None:
     old = lend(kernel, [1, 2], {0: only(7), 1: EVERYTHING}, has_texts=True)
-    kernel.tables.retire_plan(old)
-    kernel.now_ns += 10 * SECOND
+    kernel.tables.give_back_plan(old)
     new = lend(kernel, [3])
     assert new.id == old.id
     plan = kernel.plan(new)
@@ -252,79 +243,82 @@ def test_same_operands_are_written_once(kernel: Kernel) -> None:
 
 def test_shared_operands_stay_for_as_long_as_one_plan_has_them(kernel: Kernel) -> None:
     first, second = lend(kernel, [1, 2]), lend(kernel, [1, 2])
-    kernel.tables.retire_plan(first)
-    kernel.now_ns += 10 * SECOND
+    kernel.tables.give_back_plan(first)
     lend(kernel, [3, 4])
     assert kernel.operands(second) == operand(1) + operand(2)
     place = int(kernel.plan(second)["operands"])
-    kernel.tables.retire_plan(second)
-    kernel.now_ns += 10 * SECOND
+    kernel.tables.give_back_plan(second)
     assert kernel.plan(lend(kernel, [5, 6]))["operands"] == place
 
 
-def test_room_of_a_retired_plan_is_not_used_while_a_hit_may_be_on_its_way(kernel: Kernel) -> None:
+def test_room_of_a_plan_is_not_used_before_it_is_given_back(kernel: Kernel) -> None:
     old = lend(kernel, [1, 2], {0: only(7, 8)})
     row, operands, tests = kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)
-    kernel.tables.retire_plan(old)
     for _ in range(2):
         new = lend(kernel, [3, 4], {0: only(5, 6)})
         assert (kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)) == (row, operands, tests)
         assert new.id != old.id
         assert new.counters >= old.counters + old.cells
-        kernel.now_ns += SECOND
-    kernel.now_ns += 9 * SECOND
+    kernel.tables.give_back_plan(old)
     again = lend(kernel, [9, 8], {0: only(3, 4)})
     assert (again.id, again.counters, again.first_test) == (old.id, old.counters, old.first_test)
     assert kernel.plan(again)["operands"] == np.frombuffer(row, layout.PLAN)["operands"][0]
+
+
+def test_generation_tells_plans_apart_that_have_the_same_number(kernel: Kernel) -> None:
+    generations = []
+    for _ in range(100):
+        entry = lend(kernel, [1])
+        assert kernel.plan(entry)["generation"] == entry.generation
+        assert entry.id == entry.generation % (1 << layout.PLAN_BITS) == 1
+        generations.append(entry.generation)
+        kernel.tables.give_back_plan(entry)
+    assert len(set(generations)) == 100
+    assert 0 not in generations
+
+
+def test_plans_number_fits_its_bits_of_the_generation() -> None:
+    assert layout.MAX_PLANS <= 1 << layout.PLAN_BITS
 
 
 OPERANDS = st.lists(st.integers(0, 2), max_size=3)
 FILTERS = st.dictionaries(
     st.integers(0, 4), st.just(EVERYTHING) | st.frozensets(st.integers(1, 9), min_size=1).map(lambda pids: only(*pids))
 )
-RETIRE = st.integers(0, 20)
-WAIT = st.sampled_from([SECOND / 2, 60 * SECOND])
+GIVE_BACK = st.integers(0, 20)
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(OPERANDS, FILTERS) | RETIRE | WAIT, max_size=30))
-def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter]] | int | float]) -> None:
-    """A step lends a plan, retires one of them, or waits. Within a second of its end a plan is still in use."""
+@given(st.lists(st.tuples(OPERANDS, FILTERS) | GIVE_BACK, max_size=30))
+def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter]] | int]) -> None:
+    """A step lends a plan, or gives one of them back."""
     kernel = Kernel()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables_module, "time", kernel)
-        live: list[PlanEntry] = []
-        in_use: dict[int, tuple[PlanEntry, bytes]] = {}
-        retired_ns: dict[int, int] = {}
-        for serial, step in enumerate(steps):
-            match step:
-                case float():
-                    kernel.now_ns += int(step)
-                case int():
-                    if live:
-                        entry = live.pop(step % len(live))
-                        kernel.tables.retire_plan(entry)
-                        retired_ns[next(key for key, (used, _) in in_use.items() if used is entry)] = kernel.now_ns
-                case values, filters:
-                    entry = lend(kernel, values, filters)
-                    in_use[serial] = entry, kernel.plan(entry).tobytes()
-                    live.append(entry)
-                    tested = [(bit, each) for bit, each in filters.items() if each != EVERYTHING]
-                    assert kernel.operands(entry) == b"".join(map(operand, values))
-                    assert kernel.tests(entry) == encode_filters(tested, {})
-            for over in [key for key, end_ns in retired_ns.items() if kernel.now_ns > end_ns + SECOND]:
-                del in_use[over], retired_ns[over]
-            entries = [entry for entry, _ in in_use.values()]
-            assert len({entry.id for entry in entries}) == len(entries)
-            for runs in (
-                [range(entry.counters, entry.counters + entry.cells) for entry in entries],
-                [range(entry.first_test, entry.first_test + entry.tests) for entry in entries],
-            ):
-                taken = list(itertools.chain.from_iterable(runs))
-                assert len(set(taken)) == len(taken)
-            for entry, row in in_use.values():
-                assert kernel.plan(entry).tobytes() == row
-                assert kernel.operands(entry) == entry.operands
+    in_use: list[tuple[PlanEntry, bytes]] = []
+    generations = set[int]()
+    for step in steps:
+        match step:
+            case int():
+                if in_use:
+                    kernel.tables.give_back_plan(in_use.pop(step % len(in_use))[0])
+            case values, filters:
+                entry = lend(kernel, values, filters)
+                assert entry.generation not in generations
+                generations.add(entry.generation)
+                in_use.append((entry, kernel.plan(entry).tobytes()))
+                tested = [(bit, each) for bit, each in filters.items() if each != EVERYTHING]
+                assert kernel.operands(entry) == b"".join(map(operand, values))
+                assert kernel.tests(entry) == encode_filters(tested, {})
+        entries = [entry for entry, _ in in_use]
+        assert len({entry.id for entry in entries}) == len(entries)
+        for runs in (
+            [range(entry.counters, entry.counters + entry.cells) for entry in entries],
+            [range(entry.first_test, entry.first_test + entry.tests) for entry in entries],
+        ):
+            taken = list(itertools.chain.from_iterable(runs))
+            assert len(set(taken)) == len(taken)
+        for entry, row in in_use:
+            assert kernel.plan(entry).tobytes() == row
+            assert kernel.operands(entry) == entry.operands
 
 
 # full
@@ -350,7 +344,7 @@ def test_tests_become_full(kernel: Kernel) -> None:
 def test_counters_become_full(kernel: Kernel) -> None:
     cells = 1 + layout.COUNTERS_OF_FILTER * layout.MAX_FILTERS
     count, reason = lend_until_full(kernel, [], {layout.MAX_FILTERS - 1: EVERYTHING})
-    assert (count, reason) == (layout.MAX_COUNTERS // cells, "the bpf engine's table of counters is full")
+    assert (count, reason) == ((layout.MAX_COUNTERS - 1) // cells, "the bpf engine's table of counters is full")
 
 
 def test_plans_become_full(kernel: Kernel) -> None:
@@ -361,7 +355,7 @@ def test_plans_become_full(kernel: Kernel) -> None:
 @pytest.mark.parametrize("full", ["tests", "counters"])
 def test_plan_that_found_no_room_takes_none(kernel: Kernel, full: str) -> None:
     crowd: Mapping[int, Filter] = {0: only(*range(layout.MAX_STEPS))} if full == "tests" else {63: EVERYTHING}
-    retired = lend(kernel, [], crowd)
+    first = lend(kernel, [], crowd)
     count, _ = lend_until_full(kernel, [], crowd)
     for _ in range(3):
         with pytest.raises(TableFullError, match=full):
@@ -369,20 +363,8 @@ def test_plan_that_found_no_room_takes_none(kernel: Kernel, full: str) -> None:
     small = lend(kernel, [3])
     assert small.id == count + 2
     assert kernel.plan(small)["operands"] == 0
-    kernel.tables.retire_plan(retired)
-    kernel.now_ns += 10 * SECOND
+    kernel.tables.give_back_plan(first)
     assert lend(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == 0
-
-
-def test_room_that_a_hit_may_be_using_is_no_room_for_others(kernel: Kernel) -> None:
-    crowd = {0: only(*range(layout.MAX_STEPS))}
-    retired = lend(kernel, [], crowd)
-    lend_until_full(kernel, [], crowd)
-    kernel.tables.retire_plan(retired)
-    with pytest.raises(TableFullError, match="tests"):
-        lend(kernel, [], crowd)
-    kernel.now_ns += 10 * SECOND
-    assert lend(kernel, [], crowd).first_test == retired.first_test
 
 
 # counters
@@ -419,12 +401,14 @@ def test_totals_stay_as_they_were_asked_for(kernel: Kernel) -> None:
     assert totals[entry.cell(Counter.HITS)] == 0
 
 
-def test_retired_plan_is_still_counted(kernel: Kernel) -> None:
-    entry = lend(kernel)
-    kernel.tables.retire_plan(entry)
-    kernel.count(1, entry.cell(Counter.LOST))
-    lend(kernel)
-    assert kernel.tables.totals()[entry.cell(Counter.LOST)] == 1
+def test_stray_hits_have_a_cell_that_is_no_plans(kernel: Kernel) -> None:
+    entries = [lend(kernel, [], {0: EVERYTHING}) for _ in range(3)]
+    assert all(layout.STRAY_HITS not in range(entry.counters, entry.counters + entry.cells) for entry in entries)
+    for cpu in range(CPUS):
+        kernel.count(cpu, layout.STRAY_HITS)
+    assert kernel.tables.totals()[layout.STRAY_HITS] == CPUS
+    # also while nothing was ever lent
+    assert Kernel().tables.totals().tolist() == [0]
 
 
 def test_new_plan_counts_from_0_and_others_go_on(kernel: Kernel) -> None:
@@ -433,8 +417,7 @@ def test_new_plan_counts_from_0_and_others_go_on(kernel: Kernel) -> None:
         for entry in (stays, old):
             kernel.count(cpu, entry.cell(Counter.HITS))
             kernel.count(cpu, entry.cell(Counter.LOST))
-    kernel.tables.retire_plan(old)
-    kernel.now_ns += 10 * SECOND
+    kernel.tables.give_back_plan(old)
     new = lend(kernel)
     assert new.counters == old.counters
     totals = kernel.tables.totals()

@@ -41,6 +41,9 @@ class RecordingSink:
         self.losses: list[tuple[LossStage, int]] = []
         self.filtered_count = 0
 
+    def fired(self, count: int) -> None:
+        raise AssertionError(count)
+
     def deliver(self, blocks: Sequence[Block]) -> None:
         self.blocks += blocks
 

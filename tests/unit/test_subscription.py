@@ -110,12 +110,59 @@ def test_sites_counts_what_is_armed_now() -> None:
     assert subscription.account().sites == 0
 
 
-def test_the_first_reason_to_end_stays() -> None:
+def test_end_is_told_to_whoever_waits_for_it() -> None:
     subscription = make()
-    assert subscription.end_reason is None
+    woken: list[EndReason | None] = []
+    subscription.wake_with(lambda: woken.append(subscription.end_reason))
+    assert (subscription.end_reason, subscription.ended.done()) == (None, False)
+    # who gives up waiting keeps nobody else from it
+    assert not subscription.ended.cancel()
     subscription.end(EndReason.LEASE_EXPIRED)
-    subscription.end(EndReason.SERVER_STOPPING)
-    assert subscription.end_reason is EndReason.LEASE_EXPIRED
+    assert (woken, subscription.end_reason) == ([EndReason.LEASE_EXPIRED], EndReason.LEASE_EXPIRED)
+    assert subscription.ended.result() is None
+
+
+def test_what_fired_and_is_nowhere_yet_is_in_flight() -> None:
+    subscription = make()
+    subscription.fired(10)
+    assert figures(subscription) == (10, 0, 0, 0, 10)
+    subscription.deliver([block([1, 2, 3])])
+    subscription.filtered(4)
+    subscription.lost(LossStage.KERNEL_BUFFER, 1)
+    # 3 of them in the queue and 2 on their way
+    assert figures(subscription) == (10, 0, 4, 1, 5)
+    subscription.lost(LossStage.DECODE, 2)
+    assert figures(subscription) == (10, 0, 4, 3, 3)
+    entry = subscription.log.read(None)
+    assert entry is not None
+    subscription.log.handed_out(entry, 3)
+    assert figures(subscription) == (10, 2, 4, 3, 1)
+
+
+def test_what_is_delivered_before_it_is_told_to_have_fired_is_counted_once() -> None:
+    """The engine tells a few times a second what fired."""
+    subscription = make()
+    subscription.deliver([block([1, 2, 3])])
+    subscription.filtered(1)
+    assert figures(subscription) == (4, 0, 1, 0, 3)
+    subscription.fired(2)
+    assert figures(subscription) == (4, 0, 1, 0, 3)
+    subscription.fired(3)
+    assert figures(subscription) == (5, 0, 1, 0, 4)
+
+
+def test_what_the_queue_had_no_room_for_is_not_in_flight() -> None:
+    subscription = make(queue_bytes=block([1]).nbytes)
+    subscription.fired(5)
+    for time in range(5):
+        subscription.deliver([block([time])])
+    assert figures(subscription) == (5, 0, 0, 4, 1)
+
+
+def figures(subscription: Subscription) -> tuple[int, int, int, int, int]:
+    """fired, delivered, filtered, lost, in flight."""
+    found = subscription.account()
+    return found.fired, found.delivered, found.filtered, found.lost, found.in_flight
 
 
 def pass_events(subscription: Subscription, count: int = 100) -> None:

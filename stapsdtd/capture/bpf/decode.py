@@ -32,7 +32,7 @@ from stapsdtd.capture.batch import (
 )
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
-from stapsdtd.capture.bpf.rings import Records
+from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.capture.bpf.unread import Unread
 
@@ -53,9 +53,6 @@ class _Body:
 
 Rows = Indices | None
 """None is all of them."""
-
-_DISCARDED = np.uint32(1 << 30)
-"""BPF_RINGBUF_DISCARD_BIT of a record's length: it was begun and came to nothing."""
 
 
 class Batch:
@@ -103,7 +100,7 @@ class Batch:
 
     def _by_plan(self) -> list[tuple[Generation, Rows, int]]:
         generations: U64 = self._records["generation"]
-        discarded = self._records["length"] & _DISCARDED
+        discarded = self._records["length"] & DISCARDED
         if discarded.any():
             generations = np.where(discarded, np.uint64(0), generations)
         if (generations == generations[0]).all():

@@ -502,12 +502,13 @@ class BpfEngine:
     def _new_ring(self, stride: int, size: int, put: Callable[[int], None]) -> Ring:
         """put: gives the program its descriptor. Raises OSError."""
         ring = Ring(stride, size)
+        # hits write to it before put() returns, and plans end meanwhile whose records are to be read first
+        self._reader.add_ring(ring)
         try:
             put(ring.fileno())
         except OSError:
-            ring.close()
+            self._reader.retire_ring(ring)
             raise
-        self._reader.add_ring(ring)
         return ring
 
     def _make_spares(self) -> None:

@@ -97,7 +97,15 @@ class Paging:
                 return
             line = self._lines[owner] = _Line(deque([_Wanted(pid, address, byte_count)]), now)
         # a daemon thread, since the daemon's end must not wait for it
-        threading.Thread(target=self._work, args=(owner, line), name="stapsdtd-paging", daemon=True).start()
+        worker = threading.Thread(target=self._work, args=(owner, line), name="stapsdtd-paging", daemon=True)
+        try:
+            worker.start()
+        except RuntimeError as error:
+            # as many threads as this host lets it have; a later hit's page finds the line gone
+            _log.warning("memory that hits did not find cannot be brought in: %s", error)
+            with self._lock:
+                del self._lines[owner]
+                self._refused += 1
 
     def figures(self) -> PagingFigures:
         now = self._clock()
@@ -118,11 +126,13 @@ class Paging:
     def _bring_in(self, wanted: _Wanted) -> None:
         try:
             if not self._may_be_touched(wanted.pid, wanted.address):
-                self._refused += 1
+                with self._lock:
+                    self._refused += 1
                 return
             self._touch(wanted.pid, wanted.address, wanted.byte_count)
         except OSError as error:
             # the process may be gone, or the address lead nowhere
             _log.debug("pid %d: memory at %#x cannot be brought in: %s", wanted.pid, wanted.address, error)
         else:
-            self._touched += 1
+            with self._lock:
+                self._touched += 1

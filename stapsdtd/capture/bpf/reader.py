@@ -241,14 +241,17 @@ class Reader:
             blocks, unknown = batch.blocks(self._plans)
             self.from_file += batch.from_file
             self.unavailable += batch.unavailable
-            for pid, address, byte_count in batch.unread():
-                self._bring_in(pid, address, byte_count)
         except Exception:  # noqa: BLE001 - they are written off when their plans end; others' go on
             _log.exception("%d records could not be decoded", len(records))
             return []
         if unknown:
             self.unknown += unknown
             _log.error("%d records name plans that are not known", unknown)
+        try:
+            for pid, address, byte_count in batch.unread():
+                self._bring_in(pid, address, byte_count)
+        except Exception:  # noqa: BLE001 - later hits do without, too
+            _log.exception("memory that hits did not find cannot be brought in")
         return blocks
 
     def _tell_accounts(self) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -76,16 +77,21 @@ class Channel:
             self.lost(LossStage.DECODE, sum(map(len, kept)))
 
     def fired(self, count: int) -> None:
-        if self.is_open:
-            self.sink.fired(count)
+        self._tell(self.sink.fired, count)
 
     def filtered(self, count: int) -> None:
-        if self.is_open:
-            self.sink.filtered(count)
+        self._tell(self.sink.filtered, count)
 
     def lost(self, stage: LossStage, count: int) -> None:
-        if self.is_open:
-            self.sink.lost(stage, count)
+        self._tell(partial(self.sink.lost, stage), count)
+
+    def _tell(self, tell: Callable[[int], None], count: int) -> None:
+        if not self.is_open:
+            return
+        try:
+            tell(count)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("a subscription could not be told its figures")
 
     def _without_excluded(self, block: Block) -> Block:
         if not self.excluded:

@@ -20,6 +20,9 @@ from stapsdtd.kernel.libbpf import create_ring
 Records = npt.NDArray[np.void]
 
 _BUSY = np.uint32(1 << 31)
+DISCARDED = np.uint32(1 << 30)
+"""BPF_RINGBUF_DISCARD_BIT of a record's length: it was begun and came to nothing."""
+
 _PAGE = mmap.PAGESIZE
 
 

@@ -15,7 +15,7 @@ from stapsdtd.capture.batch import U64, Bools, Indices
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.reading import ActivePlan, TextAt
-from stapsdtd.capture.bpf.rings import Records
+from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.tables import Generation
 
 _T = TypeVar("_T")
@@ -87,7 +87,9 @@ class Unread:
 
     def places(self) -> Iterator[tuple[int, int, int]]:
         """Give some of what was missing: a pid, an address there, and how many bytes were wanted."""
-        for row in np.flatnonzero(self._records["missing"])[:_MOST_PLACES].tolist():
+        # nothing in a discarded record can be relied on
+        is_whole = self._records["length"] & DISCARDED == 0
+        for row in np.flatnonzero(is_whole & (self._records["missing"] != 0))[:_MOST_PLACES].tolist():
             record = self._records[row]
             plan = self._plans.get(int(record["generation"]))
             if plan is None:
