@@ -136,7 +136,7 @@ def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
     """What each pool has to lend, once all is over that ended until now."""
     engine._removals.collect()
     engine._endings.begin([]).result(PATIENCE_SECONDS)
-    engine._bring_in_step([])
+    engine._bring_in_step([], "")
     return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
 
 
@@ -1061,7 +1061,7 @@ def plan_ids(kernel: FakeKernel) -> list[int]:
 
 def collected(engine: BpfEngine) -> None:
     """Lend again what may be, as with anything that is armed or disarmed."""
-    engine._bring_in_step([])
+    engine._bring_in_step([], "")
 
 
 def test_plan_is_lent_again_only_when_no_hit_can_be_using_it(
