@@ -155,7 +155,8 @@ class FileCopies:
             self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
             if len(self._copies) > _KEPT:
                 self.drop(next(iter(self._copies.values())))
-        elif not job.is_late:
+        elif not job.is_late and said.strip() != os.strerror(errno.ENOENT):
+            # where it is gone from that process, another one may map it
             _log.info("%s is not looked into: %s", job.path, said.strip() or f"its copying ended with {code}")
             # who is not let in is not let in anywhere there
             self._refuse(_all_of(job.file) if said.strip() == os.strerror(errno.EACCES) else job.file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import mmap
 import os
 import sys
@@ -99,6 +100,23 @@ def test_what_cannot_be_copied_is_told_and_not_tried_again_soon(
     assert f"{path} is not looked into: it has {1 << 30} bytes" in caplog.text
 
 
+def test_process_that_unmapped_it_says_nothing_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+
+    async def gone() -> None:
+        host = Host()
+        with mapped(path) as mapping:
+            before = dataclasses.replace(mapping, start=mapping.start - 0x1000)
+            with pytest.raises(ObjectPendingError):
+                host.copies.take(PID, USER, before)
+            await host.told()
+            assert os.pread((await host.take(mapping)).descriptor, 2, 0) == b"x"
+        host.copies.close()
+
+    asyncio.run(gone())
+
+
 def test_server_that_does_not_reply_costs_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, other = tmp_path / "file", tmp_path / "other"
     for each in (path, other):
@@ -107,13 +125,11 @@ def test_server_that_does_not_reply_costs_its_user_alone(tmp_path: Path, caplog:
     async def late() -> None:
         host = Host(ENDLESS, seconds=0.05)
         with mapped(path) as mapping, mapped(other) as others:
-            for user in (USER, OTHER):
-                with pytest.raises(ObjectPendingError):
-                    host.copies.take(PID, user, mapping if user == USER else others)
             # one process for each user, whatever it maps
-            with pytest.raises(ObjectPendingError):
-                host.copies.take(PID + 1, USER, others)
-            while host.pids != {PID, PID + 1}:
+            for pid, user, file in (PID, USER, mapping), (PID + 1, USER, others), (PID + 2, OTHER, others):
+                with pytest.raises(ObjectPendingError):
+                    host.copies.take(pid, user, file)
+            while host.pids != {PID, PID + 1, PID + 2}:
                 await host.told()
         host.copies.close()
 
