@@ -79,12 +79,15 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def lasting_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Daemon]]:
-    """A daemon of each engine that lives for the whole run."""
+    """A daemon of each engine that lives for the whole run. Guests have the host's files over 9p."""
     with ExitStack() as stack:
 
         @cache
         def start(engine: str) -> Daemon:
-            return stack.enter_context(running_daemon(tmp_path_factory.mktemp(engine), "--engine", engine))
+            folder = tmp_path_factory.mktemp(engine)
+            config = folder / "stapsdtd.toml"
+            config.write_text('[filesystems]\narm = ["9p"]\n')
+            return stack.enter_context(running_daemon(folder, "--engine", engine, "--config", str(config)))
 
         yield start
 

@@ -37,10 +37,14 @@ $b mount -t tracefs nodev /new/sys/kernel/tracing
 $b mount -t cgroup2 none /new/sys/fs/cgroup
 $b ip link set lo up
 $b hostname guest
-$b chroot /new /bin/sh /run/share/command </dev/null >/dev/console 2>&1
-echo $? >/new/run/share/status
-$b sync
-$b poweroff -f
+# what the overlays lie on stays visible, where their options say that it is
+for layer in /lower /rw /tree; do $b mkdir -p /new$layer && $b mount --move $layer /new$layer; done
+$b cp $b /new/run/busybox
+exec $b switch_root /new /run/busybox sh -c '
+    /bin/sh /run/share/command </dev/null >/dev/console 2>&1
+    echo $? >/run/share/status
+    /run/busybox sync
+    /run/busybox poweroff -f'
 """
 SHARE = "/run/share"
 """Where the guest has the folder that it shares with the host."""

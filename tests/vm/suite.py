@@ -153,7 +153,9 @@ def _column(outcome: Outcome) -> Column:
     if outcome.report.failed:
         tests += ": " + ", ".join(sorted({name for name, _ in outcome.report.failed}))
     architecture = outcome.machine.architecture if outcome.machine else ""
-    return Column(outcome.release or outcome.name, architecture, outcome.checks, outcome.problem or tests)
+    return Column(
+        outcome.release or outcome.name, architecture, outcome.checks, "; ".join(filter(None, [tests, outcome.problem]))
+    )
 
 
 def _own_column() -> Column:

@@ -17,7 +17,8 @@ tests run on the last column's kernel, that of the host on which this was writte
 _TAIL = """
 - **Below 6.1: untested.** Semaphores need 4.20 and the bpf engine 6.0; ask `stapsdt doctor` there.
 - **Any other kernel** that apt has a package of is tested by name: `./dev test --vm 6.12`, the newest of a series, or
-  `./dev test --vm linux-image-6.1.0-49-amd64`, that package's. `./dev test --vm` alone tests 6.1 and 6.12.
+  `./dev test --vm linux-image-6.1.0-49-amd64`, that package's. `6.12:arm64` is for
+  aarch64, where the bpf engine alone is tried, on a part of the tests.
 - Guests run emulated instructions on two CPUs, ten times slower than the host. Tests of speed, of load, and of programs
   that take long to start run on the host's kernel alone.
 """
