@@ -1,4 +1,4 @@
-"""Pages of a child are brought in from outside; mincore(2) tells which are there."""
+"""Pages of a child are brought in from outside; its page table tells which are there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import mmap
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,42 +17,34 @@ from stapsdtd.kernel.process_memory import touch
 
 PAGE = mmap.PAGESIZE
 PAGES = 4
-FAR_BEYOND = 1 << 56
 
 
 class Child:
-    """Maps PAGES of a file that nobody has read, and sleeps."""
+    """Has a copy of this process's memory, of which it looks at nothing."""
 
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(b"x" * PAGES * PAGE)
-        self._descriptor = os.open(path, os.O_RDWR)
-        self._memory = mmap.mmap(self._descriptor, PAGES * PAGE, mmap.MAP_SHARED)
-        # so that none of its pages is in anybody's page tables, and the child's faults are its own
-        self._memory.madvise(mmap.MADV_DONTNEED)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.pid = os.fork()
         if not self.pid:
             signal.pause()
             os._exit(0)
 
-    def present(self) -> list[bool]:
-        """Which pages are in the child's page tables, by bit 63 (Documentation/admin-guide/mm/pagemap.rst)."""
+    def present(self) -> list[int]:
+        """Which pages are there, by bit 63 (Documentation/admin-guide/mm/pagemap.rst)."""
         with Path(f"/proc/{self.pid}/pagemap").open("rb", buffering=0) as pagemap:
             pagemap.seek(self.address // PAGE * 8)
             entries = pagemap.read(8 * PAGES)
-        return [bool(entries[at + 7] & 0x80) for at in range(0, 8 * PAGES, 8)]
-
-    def end(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        os.close(self._descriptor)
+        return [page for page in range(PAGES) if entries[8 * page + 7] & 0x80]
 
 
-@pytest.fixture
-def child(tmp_path: Path) -> Iterator[Child]:
-    made = Child(tmp_path / "file")
-    yield made
-    made.end()
+@contextmanager
+def child_with(memory: mmap.mmap) -> Iterator[Child]:
+    made = Child(memory)
+    try:
+        yield made
+    finally:
+        os.kill(made.pid, signal.SIGKILL)
+        os.waitpid(made.pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +54,34 @@ def child(tmp_path: Path) -> Iterator[Child]:
         (0, PAGES * PAGE, [0, 1, 2, 3]), (3 * PAGE, 0, [3]),
     ],
 )  # fmt: skip
-def test_each_page_is_there_afterwards(child: Child, begin: int, byte_count: int, expected: list[int]) -> None:
-    if child.present() != [False] * PAGES:
-        pytest.fail("the pages are there before anybody looked at them")
-    touch(child.pid, child.address + begin, byte_count)
-    present = child.present()
-    assert all(present[page] for page in expected)
+def test_those_pages_are_there_afterwards_and_no_others(begin: int, byte_count: int, expected: list[int]) -> None:
+    with child_with(mmap.mmap(-1, PAGES * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) as child:
+        assert child.present() == []
+        touch(child.pid, child.address + begin, byte_count)
+        assert child.present() == expected
+
+
+def test_page_of_a_file_that_only_the_child_has_mapped_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * PAGES * PAGE)
+    with path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), PAGES * PAGE, mmap.MAP_PRIVATE)
+    with child_with(memory) as child:
+        assert child.present() == []
+        touch(child.pid, child.address + PAGE + 5, 8)
+        # and what else of it is in the page cache around
+        assert 1 in child.present()
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    with child_with(mmap.mmap(-1, PAGES * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) as child:
+        for address in (0, 8, (1 << 56) - 1):
+            with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
+                touch(child.pid, address, 8)
+
+
+def test_process_that_is_gone_is_an_error() -> None:
+    with child_with(mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) as child:
+        pass
+    with pytest.raises(ProcessLookupError):
+        touch(child.pid, child.address, 8)
