@@ -395,10 +395,13 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 		*out = value & ADDRESS_MASK;
 		if (limit > MAX_TEXT + 1 || used > CLASS_7 - (MAX_TEXT + 1))
 			return false;
-		if (op->take == TAKE_STRING)
-			length = bpf_probe_read_user_str(scratch->bytes + used, limit, (void *)value) - 1;
-		else
+		if (op->take == TAKE_STRING) {
+			length = bpf_probe_read_user_str(scratch->bytes + used, limit, (void *)value);
+			/* of an empty string some kernels do not count the NUL: 6.1, 6.12 (mm/maccess.c) */
+			length -= length > 0;
+		} else {
 			length = bpf_probe_read_user(scratch->bytes + used, limit, (void *)value) ?: (long)limit;
+		}
 		if (length < 0)
 			return false;
 		scratch->used = used + length;

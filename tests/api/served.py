@@ -19,7 +19,16 @@ from stapsdtd.api.relay import Patience, PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.batch import Block
-from stapsdtd.capture.engine import EngineFigures, LossStage, Refusal, RingFigures, Sink, Target, Ticket
+from stapsdtd.capture.engine import (
+    EngineFigures,
+    LossStage,
+    Refusal,
+    RingFigures,
+    Sink,
+    Target,
+    Ticket,
+    UnreadFigures,
+)
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
 from stapsdtd.kernel.features import Feature
@@ -62,6 +71,8 @@ class FakeEngine:
 
     trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
+    trouble: what is wrong with it. last_read: done when sinks that are closed have everything, None for at once.
+    strays, unread: as its figures have them.
     """
 
     name = "fake"
@@ -77,6 +88,9 @@ class FakeEngine:
         self.disarmed: Future[None] = Future()
         self.disarmed.set_result(None)
         self.hits: dict[tuple[Ticket, ObjectKey], int] = {}
+        self.last_read: Future[None] | None = None
+        self.strays = 0
+        self.unread = UnreadFigures()
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
@@ -108,7 +122,7 @@ class FakeEngine:
         if self.last_events:
             sink.deliver(self.last_events)
         self._begin("close")
-        return self.settled()
+        return self.last_read or self.settled()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         assert architecture == "x86-64"
@@ -127,7 +141,8 @@ class FakeEngine:
         attachments = {
             (target.object.key, wanted.capture.site) for target in self.armed.values() for wanted in target.sites
         }
-        return EngineFigures(len(attachments), len(self.armed), (RingFigures("64", 128, 4096),))
+        rings = (RingFigures("64", 128, 4096),)
+        return EngineFigures(len(attachments), len(self.armed), rings, self.strays, self.unread)
 
     def tidy(self) -> None:
         pass

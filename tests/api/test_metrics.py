@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stapsdtd import __version__
 from stapsdtd.api.server import SERVICE
-from stapsdtd.capture.engine import LossStage
+from stapsdtd.capture.engine import LossStage, UnreadFigures
 from stapsdtd.capture.jobs import Pulse
 from stapsdtd.config import USER, Limits, Role
 from stapsdtd.health import Health
@@ -139,6 +139,29 @@ def test_attachments_rings_and_queues(server: Served, scraped: Scraped) -> None:
     assert figures["stapsdtd_queue_unread_bytes"] == 0
     next(iter(server.engine.sinks.values())).deliver([block([1, 2])])
     assert scraped["queue_unread_bytes"] > 0
+
+
+def test_what_hits_could_not_read_and_what_was_nobodys(server: Served, scraped: Scraped) -> None:
+    names = (
+        "stray_hits_total", "values_unread_total[from_file]", "values_unread_total[unavailable]",
+        "pages_total[touched]", "pages_total[refused]", "pages_stuck",
+    )  # fmt: skip
+    assert [scraped[name] for name in names] == [0] * 6
+    server.engine.strays = 1
+    server.engine.unread = UnreadFigures(from_file=2, unavailable=3, pages_touched=4, pages_refused=5, stuck=6)
+    assert [scraped[name] for name in names] == [1, 2, 3, 4, 5, 6]
+
+
+def test_events_that_are_on_their_way_through_the_kernel_are_in_flight(server: Served, scraped: Scraped) -> None:
+    server.subscribe()
+    server.sink.fired(10)
+    server.sink.filtered(2)
+    server.lose(LossStage.KERNEL_BUFFER, 1)
+    server.fire(block([1, 2, 3]))
+    (held,) = server.held()
+    account = held.account
+    assert (account.fired, account.in_flight, account.filtered, account.lost_kernel_buffer) == (10, 7, 2, 1)
+    assert fates(scraped.figures()) == (0, 2, 0, 7, 1, 0, 0, 0)
 
 
 def test_latencies_are_histograms(scraped: Scraped) -> None:
@@ -265,6 +288,7 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
     }
     assert values == {
         ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
+        ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
     }  # fmt: skip

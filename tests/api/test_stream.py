@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stapsdtd.probes.selectors import parse
 from stapsdtd.route.subscription import Scope, Subscription, Wish
 from stapsdtd.route.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
 from tests.unit.samples import argument, block, signed, site, strings, unsigned
 
@@ -298,6 +299,30 @@ class TestEnds:
         assert (final.delivered, final.in_flight, final.fired, final.sites) == (3000, 0, 3000, 3)
         assert server.engine.armed == {}
         wait_for(lambda: server.servicer._streams == {}, "the stream to be forgotten")
+
+    def test_end_comes_when_the_last_that_fired_is_there_and_nobody_else_waits(self, server: Served) -> None:
+        """A hit that the kernel holds up is delivered to whose it is, however long that takes."""
+        ident = server.subscribe().subscription_id
+        call = server.stream(ident)
+        server.wait_until_streaming()
+        sink = server.sink
+        server.engine.last_read = Future()
+        unsubscribing = server.stub.Unsubscribe.future(
+            pb.UnsubscribeRequest(subscription_id=ident), timeout=PATIENCE_SECONDS
+        )
+        wait_for(lambda: not server.held(), "it to be disarmed")
+        assert server.subscribe().subscription_id != ident
+        sink.fired(2)
+        sink.deliver([block([1], site_id=1)])
+        assert not unsubscribing.done()
+        sink.deliver([block([2], site_id=1)])
+        server.engine.last_read.set_result(None)
+        assert unsubscribing.result().account.fired == 2
+        messages = list(call)
+        assert seqs(messages) == [1, 2]
+        assert messages[-1].end.reason == pb.End.REASON_UNSUBSCRIBED
+        final = messages[-1].end.account
+        assert (final.delivered, final.in_flight, final.fired) == (2, 0, 2)
 
     def test_stream_may_begin_after_the_end_again_and_again(self, server: Served) -> None:
         ident = server.subscribe().subscription_id

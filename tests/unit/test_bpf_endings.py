@@ -158,7 +158,7 @@ def test_who_gives_up_waiting_cancels_nothing(host: Host) -> None:
 
 
 def test_finish_brings_all_to_its_end() -> None:
-    def end(_plans: Sequence[ActivePlan], _closing: Sequence[Channel]) -> Future[None]:
+    def end(plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:  # noqa: ARG001
         read: Future[None] = Future()
         read.set_result(None)
         return read

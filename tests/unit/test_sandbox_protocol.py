@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stapsdtd.elf.nops import LONGEST_NOP_BYTES
+from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import (
@@ -23,9 +25,11 @@ from stapsdtd.model import (
     Operand,
     ParsedObject,
     Problem,
+    ReadOnlySegment,
     Register,
     Site,
     Unavailable,
+    Vaddr,
 )
 from stapsdtd.operands import parse_arguments
 from stapsdtd.sandbox import protocol, shapes
@@ -79,6 +83,13 @@ SITES = st.builds(
     st.integers(1, LONGEST_NOP_BYTES),
 )
 
+SEGMENTS = st.builds(
+    ReadOnlySegment,
+    st.integers(0, (1 << 64) - 1).map(Vaddr),
+    st.integers(0, FILE_SIZE // 2).map(FileOffset),
+    st.integers(1, FILE_SIZE // 2),
+)
+
 OBJECTS = st.builds(
     ParsedObject,
     st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True),
@@ -86,6 +97,7 @@ OBJECTS = st.builds(
     st.lists(SITES, max_size=6, unique_by=lambda site: (site.site_offset, site.provider, site.name)).map(tuple),
     st.lists(st.builds(Problem, st.just("") | TEXTS, st.just("") | TEXTS, TEXTS), max_size=4).map(tuple),
     st.booleans(),
+    st.lists(SEGMENTS, max_size=3).map(tuple),
 )
 
 
@@ -94,7 +106,12 @@ def encoded(parsed: ParsedObject) -> bytes:
 
 
 def sample(*sites: Site) -> ParsedObject:
-    return ParsedObject("x86-64", "c0ffee", sites, (Problem("app", "", "no nop"),))
+    segments = (ReadOnlySegment(Vaddr(0x400000), FileOffset(0), 0x1000),)
+    return ParsedObject("x86-64", "c0ffee", sites, (Problem("app", "", "no nop"),), read_only=segments)
+
+
+def mapped(offset: int, size: int, vaddr: int = 0x400000) -> ParsedObject:
+    return replace(SAMPLE, read_only=(ReadOnlySegment(Vaddr(vaddr), FileOffset(offset), size),))
 
 
 SAMPLE = sample(
@@ -214,6 +231,8 @@ def believe(answer: bytes, file_size: int) -> ParsedObject | None:
             _check(one)
     assert len({(s.site_offset, s.provider, s.name) for s in parsed.sites}) == len(parsed.sites)
     assert all(problem.reason for problem in parsed.problems)
+    assert all(0 < each.size <= file_size - each.offset for each in parsed.read_only)
+    assert len(parsed.read_only) <= MAX_READ_ONLY_SEGMENTS
     repr(parsed).encode()
     return parsed
 
@@ -282,6 +301,12 @@ def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
         (sample(site(arguments=[argument()] * 129)), "too long"),
         (sample(site(arguments=[argument(text="t" * 17_000)])), "longer"),
         (sample(site(arguments=[argument(Unavailable("r" * 17_000))])), "characters"),
+        (mapped(0, 0), "segment"),
+        (mapped(FILE_SIZE, 1), "segment"),
+        (mapped(1, FILE_SIZE), "segment"),
+        (mapped((1 << 64) - 1, 1), "segment"),
+        (mapped(1, (1 << 64) - 1), "segment"),
+        (mapped((1 << 64) - 0x100, 0x200), "segment"),
         (ParsedObject("x86 64", None, (), ()), "architecture"),
         (ParsedObject("x86-64", "abc", (), ()), "build-id"),
         (ParsedObject("x86-64", "ab" * 65, (), ()), "build-id"),
@@ -313,7 +338,7 @@ def test_a_text_that_is_no_utf_8() -> None:
 
 def test_counts_are_compared_with_their_bounds_before_anything_is_made() -> None:
     answer = bytearray(encoded(SAMPLE))
-    for at in range(1, 1 + 4 * 11, 4):
+    for at in range(1, 1 + 4 * len(protocol._Counts._fields), 4):
         wrong = bytearray(answer)
         wrong[at : at + 4] = b"\xff\xff\xff\xff"
         with pytest.raises(RefusedError, match="more than"):
@@ -324,6 +349,25 @@ def test_counts_are_compared_with_their_bounds_before_anything_is_made() -> None
 def test_lengths_beyond_the_bound(length: int) -> None:
     with pytest.raises(RefusedError):
         protocol.length_of(struct.pack("<Q", length))
+
+
+@pytest.mark.parametrize("vaddr", [0, 1 << 63, (1 << 64) - 1])
+def test_segments_up_to_the_files_end_may_lie_anywhere_in_memory(vaddr: int) -> None:
+    for parsed in (mapped(0, FILE_SIZE, vaddr), mapped(FILE_SIZE - 1, 1, vaddr)):
+        assert decode(encoded(parsed), FILE_SIZE) == parsed
+
+
+def test_more_segments_than_the_daemon_takes() -> None:
+    segments = SAMPLE.read_only * (MAX_READ_ONLY_SEGMENTS + 1)
+    assert decode(encoded(replace(SAMPLE, read_only=segments[1:])), FILE_SIZE).read_only == segments[1:]
+    with pytest.raises(ObjectUnreadableError, match="65 read only, more than 64"):
+        encode(replace(SAMPLE, read_only=segments))
+    # from a worker that does not look at its own bounds
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "_MOST", protocol._MOST._replace(read_only=1 << 20))
+        answer = encoded(replace(SAMPLE, read_only=segments))
+    with pytest.raises(RefusedError, match="65 read_only, more than 64"):
+        decode(answer, FILE_SIZE)
 
 
 def test_an_object_that_is_more_than_the_daemon_takes() -> None:
