@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stapsdtd.client import Client
-from tests.bench import arming, delay, hit, jvm, rate, removals, sandbox, subscribers, watching
+from tests.bench import arming, delay, hit, jvm, rate, removals, sandbox, subscribers, unread, watching
 from tests.bench.report import Figure, table
 from tests.bench.setup import Setup
 from tests.bench.tracers import missing
@@ -29,6 +29,7 @@ _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "removals": removals.run,
     "watching": watching.run,
     "sandbox": sandbox.run,
+    "unread": unread.run,
 }
 
 

@@ -54,9 +54,13 @@ class IdleJvm:
 
 @pytest.fixture(scope="module")
 def java() -> Java:
+    return Java(java_home())
+
+
+def java_home() -> Path:
     found = sorted(Path("/usr/lib/jvm").glob("java-*-openjdk-*/lib/server/libjvm.so"))
     require(found, "OpenJDK")
-    return Java(found[-1].resolve().parents[2])
+    return found[-1].resolve().parents[2]
 
 
 @pytest.fixture

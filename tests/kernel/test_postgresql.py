@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -115,6 +115,12 @@ class Session:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    with running_cluster() as running:
+        yield running
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     require(versions, "PostgreSQL")
     users = {entry.pw_name: entry for entry in pwd.getpwall()}
