@@ -6,7 +6,17 @@ import struct
 
 import pytest
 
-from stapsdtd.model import Argument, FileOffset, ParsedObject, Problem, Register, Site, Unavailable
+from stapsdtd.model import (
+    Argument,
+    FileOffset,
+    ParsedObject,
+    Problem,
+    ReadOnlySegment,
+    Register,
+    Site,
+    Unavailable,
+    Vaddr,
+)
 from tests.unit.elf_builder import (
     AARCH64,
     ARM,
@@ -50,6 +60,7 @@ def test_a_note_becomes_a_site() -> None:
             ),
         ),
         (),
+        read_only=(ReadOnlySegment(Vaddr(TEXT_VADDR), FileOffset(TEXT_OFFSET), 0x100),),
     )
 
 
