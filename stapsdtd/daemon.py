@@ -110,7 +110,7 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
             memory = LocalMemory(Filesystems(config.filesystems.arm))
-            paging = Paging(touch, user_of, memory.has)
+            paging = Paging(touch, user_of, memory.room)
             return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
         bpf.close()
     elif config.engine == "bpf":

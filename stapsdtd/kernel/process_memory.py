@@ -52,17 +52,21 @@ class LocalMemory:
         self._filesystems = filesystems
         self._lock = threading.Lock()
 
-    def has(self, pid: int, address: int) -> bool:
-        """Whether a process's memory at an address is such. It waits where the process holds its map's lock.
+    def room(self, pid: int, address: int) -> int:
+        """Return for how many bytes from an address on a process's memory is such.
 
-        userfaultfd is not told of: what that serves looks like any other memory. Raises OSError.
+        It waits where the process holds its map's lock. What userfaultfd serves looks like any other memory. Raises
+        OSError.
         """
         region = procfs.region_at(pid, address)
-        if region is None or not region.is_file:
-            return region is not None
+        if region is None:
+            return 0
+        room = region.end - address
+        if not region.is_file:
+            return room
         descriptor = reach.hold(f"/proc/{pid}/map_files/{region.start:x}-{region.end:x}")
         try:
             with self._lock:
-                return self._filesystems.why_not(descriptor, pid) is None
+                return 0 if self._filesystems.why_not(descriptor, pid) else room
         finally:
             os.close(descriptor)

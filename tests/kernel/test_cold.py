@@ -48,6 +48,12 @@ def begin(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+def fire_again(process: subprocess.Popen[str]) -> None:
+    begin(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "fired\n"
+
+
 def until_done(processes: Sequence[subprocess.Popen[str]]) -> None:
     for process in processes:
         assert process.stdout is not None
@@ -97,9 +103,7 @@ def test_a_page_is_brought_in_for_the_next_hit(daemon: Daemon, cold_program: Pat
         begin(firing)
 
         def has_text() -> bool:
-            begin(firing)
-            assert firing.stdout is not None
-            assert firing.stdout.readline() == "fired\n"
+            fire_again(firing)
             return ("from a file that nobody had read",) in recorder.values()
 
         wait_for(has_text, "a hit that finds the page")

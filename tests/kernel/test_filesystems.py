@@ -15,6 +15,7 @@ import pytest
 
 from stapsdtd.client import Client, SiteState
 from stapsdtd.kernel import procfs
+from tests.kernel.test_cold import begin, cold, fire_again
 from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
 
@@ -241,3 +242,29 @@ def test_files_of_fuse_are_armed_where_the_configuration_says_so(tmp_path: Path,
         wait_for(recorder.armed, "the site to be armed")
         ticker.do("fire 10")
         wait_for(lambda: len(recorder.events) == 10, "the events")
+
+
+def test_hit_whose_text_never_comes_holds_nobody_up(tmp_path: Path, slow: SlowFiles) -> None:
+    """A sleepable program waited here, and with it every detach on the host."""
+    program = compile_target("cold.c", tmp_path / "cold")
+    with (
+        running_daemon(tmp_path, "--engine", "bpf") as daemon,
+        cold(program, "again", slow.path) as firing,
+        released_at_last(slow),
+    ):
+        begin(firing)
+        with Recorder(daemon.target, f":{program}::again(arg0:str)") as recorder:
+            # it has the file open, and no page of it
+            slow.forget()
+            slow.hang("read")
+            began = time.monotonic()
+            for _ in range(3):
+                fire_again(firing)
+            account = recorder.finish()
+            assert time.monotonic() - began < _PATIENCE_SECONDS
+        assert recorder.values() == [(None,)] * 3
+        assert (account.fired, account.delivered) == (3, 3)
+        # nobody of the daemon's touched the page either, which would wait until the server replies
+        assert "D" not in _states(daemon.pid)
+        assert start_a_program() < _PATIENCE_SECONDS
+        slow.hang()

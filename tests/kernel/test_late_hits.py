@@ -72,7 +72,7 @@ def target(path: Path) -> Target:
 def slow_engine(folder: Path) -> Iterator[BpfEngine]:
     built = folder / "slow.o"
     build(built, SOURCE, f"-DDELAY_STEPS={DELAY_STEPS}")
-    paging = Paging(lambda *_: None, lambda _: 0, lambda *_: False)
+    paging = Paging(lambda *_: None, lambda _: 0, lambda *_: 0)
     engine = BpfEngine(Tracefs.locate(), Owner.this_process(), Loaded(str(built)), paging)
     try:
         yield engine

@@ -319,7 +319,7 @@ class FakeKernel:
         self.memory: dict[int, bytes] = {}
         self.on_disk: dict[int, bytes] = {}
         self.touched: list[tuple[int, int, int]] = []
-        self.paging = Paging(self._touch, lambda pid: pid, lambda _pid, _address: True)
+        self.paging = Paging(self._touch, lambda pid: pid, lambda _pid, _address: 1 << 20)
         self.fail: Callable[[str], Exception | None] = lambda _step: None
         self.before_step: Callable[[], None] = lambda: None
         self.after_arming: Callable[[], None] = lambda: None

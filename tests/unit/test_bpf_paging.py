@@ -31,11 +31,12 @@ class Host:
         self.touched: list[tuple[int, int, int]] = []
         self.forbidden: set[int] = set()
         self.broken: dict[int, OSError] = {}
+        self.region_end = 1 << 40
         self.threads: set[threading.Thread] = set()
-        self.paging = Paging(self.touch, lambda pid: pid // 100, self.may_be_touched, lambda: self.now)
+        self.paging = Paging(self.touch, lambda pid: pid // 100, self.room, lambda: self.now)
 
-    def may_be_touched(self, _pid: int, address: int) -> bool:
-        return address not in self.forbidden
+    def room(self, _pid: int, address: int) -> int:
+        return 0 if address in self.forbidden else self.region_end - address
 
     def touch(self, pid: int, address: int, byte_count: int) -> None:
         self.threads.add(threading.current_thread())
@@ -214,3 +215,10 @@ def test_thread_that_cannot_be_started_leaves_no_line(host: Host, monkeypatch: p
     host.paging.request(100, 0x9000, 8)
     host.settle()
     assert host.touched == [(100, 0x9000, 8)]
+
+
+def test_only_what_is_of_the_same_region_is_touched(host: Host) -> None:
+    host.region_end = 0x5008
+    host.paging.request(100, 0x5000, 4097)
+    host.settle()
+    assert host.touched == [(100, 0x5000, 8)]

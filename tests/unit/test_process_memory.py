@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import mmap
 import os
 import signal
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.kernel.process_memory import touch
+from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.process_memory import LocalMemory, touch
 
 PAGE = mmap.PAGESIZE
 PAGES = 4
@@ -85,3 +87,23 @@ def test_process_that_is_gone_is_an_error() -> None:
         pass
     with pytest.raises(ProcessLookupError):
         touch(child.pid, child.address, 8)
+
+
+class _Served(Filesystems):
+    def why_not(self, descriptor: int, pid: int) -> str | None:  # noqa: ARG002
+        return "somebody serves it"
+
+
+def test_how_far_memory_may_be_touched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * PAGES * PAGE)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), PAGES * PAGE, mmap.MAP_PRIVATE) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        local, served = LocalMemory(Filesystems()), LocalMemory(_Served())
+        assert local.room(os.getpid(), address + 5) == PAGES * PAGE - 5
+        assert served.room(os.getpid(), address + 5) == 0
+        with mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as anonymous:
+            own = ctypes.addressof(ctypes.c_char.from_buffer(anonymous))
+            assert served.room(os.getpid(), own) >= PAGE
+        assert local.room(os.getpid(), 1) == 0
+        gc.collect()

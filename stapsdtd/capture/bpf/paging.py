@@ -61,13 +61,15 @@ class Paging:
         self,
         touch: Touch,
         owner_of: Callable[[int], int],
-        may_be_touched: Callable[[int, int], bool],
+        room: Callable[[int, int], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """owner_of: a pid's user. may_be_touched: whether a pid's memory at an address may be; both may wait."""
+        """owner_of: a pid's user, without waiting. room: how many bytes of its memory may be touched from an address
+        on; it may wait.
+        """
         self._touch = touch
         self._owner_of = owner_of
-        self._may_be_touched = may_be_touched
+        self._room = room
         self._clock = clock
         self._lock = threading.Lock()
         self._lines: dict[int, _Line] = {}
@@ -125,11 +127,12 @@ class Paging:
 
     def _bring_in(self, wanted: _Wanted) -> None:
         try:
-            if not self._may_be_touched(wanted.pid, wanted.address):
+            room = self._room(wanted.pid, wanted.address)
+            if not room:
                 with self._lock:
                     self._refused += 1
                 return
-            self._touch(wanted.pid, wanted.address, wanted.byte_count)
+            self._touch(wanted.pid, wanted.address, min(wanted.byte_count, room))
         except OSError as error:
             # the process may be gone, or the address lead nowhere
             _log.debug("pid %d: memory at %#x cannot be brought in: %s", wanted.pid, wanted.address, error)
