@@ -5,6 +5,8 @@
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: asks the other two whether they live
     metrics thread (where wanted)     Exporter: reads everybody's figures when somebody asks for them
+    and for what waits on somebody's behalf, threads that nobody waits for: Endings (until no hit uses a plan),
+    Removals (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), PatientParser (large files)
 
 Each piece of state has one thread that changes it; DESIGN's promise that nothing is left behind is kept in
 `Daemon.stop`.

@@ -265,6 +265,6 @@ def test_hit_whose_text_never_comes_holds_nobody_up(tmp_path: Path, slow: SlowFi
         assert recorder.values() == [(None,)] * 3
         assert (account.fired, account.delivered) == (3, 3)
         # nobody of the daemon's touched the page either, which would wait until the server replies
-        assert "D" not in _states(daemon.pid)
+        wait_for(lambda: "D" not in _states(daemon.pid), "the daemon to wait for nothing")
         assert start_a_program() < _PATIENCE_SECONDS
         slow.hang()
