@@ -27,7 +27,7 @@ from tests.bench.setup import Firing
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
-ROUNDS = 500
+ROUNDS = 1000
 DELAY_STEPS = 400_000
 """Of a bpf_loop(), some 1 ms."""
 
