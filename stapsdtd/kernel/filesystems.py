@@ -189,11 +189,12 @@ class _Table:
 
     def __init__(self, path: str) -> None:
         self._mounts: dict[int, Mount] = {}
-        self._changes = select.poll()
+        self._changes = select.epoll()
+        weakref.finalize(self, self._changes.close)
         with suppress(OSError):
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._descriptor)
-            self._changes.register(self._descriptor, select.POLLPRI)
+            self._changes.register(self._descriptor, select.EPOLLPRI)
             self._read()
 
     def mounts(self) -> dict[int, Mount]:

@@ -88,6 +88,7 @@ _ENOTSUPP = 524
 _MFD_EXEC = 0x10
 """Linux 6.3. Older kernels know no memfds that are not executable, and refuse the flag."""
 
+_NO_PMU = 0xFFFFFFFF
 _PMU_TYPE = "/sys/bus/event_source/devices/uprobe/type"
 _SECONDS = 1.0
 
@@ -119,7 +120,19 @@ def run(pmu_type_path: str = _PMU_TYPE, seconds: float = _SECONDS) -> tuple[Mapp
             pmu_type = int(file.read())
     except (OSError, ValueError):
         # none before Linux 4.17; the syscall is asked all the same
-        pmu_type = 0xFFFFFFFF
+        pmu_type = _NO_PMU
+    return _run(pmu_type, seconds)
+
+
+def ask(seconds: float = _SECONDS) -> int | None:
+    """Return the syscall's errno as run() does, and arm nothing.
+
+    Closing a probe takes event_mutex and a grace period, which another tracer's program may hold up for long.
+    """
+    return _run(_NO_PMU, seconds)[1]
+
+
+def _run(pmu_type: int, seconds: float) -> tuple[Mapping[int, bool], int | None]:
     try:
         with _in_memory(program(pmu_type)) as descriptor:
             return parse(_output_of(descriptor, seconds))

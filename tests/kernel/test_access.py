@@ -208,6 +208,7 @@ class TestOwnProcesses:
                 "manage": False,
                 "list": [ANNE.uid],
                 "trace": [ANNE.uid],
+                "trace_restriction": "",
             }
             shown = stapsdt(ANNE, daemon, "info").stdout
             assert f"user, as uid {ANNE.uid}" in shown

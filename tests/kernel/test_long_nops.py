@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client, SiteState
+from stapsdtd.kernel import nop_trial
 from stapsdtd.kernel.nops import probe_nops
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import TARGETS, Daemon, Recorder, Ticker, children, compile_target, require, stapsdt, wait_for
@@ -149,6 +150,10 @@ def test_trying_it_leaves_nothing(tracefs: Tracefs, rewritten: int | None) -> No
     found = probe_nops()
     assert found.rewritten == (frozenset() if rewritten is None else {rewritten})
     assert not found.unknown
+    # what the kernel says of itself and what it does are the same
+    tried, answer = nop_trial.run()
+    assert {length for length, was_rewritten in tried.items() if was_rewritten} == found.rewritten
+    assert answer == nop_trial.ask()
     assert (tracefs.read("uprobe_events"), children()) == before
 
 
