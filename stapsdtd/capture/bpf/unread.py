@@ -91,7 +91,10 @@ class Unread:
         rows: Indices | None,
         read: Callable[[ActivePlan, SiteConstants, int], _T | None],
     ) -> Iterator[tuple[Indices, _T, _Share]]:
-        """Give each constant with the rows that have it, and their plan's share. read: takes its distance from the site."""
+        """Give each constant with the rows that have it, and their plan's share.
+
+        read: takes its distance from the site.
+        """
         wanted = np.flatnonzero(missing & (addresses < np.uint64(layout.UNREAD_OPERAND)))
         records = wanted if rows is None else rows[wanted]
         generations = self._records["generation"][records]
