@@ -212,12 +212,15 @@ class Subscriptions:
         self._looking.cancel()
         self._stop_listening()
         self._rewritten.close()
-        for ident in list(self._held):
+        self._unsubscribe_each(list(self._held), EndReason.SERVER_STOPPING)
+        return [subscription.ended for subscription in list(self._ended.values())]
+
+    def _unsubscribe_each(self, idents: Iterable[str], reason: EndReason) -> None:
+        for ident in idents:
             try:
-                self.unsubscribe(ident, EndReason.SERVER_STOPPING)
+                self.unsubscribe(ident, reason)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
-        return [subscription.ended for subscription in list(self._ended.values())]
 
     def get(self, ident: str) -> Subscription:
         """Answer a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""
@@ -260,8 +263,16 @@ class Subscriptions:
         self.unsubscribe(ident, EndReason.LEASE_EXPIRED)
 
     def _on_change(self, change: Change) -> None:
+        failure: OSError | None = None
         for held in list(self._held.values()):
-            self._consider(held, change.object)
+            try:
+                self._consider(held, change.object)
+            except OSError as error:
+                failure = failure or error
+            except Exception:  # noqa: BLE001 - the others are to have it armed as well
+                _log.exception("%s: %s could not be armed", held.subscription.id, change.object.path)
+        if failure is not None:
+            raise failure
 
     def _consider(self, held: _Held, found: Object) -> None:
         """Bring one subscription in step with who maps an object."""
@@ -340,8 +351,7 @@ class Subscriptions:
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
         """End the subscriptions that are not allowed any more; answer how many."""
         ended = [held.subscription.id for held in self._held.values() if not is_allowed(held.subscription)]
-        for ident in ended:
-            self.unsubscribe(ident, EndReason.ACCESS_REVOKED)
+        self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
 
     def _arm(self, held: _Held, found: Object, file_path: str, choices: Sequence[Choice]) -> dict[Site, str]:
