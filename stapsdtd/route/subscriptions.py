@@ -139,14 +139,17 @@ class Subscriptions:
             raise LimitReachedError(
                 f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
             )
+        # a stream that nobody reads keeps what it is for as long as the client likes
+        ended = [(each.client.name, each.log.kept_bytes) for each in list(self._ended.values())]
         queues = sum(held.subscription.wish.queue_bytes for held in self._held.values()) + wish.queue_bytes
+        queues += sum(kept for _, kept in ended)
         if queues > limits.max_total_queue_bytes:
             # how much others have is not to be told
             most = limits.max_total_queue_bytes
             raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
         client = self._clients.get(name) or Client(name)
         client.change_quotas(quotas)
-        client.begin(wish.queue_bytes)
+        client.begin(wish.queue_bytes, sum(kept for owner, kept in ended if owner == name))
         self._clients[name] = client
         return client
 
