@@ -474,7 +474,7 @@ def test_last_figures_that_cannot_be_had_do_not_hold_up_an_ending(host: Host, mo
         patch.setattr(host.tables, "totals", fails)
         host.end(plan, closing=[channel])
     assert not channel.is_open
-    assert host.reader._plans == host.reader._told == {}
+    assert (host.reader._plans, host.reader._told) == ({}, {})
 
 
 def test_end_of_one_plan_leaves_the_others(host: Host) -> None:

@@ -287,7 +287,7 @@ def test_records_grow_by_so_many_bytes_of_constants_at_most(tmp_path: Path) -> N
         found = batch(*[record(1, *[there(0x1000)] * 3)] * 2000, record(2, there(0x1000), time_ns=1))
         rows = values(found, greedy, modest)
     grown = sum(len(value) for row in rows for value in row if value is not None)
-    assert 8 << 20 == pytest.approx(grown, rel=0.01)
+    assert (7 << 20) < grown <= (8 << 20) + 16
     # others have theirs all the same
     assert rows[-1] == (b"x" * 16,)
 
