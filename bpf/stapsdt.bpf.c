@@ -49,6 +49,8 @@
 #define MMF_DUMPABLE_MASK 3
 #define SUID_DUMP_USER 1
 
+#define MAX_NAMESPACES 8 /* of users, in each other; the kernel allows 32 */
+
 #define NS_PER_SECOND 1000000000ULL
 
 #define PAGE_BYTES 4096 /* where pages are larger, a byte too many is touched, which does no harm */
@@ -163,7 +165,9 @@ typedef struct {
 } kuid_t, kgid_t;
 
 struct user_namespace {
+	const struct user_namespace *parent;
 	int level;
+	kuid_t owner;
 } __attribute__((preserve_access_index));
 
 typedef struct {
@@ -303,6 +307,18 @@ static __always_inline bool is_dumpable(const struct mm_struct *mm)
 	return (flags & MMF_DUMPABLE_MASK) == SUID_DUMP_USER;
 }
 
+/* Whether a namespace, or one around it, was made by another user, such as a service's with PrivateUsers=. */
+static __always_inline bool is_kept_from(__u32 uid, const struct user_namespace *namespace)
+{
+	if (namespace->level == 0)
+		return false;
+#pragma unroll
+	for (int depth = 1; depth < MAX_NAMESPACES; depth++)
+		if (namespace->level > 1)
+			namespace = namespace->parent;
+	return namespace->level != 1 || namespace->owner.val != uid;
+}
+
 /* Whose process it is wholly, by the rules of ptrace(2) for who has no capabilities. */
 static __always_inline __u32 owner_of(const struct task_struct *task)
 {
@@ -315,6 +331,8 @@ static __always_inline __u32 owner_of(const struct task_struct *task)
 	    (bpf_probe_read_kernel(&capabilities, sizeof(capabilities), &cred->cap_permitted) || capabilities))
 		return NOBODY;
 	if (cred->euid.val != uid || cred->suid.val != uid || cred->egid.val != gid || cred->sgid.val != gid)
+		return NOBODY;
+	if (uid && is_kept_from(uid, cred->user_ns))
 		return NOBODY;
 	return is_dumpable(task->mm) ? uid : NOBODY;
 }

@@ -15,11 +15,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import require
+from tests.support import SYSTEM_PYTHON, require
 
 # setgroups, setresgid, setresuid: the C library's functions change all threads
 _SYSCALLS = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
 _doors = itertools.count()
+
+
+# what has left the host's namespace may map nobody but itself
+_IN_ROOTS_NAMESPACE = """
+import ctypes, os, sys
+left, leave = os.pipe()
+me = os.getpid()
+if not os.fork():
+    os.read(left, 1)
+    for kind in "uid", "gid":
+        with open(f"/proc/{me}/{kind}_map", "w") as file:
+            file.write("0 0 70000")
+    os._exit(0)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+os.write(leave, b".")
+os.wait()
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,10 @@ class User:
         ids = (f"--reuid={self.uid}", f"--regid={self.uid}", groups)
         # setpriv keeps what lets it do this until it executes something
         return ["setpriv", *ids, *options, "env", *map(str, command)]
+
+    def in_roots_namespace(self, *command: Path | str) -> list[str]:
+        """The same in a user namespace that root made, as a service with PrivateUsers= has."""
+        return [SYSTEM_PYTHON, "-c", _IN_ROOTS_NAMESPACE, *self.command(*command)]
 
     @contextmanager
     def connecting(self, target: str) -> Iterator[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 from collections.abc import Iterable
+
+_NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
+"""ioctl_nsfs(2)."""
 
 
 def owner_of(pid: int) -> int | None:
@@ -38,7 +43,9 @@ def _owner(pid: int, among: frozenset[int] | None) -> int | None:
     users, groups = found.get(b"Uid", [])[:3], found.get(b"Gid", [])[:3]
     if len(set(users)) != 1 or len(set(groups)) != 1 or int(users[0]) != shown:
         return None
-    return None if shown and _is_privileged(pid, found.get(b"CapPrm", [])) else shown
+    if shown and (_is_privileged(pid, found.get(b"CapPrm", [])) or _is_kept_from(shown, pid)):
+        return None
+    return shown
 
 
 def _is_privileged(pid: int, permitted: list[bytes]) -> bool:
@@ -50,3 +57,28 @@ def _is_privileged(pid: int, permitted: list[bytes]) -> bool:
         return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
     except OSError:
         return True
+
+
+def _is_kept_from(user: int, pid: int) -> bool:
+    """Whether a process is in a user namespace that another one made, such as a service's with PrivateUsers=."""
+    try:
+        host = os.stat("/proc/self/ns/user").st_ino
+        namespace = f"/proc/{pid}/ns/user"
+        return os.stat(namespace).st_ino != host and _maker_of(namespace, host) != user
+    except OSError:
+        return True
+
+
+def _maker_of(namespace: str, host: int) -> int:
+    """Who made the outermost of the namespaces around one, below the host's. Raises OSError."""
+    here = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while os.fstat(parent := fcntl.ioctl(here, _NS_GET_PARENT)).st_ino != host:
+            os.close(here)
+            here = parent
+        os.close(parent)
+        user = bytearray(4)
+        fcntl.ioctl(here, _NS_GET_OWNER_UID, user)
+        return int.from_bytes(user, sys.byteorder)
+    finally:
+        os.close(here)

@@ -23,6 +23,8 @@ from stapsdtd.predicates.expression import And, ArgumentValue, Cgroup, Compariso
 ACCEPT = 0xFFFF
 REJECT = 0xFFFE
 MAX_TESTS = 64
+MAX_CGROUP_LEVEL = 255
+"""As deep as a test can look; users make cgroups of their own below those that they were given."""
 
 _ALL_BITS = (1 << 64) - 1
 _FIELD_BITS = (1 << 32) - 1
@@ -136,6 +138,9 @@ def comparisons(expression: Expression) -> Iterator[Comparison]:
 
 def _misfit(expression: Expression, site: Site) -> str | None:
     for comparison in comparisons(expression):
+        match comparison.value:
+            case Cgroup(level=level) if level > MAX_CGROUP_LEVEL:
+                return f"a cgroup that lies {level} levels deep cannot be filtered by: {MAX_CGROUP_LEVEL} are possible"
         if not isinstance(comparison.subject, ArgumentValue):
             continue
         index = comparison.subject.index

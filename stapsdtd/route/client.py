@@ -27,13 +27,13 @@ class Client:
             self.quotas = quotas
             self.events = _bucket(quotas)
 
-    def begin(self, queue_bytes: int) -> None:
-        """Count one more subscription. Raises LimitReachedError."""
+    def begin(self, queue_bytes: int, ended_bytes: int = 0) -> None:
+        """Count one more subscription. ended_bytes: what those that ended still hold. Raises LimitReachedError."""
         most, most_bytes = self.quotas.max_subscriptions, self.quotas.max_queue_bytes
         if most is not None and self.subscriptions >= most:
             raise LimitReachedError(f"{self.name} has {most} subscriptions, as many as its role allows")
-        if most_bytes is not None and self.queue_bytes + queue_bytes > most_bytes:
-            wanted = self.queue_bytes + queue_bytes
+        wanted = self.queue_bytes + queue_bytes + ended_bytes
+        if most_bytes is not None and wanted > most_bytes:
             raise LimitReachedError(f"{self.name}'s queues would take {wanted} bytes, and its role allows {most_bytes}")
         self.subscriptions += 1
         self.queue_bytes += queue_bytes

@@ -252,6 +252,12 @@ class EventLog:
         positions = self.positions()
         return positions.end - positions.read
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it holds, delivered or not."""
+        with self._lock:
+            return self._bytes
+
     def positions(self) -> Positions:
         with self._lock:
             return Positions(self._read_bytes, self._end_bytes)

@@ -139,14 +139,17 @@ class Subscriptions:
             raise LimitReachedError(
                 f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
             )
+        # a stream that nobody reads keeps what it is for as long as the client likes
+        ended = [(each.client.name, each.log.kept_bytes) for each in list(self._ended.values())]
         queues = sum(held.subscription.wish.queue_bytes for held in self._held.values()) + wish.queue_bytes
+        queues += sum(kept for _, kept in ended)
         if queues > limits.max_total_queue_bytes:
             # how much others have is not to be told
             most = limits.max_total_queue_bytes
             raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
         client = self._clients.get(name) or Client(name)
         client.change_quotas(quotas)
-        client.begin(wish.queue_bytes)
+        client.begin(wish.queue_bytes, sum(kept for owner, kept in ended if owner == name))
         self._clients[name] = client
         return client
 
@@ -212,12 +215,15 @@ class Subscriptions:
         self._looking.cancel()
         self._stop_listening()
         self._rewritten.close()
-        for ident in list(self._held):
+        self._unsubscribe_each(list(self._held), EndReason.SERVER_STOPPING)
+        return [subscription.ended for subscription in list(self._ended.values())]
+
+    def _unsubscribe_each(self, idents: Iterable[str], reason: EndReason) -> None:
+        for ident in idents:
             try:
-                self.unsubscribe(ident, EndReason.SERVER_STOPPING)
+                self.unsubscribe(ident, reason)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
-        return [subscription.ended for subscription in list(self._ended.values())]
 
     def get(self, ident: str) -> Subscription:
         """Answer a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""
@@ -260,8 +266,16 @@ class Subscriptions:
         self.unsubscribe(ident, EndReason.LEASE_EXPIRED)
 
     def _on_change(self, change: Change) -> None:
+        failure: OSError | None = None
         for held in list(self._held.values()):
-            self._consider(held, change.object)
+            try:
+                self._consider(held, change.object)
+            except OSError as error:
+                failure = failure or error
+            except Exception:  # noqa: BLE001 - the others are to have it armed as well
+                _log.exception("%s: %s could not be armed", held.subscription.id, change.object.path)
+        if failure is not None:
+            raise failure
 
     def _consider(self, held: _Held, found: Object) -> None:
         """Bring one subscription in step with who maps an object."""
@@ -340,8 +354,7 @@ class Subscriptions:
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
         """End the subscriptions that are not allowed any more; answer how many."""
         ended = [held.subscription.id for held in self._held.values() if not is_allowed(held.subscription)]
-        for ident in ended:
-            self.unsubscribe(ident, EndReason.ACCESS_REVOKED)
+        self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
 
     def _arm(self, held: _Held, found: Object, file_path: str, choices: Sequence[Choice]) -> dict[Site, str]:

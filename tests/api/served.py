@@ -67,7 +67,8 @@ _NOPS = {1: b"\x90", 4: b"\x0f\x1f\x40\0", 5: b"\x0f\x1f\x44\0\0"}
 
 
 class FakeEngine:
-    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises.
+    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
+    `arm 1` is for that ticket alone.
 
     trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
@@ -108,6 +109,8 @@ class FakeEngine:
         assert (status.st_dev, status.st_ino) == (target.object.key.dev, target.object.key.inode)
         assert (ticket, target.object.key) not in self.armed
         self._begin("arm")
+        if error := self.failures.get(f"arm {ticket}"):
+            raise error
         self.armed[ticket, target.object.key] = target
         sites = (wanted.capture.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from stapsdtd.config import Quotas, Role
+from stapsdtd.config import Limits, Quotas, Role
 from stapsdtd.route.foreign import ForeignBounds
 from stapsdtd.route.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
-from tests.unit.samples import site
+from tests.unit.samples import block, site
 
 BOUNDED = Role(
     "bounded", everybody=True, list=("all",), trace=("all",), quotas=Quotas(max_foreign_hits_per_second=1000)
@@ -103,3 +105,32 @@ def test_what_ended_meanwhile_counts_too(server: Served, pids: list[int]) -> Non
     server.in_control(end)
     wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
     assert [status.state for status in server.subscribe().sites] == [REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("limits", "quotas"),
+    [(Limits(max_total_queue_bytes=5 << 20), Quotas()), (Limits(), Quotas(max_queue_bytes=5 << 20))],
+)
+def test_what_ended_subscriptions_hold_counts_until_it_is_forgotten(
+    tmp_path: Path, limits: Limits, quotas: Quotas
+) -> None:
+    """A stream that nobody reads keeps an ended subscription's events for as long as its client likes."""
+    role = Role("bounded", everybody=True, list=("all",), trace=("all",), quotas=quotas)
+    with served(tmp_path, limits, [role]) as server:
+
+        def leave_events_behind() -> str:
+            ident = server.subscribe(queue_bytes=2 << 20).subscription_id
+            server.fire(block(range(20_000), site_id=1))
+            server.unsubscribe(ident)
+            return ident
+
+        ended: list[str] = []
+        with pytest.raises(grpc.RpcError) as refused:
+            ended.extend(leave_events_behind() for _ in range(10))
+        error: Any = refused.value
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        kept = sum(server.subscriptions.get(ident).log.kept_bytes for ident in ended)
+        assert 3 << 20 < kept <= 5 << 20
+        for ident in ended:
+            server.in_control(partial(server.subscriptions._forget, server.subscriptions.get(ident)))
+        leave_events_behind()

@@ -627,6 +627,23 @@ def test_engine_that_cannot_close_cleanly_costs_no_more_than_that(server: Served
     assert message.end.reason == pb.End.REASON_UNSUBSCRIBED
 
 
+def test_one_subscription_that_cannot_close_cleanly_keeps_no_other_from_being_revoked(server: Served) -> None:
+    server.subscribe()
+    server.subscribe()
+    server.engine.failures["close"] = REJECTED
+    assert server.in_control(lambda: server.subscriptions.revoke(lambda _: False)) == 2
+    assert server.held() == []
+
+
+def test_error_nobody_thought_of_costs_one_subscription_what_appears(server: Served, pids: list[int]) -> None:
+    server.subscribe()
+    second = server.subscribe()
+    server.engine.failures[f"arm {min(server.engine.sinks)}"] = ZeroDivisionError("a bug")
+    server.map(pids[0], server.file_object(site("a")))
+    statuses = next(server.stream(second.subscription_id)).status.sites
+    assert states(statuses) == [("a", ARMED, "")]
+
+
 def test_health_and_reflection(server: Served) -> None:
     health: Any = health_pb2_grpc.HealthStub(server.channel)
     for name in ("", SERVICE):

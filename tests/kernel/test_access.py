@@ -174,6 +174,21 @@ class TestOwnProcesses:
             with client_of(ANNE, daemon) as client:
                 assert not client.list_probes(of(program, ""))
 
+    def test_process_in_a_user_namespace_is_whose_the_namespace_is(self, folder: Path, program: Path) -> None:
+        own = ANNE.command("unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user", program)
+        with (
+            daemon_with(folder) as daemon,
+            Ticker(*own) as contained,
+            Ticker(*ANNE.in_roots_namespace(program)) as service,
+        ):
+            with recorder(ANNE, daemon, program) as recording:
+                contained.do("fire 2")
+                service.do("fire 3")
+            assert figures(recording.finish()) == (2, 2, 0, 0)
+            assert {event.pid for event in recording.events} == {contained.pid}
+            with client_of(ANNE, daemon) as client:
+                assert {pid for probe in client.list_probes(of(program, "")) for pid in probe.pids} == {contained.pid}
+
     def test_process_that_changes_whose_it_is(self, folder: Path, library: Path) -> None:
         loaded = copied(library, folder / "library.so")
         script = (SYSTEM_PYTHON, TARGETS / "guarded.py", loaded)

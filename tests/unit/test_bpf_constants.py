@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +153,21 @@ def test_file_that_cannot_be_read_has_no_constants(constants: SiteConstants, mon
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "preadv", fails)
+    assert constants.text(distance(0x500010), 64) is None
+
+
+@pytest.mark.parametrize(("first", "then"), [(errno.EOPNOTSUPP, "pread"), (errno.EAGAIN, "posix_fadvise")])
+def test_disk_that_fails_later_costs_nothing_but_the_constant(
+    constants: SiteConstants, monkeypatch: pytest.MonkeyPatch, first: int, then: str
+) -> None:
+    def fails(number: int) -> Callable[..., int]:
+        def call(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        return call
+
+    monkeypatch.setattr(os, "preadv", fails(first))
+    monkeypatch.setattr(os, then, fails(errno.EIO))
     assert constants.text(distance(0x500010), 64) is None
 
 

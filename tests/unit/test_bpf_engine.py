@@ -688,6 +688,20 @@ def test_closed_subscription_is_told_nothing_though_its_site_could_not_be_narrow
     assert (sink.pids, other.rows) == ([7], [])
 
 
+def test_nothing_is_left_of_an_arming_that_fails_as_nobody_expected(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    kernel.fail = lambda step: RuntimeError("a defect") if step.startswith("arm") else None
+    with pytest.raises(RuntimeError, match="a defect"):
+        engine.arm(2, target(kernel, A))
+    kernel.fail = lambda _step: None
+    assert kernel.events == {}
+    engine.arm(1, target(kernel, A))
+    kernel.hit(A.site_offset, rdi=5)
+    settled(engine)
+    assert (sink.values, other.told) == ([(1, 5)], (0, 0, 0, {}))
+
+
 def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:

@@ -363,7 +363,7 @@ def test_plan_that_ended_is_forgotten_and_its_generation_is_nobodys(
     host.loaded.wake_up(ring)
     wait_for(lambda: host.reader.unknown == 1, "the stray")
     assert (host.sink.told, host.reader._plans, host.reader._told) == ((0, 0, 0, {}), {}, {})
-    assert "1 records name plans that are not known" in caplog.text
+    wait_for(lambda: "1 records name plans that are not known" in caplog.text, "the log")
 
 
 def test_thread_that_ends_leaves_nobody_waiting_for_an_ending(host: Host) -> None:
@@ -462,6 +462,19 @@ def test_what_was_counted_and_never_came_is_lost(host: Host) -> None:
     host.end(plan)
     assert host.sink.losses == {LossStage.KERNEL_BUFFER: 2, LossStage.DECODE: 3}
     assert (host.sink.filtered_count, numbers(host.sink)) == (3, [5])
+
+
+def test_last_figures_that_cannot_be_had_do_not_hold_up_an_ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, channel = host.begin(), Channel(1, host.sink)
+
+    def fails() -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host.tables, "totals", fails)
+        host.end(plan, closing=[channel])
+    assert not channel.is_open
+    assert (host.reader._plans, host.reader._told) == ({}, {})
 
 
 def test_end_of_one_plan_leaves_the_others(host: Host) -> None:

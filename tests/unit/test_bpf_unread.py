@@ -273,3 +273,40 @@ def test_only_so_many_places_of_a_batch_are_told(file: ReadOnlyFile) -> None:
     found = batch(*(record(1, 0x1000 * number) for number in range(1, 200)))
     found.blocks({1: only})
     assert len(list(found.unread())) == unread._MOST_PLACES
+
+
+def test_records_grow_by_so_many_bytes_of_constants_at_most(tmp_path: Path) -> None:
+    """A process that unmapped its constants has small records, each with all of its texts to be filled in."""
+    path = tmp_path / "app"
+    path.write_bytes(b"x" * 0x10000)
+    with path.open("rb") as opened:
+        operand = encode_value(Value(0, is_string=True, limit=4096), TEXT, "x86-64")
+        file = ReadOnlyFile(opened.fileno(), [SEGMENT])
+        greedy = plan(1, [operand] * 3, *(TextAt(position, 4096) for position in range(3)), known=constants(file))
+        modest = plan(2, [operand], TextAt(0, 16), known=constants(file))
+        found = batch(*[record(1, *[there(0x1000)] * 3)] * 2000, record(2, there(0x1000), time_ns=1))
+        rows = values(found, greedy, modest)
+    grown = sum(len(value) for row in rows for value in row if value is not None)
+    assert (7 << 20) < grown <= (8 << 20) + 16
+    # others have theirs all the same
+    assert rows[-1] == (b"x" * 16,)
+
+
+def test_only_so_many_constants_of_a_batch_are_read(file: ReadOnlyFile) -> None:
+    plans = [
+        plan(number, [STRING] * 8, *(TextAt(at, 16) for at in range(8)), known=constants(file)) for number in (1, 2)
+    ]
+    rows = [[there(0x1000 + 16 * ((200 * at + number) % 600)) for at in range(8)] for number in range(200)]
+    found = batch(*(record(1, *row, time_ns=time) for time, row in enumerate(rows)), record(2, *rows[0], time_ns=1000))
+    assert values(found, *plans)[-1] == tuple(b"text %-3d" % (200 * at % 600) for at in range(8))
+    assert found.from_file <= 1024
+
+
+def test_every_process_has_a_place_told_beside_one_that_misses_much(file: ReadOnlyFile) -> None:
+    only = plan(1, [STRING] * 8, known=constants(file))
+    flood = [record(1, *range(0x1000 * row, 0x1000 * row + 0x8000, 0x1000), pid=7) for row in range(8, 2000)]
+    found = batch(*flood, record(1, *[0x7000] * 8, pid=8))
+    found.blocks({1: only})
+    told = list(found.unread())
+    assert (8, 0x7000, 17) in told
+    assert len(told) == 64

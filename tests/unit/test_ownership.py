@@ -110,6 +110,18 @@ def test_capabilities_in_a_user_namespace_are_not() -> None:
         assert owner_of(pid) == ANNE.uid
 
 
+def test_process_in_anothers_user_namespace_is_nobodys() -> None:
+    """As a service's with PrivateUsers=, whose user may not trace it either."""
+    with running(ANNE.in_roots_namespace(*PLAIN)) as pid:
+        assert os.stat(f"/proc/{pid}/status").st_uid == ANNE.uid
+        assert owner_of(pid) is None
+    nested = ("unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user", *PLAIN)
+    with running(ANNE.command(*nested)) as pid:
+        assert owner_of(pid) == ANNE.uid
+    with running(ANNE.in_roots_namespace(*nested)) as pid:
+        assert owner_of(pid) is None
+
+
 def test_status_that_does_not_tell_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "readlink", lambda path: str(path).split("/")[2])
     assert not ownership._is_privileged(1, [b"0000"])

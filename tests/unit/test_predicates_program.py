@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Argument, Constant, Memory, Site, Unavailable
 from stapsdtd.predicates.columns import Hits, Values, evaluate
@@ -54,6 +55,15 @@ def test_cgroup_is_told_by_level_and_id() -> None:
     assert compile_for(inside, site()).tests == (
         One(Source.CGROUP, 2, Relation.NE, ALL_BITS, 4711, NO_COMM, ACCEPT, REJECT),
     )
+
+
+def test_cgroup_deeper_than_a_test_can_look_is_refused() -> None:
+    """Users may nest theirs as they like."""
+    deepest, deeper = (Comparison(Field.CGROUP, EQ, Cgroup("/a", 4711, level)) for level in (255, 256))
+    assert encode_filters([(0, Filter(None, frozenset(), compile_for(deepest, site())))], {})
+    reason = why_not(deeper, site())
+    assert reason == "a cgroup that lies 256 levels deep cannot be filtered by: 255 are possible"
+    assert why_not(And((deepest, deeper)), site()) == reason
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +51,17 @@ class ReadOnlyFile:
 
     def _pread(self, offset: int, count: int) -> bytes:
         buffer = bytearray(count)
-        try:
-            return bytes(buffer[: os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)])
-        except OSError as error:
-            if error.errno in _NO_NOWAIT:
-                # a file system without it, such as overlayfs
-                return os.pread(self._descriptor, count, offset)
-            if error.errno in _NOT_NOW:
-                os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
-            return b""
+        # a disk may fail, which must not cost others the records that are decoded with this one
+        with suppress(OSError):
+            try:
+                return bytes(buffer[: os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)])
+            except OSError as error:
+                if error.errno in _NO_NOWAIT:
+                    # a file system without it, such as overlayfs
+                    return os.pread(self._descriptor, count, offset)
+                if error.errno in _NOT_NOW:
+                    os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
+        return b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,12 @@ class BpfEngine:
                 refusals[wanted.capture.site] = str(error)
             else:
                 sites.append(site)
-        refused = self._bring_in_step(sites, subscription.owner, ticket)
+        try:
+            refused = self._bring_in_step(sites, subscription.owner, ticket)
+        except BaseException:
+            # what fails for this one is not to be tried again with whatever others want of its sites
+            self._release(ticket, sites, is_awaited=False)
+            raise
         subscription.sites[found.key] = [site for site in sites if ticket in site.wants]
         self._forget_unwanted(found)
         refusals |= {site.site: refused[site] for site in sites if site in refused}

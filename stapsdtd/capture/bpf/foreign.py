@@ -54,8 +54,6 @@ class ForeignHits:
         return dict(+found)
 
     def _count(self, followed: _Followed) -> None:
-        totals = self._tables.totals()
-        for ticket, cell in followed.cells.items():
-            count = int(totals[cell])
+        for ticket, count in zip(followed.cells, self._tables.sums(list(followed.cells.values())), strict=True):
             self._ended[ticket, followed.key] += count - followed.counted[ticket]
             followed.counted[ticket] = count

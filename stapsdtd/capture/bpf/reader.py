@@ -190,14 +190,23 @@ class Reader:
     def _finish_endings(self) -> None:
         while self._endings and all(ring.consumed >= to for ring, to in self._endings[0].filled_to.items()):
             ending = self._endings.pop(0)
+            try:
+                self._settle(ending)
+            finally:
+                # somebody waits for it, whatever came of the last figures
+                ending.done.set_result(None)
+
+    def _settle(self, ending: _Ending) -> None:
+        try:
             totals = self._tables.totals()
             self._tell(totals)
             for plan in ending.plans:
                 self._write_off(plan, totals)
+        finally:
+            for plan in ending.plans:
                 self._forget(plan)
             for channel in ending.closing:
                 channel.is_open = False
-            ending.done.set_result(None)
 
     def _forget(self, plan: ActivePlan) -> None:
         del self._plans[plan.entry.generation]

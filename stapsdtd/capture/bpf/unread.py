@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -22,8 +24,27 @@ _T = TypeVar("_T")
 
 _ALL_BITS = (1 << 64) - 1
 _MOST_CONSTANTS = 256
-"""That are read for one column of one plan, each at some microseconds."""
+"""That are read for one column of one plan, each at some microseconds; ..."""
+_MOST_READS = 1024
+"""... and for all of a batch. Whoever has pages unmapped decides how many are wanted, and others' records wait."""
+_MOST_BYTES = 16 << 20
+"""That a batch grows by: a record without its texts is small, and has up to 60 KiB of them filled in."""
 _MOST_PLACES = 64
+"""In the memory of processes: of a batch, and for each a worker has to be asked."""
+
+
+@dataclass(slots=True)
+class _Share:
+    """What is left for the records of one plan. The first constant of each column may be read in any case."""
+
+    reads: int
+    bytes: int
+
+    def take(self, rows: Indices, byte_count: int) -> list[int]:
+        """Return the rows in which so many bytes may be filled in, the earliest ones."""
+        taken: list[int] = rows[: self.bytes // byte_count if byte_count else None].tolist()
+        self.bytes -= len(taken) * byte_count
+        return taken
 
 
 class Unread:
@@ -33,6 +54,7 @@ class Unread:
         """plans: of all records that are asked for."""
         self._records = records
         self._plans = plans
+        self._shares: dict[Generation, _Share] = {}
 
     def texts(self, addresses: U64, missing: Bools, source: TextAt, rows: Indices | None) -> dict[int, bytes]:
         """Return the texts that are constants, by their rows in the column."""
@@ -42,7 +64,11 @@ class Unread:
                 return constants.raw(distance, source.max_bytes)
             return constants.text(distance, source.max_bytes)
 
-        return {row: text for found, text in self._constants(addresses, missing, rows, read) for row in found.tolist()}
+        return {
+            row: text
+            for found, text, share in self._constants(addresses, missing, rows, read)
+            for row in share.take(found, len(text))
+        }
 
     def fill_numbers(self, numbers: U64, missing: Bools, position: int, rows: Indices | None) -> None:
         """Put in those that are constants, which are missing no more, and 0 for the others."""
@@ -54,7 +80,7 @@ class Unread:
 
         addresses = numbers & np.uint64(layout.ADDRESS_MASK)
         numbers[missing] = 0
-        for found, number in self._constants(addresses, missing.copy(), rows, read):
+        for found, number, _ in self._constants(addresses, missing.copy(), rows, read):
             numbers[found] = number
             missing[found] = False
 
@@ -64,8 +90,11 @@ class Unread:
         missing: Bools,
         rows: Indices | None,
         read: Callable[[ActivePlan, SiteConstants, int], _T | None],
-    ) -> Iterator[tuple[Indices, _T]]:
-        """Give each constant with the rows that have it. read: takes its distance from the site."""
+    ) -> Iterator[tuple[Indices, _T, _Share]]:
+        """Give each constant with the rows that have it, and their plan's share.
+
+        read: takes its distance from the site.
+        """
         wanted = np.flatnonzero(missing & (addresses < np.uint64(layout.UNREAD_OPERAND)))
         records = wanted if rows is None else rows[wanted]
         generations = self._records["generation"][records]
@@ -79,17 +108,36 @@ class Unread:
             own = own[constants.has(distances[own])]
             distinct, whose = np.unique(distances[own], return_inverse=True)
             in_order = own[np.argsort(whose, kind="stable")]
-            ends = np.cumsum(np.bincount(whose)).tolist()
-            for begin, end, distance in zip([0, *ends], ends[:_MOST_CONSTANTS], distinct.tolist(), strict=False):
+            share = self._share_of(generation)
+            most = min(max(share.reads, 1), _MOST_CONSTANTS)
+            ends = np.cumsum(np.bincount(whose)).tolist()[:most]
+            share.reads -= len(ends)
+            for begin, end, distance in zip([0, *ends], ends, distinct.tolist(), strict=False):
                 value = read(plan, constants, distance)
                 if value is not None:
-                    yield wanted[in_order[begin:end]], value
+                    yield wanted[in_order[begin:end]], value, share
+
+    def _share_of(self, generation: Generation) -> _Share:
+        """Each plan has the same, so that one with many constants leaves others theirs."""
+        if not self._shares:
+            missing = self._records["missing"] != 0
+            plans = np.unique(self._records["generation"][missing]).tolist()
+            reads, byte_count = _MOST_READS // len(plans), _MOST_BYTES // len(plans)
+            self._shares = {each: _Share(reads, byte_count) for each in plans}
+        return self._shares[generation]
 
     def places(self) -> Iterator[tuple[int, int, int]]:
         """Give some of what was missing: a pid, an address there, and how many bytes were wanted."""
+        return islice(self._places(), _MOST_PLACES)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
         # nothing in a discarded record can be relied on
         is_whole = self._records["length"] & DISCARDED == 0
-        for row in np.flatnonzero(is_whole & (self._records["missing"] != 0))[:_MOST_PLACES].tolist():
+        rows = np.flatnonzero(is_whole & (self._records["missing"] != 0))
+        # one of each process comes first, since another one may have thousands
+        _, firsts = np.unique(self._records["pid"][rows], return_index=True)
+        rows = np.concatenate([rows[np.sort(firsts)], np.delete(rows, firsts)])
+        for row in rows[:_MOST_PLACES].tolist():
             record = self._records[row]
             plan = self._plans.get(int(record["generation"]))
             if plan is None:
