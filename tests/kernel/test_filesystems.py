@@ -8,12 +8,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, SiteState
+from stapsdtd.client import Client, ProbeListing, SiteState
 from stapsdtd.kernel import procfs
 from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
@@ -24,6 +25,8 @@ _KIND = "fuse.slowfiles"
 _ARMINGS = 5
 _PATIENCE_SECONDS = 5.0
 _TRY_SECONDS = 25.0
+_WRITERS = 2
+_LISTERS = 8
 _MAPPER = ("/usr/bin/python3", str(TARGETS / "mapper.py"))
 
 
@@ -205,6 +208,45 @@ class TestServerThatNeverReplies:
                 wait_for(lambda: client.list_probes(["ticker:::"], pids=[later.pid]), "a later program")
             # what it holds it lets go of when its server replies
             slow.hang()
+
+    def test_pages_of_a_command_line_that_never_come_hold_nobody_up(
+        self, folder: Path, ticker_program: Path, slow: SlowFiles
+    ) -> None:
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        writer = Path(shutil.copy(compile_target("slow_arguments.c", folder / "built"), folder / "slow_arguments"))
+        with (
+            running_daemon(folder, "--engine", "bpf") as daemon,
+            Ticker(*ANNE.command(program)),
+            ExitStack() as stack,
+            Client(daemon.target) as client,
+            ANNE.connecting(daemon.target) as door,
+            Client(door) as annes,
+            released_at_last(slow),
+        ):
+            slow.forget()
+            writers = [stack.enter_context(Ticker(writer, slow.path)).pid for _ in range(_WRITERS)]
+            wait_for(lambda: len(_pids_of(client.list_probes("slow_arguments:::"))) == _WRITERS, "them to be listed")
+            slow.hang("read")
+            # of each of many requests another one waits, were they not kept from that
+            with ThreadPoolExecutor(_LISTERS) as listers:
+                lists = [
+                    listers.submit(client.list_probes, [], details=True, pids=[*writers, os.getpid()])
+                    for _ in range(_LISTERS)
+                ]
+                begin = time.monotonic()
+                assert annes.info().processes
+                assert annes.list_probes(f"ticker:{program}::tick")
+                assert time.monotonic() - begin < _PATIENCE_SECONDS
+                for each in lists:
+                    found = {process.pid: process.command_line for process in each.result(_PATIENCE_SECONDS).processes}
+                    assert {found[pid] for pid in writers} == {()}
+            (own,) = annes.list_probes(f"ticker:{program}::tick", details=True).processes
+            assert own.command_line == (str(program),)
+            slow.hang()
+
+
+def _pids_of(probes: ProbeListing) -> set[int]:
+    return {pid for probe in probes for pid in probe.pids}
 
 
 def _states(pid: int) -> list[str]:
