@@ -84,7 +84,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
-        # command lines lie in processes' memory, which may be slow, and no other request waits for this thread
+        # a process can have whoever reads its command line wait; no other request waits for this thread
         self._identifier = ThreadPoolExecutor(1, "stapsdtd-identity")
         self._command_lines = LockedCalls()
         self._open_calls = 0

@@ -44,8 +44,8 @@ class ProcessIdentity:
 class Identities:
     """Reads those of one list of processes, in one thread. calls: what reads command lines.
 
-    Pages of a command line may come late (FUSE) or never: once all those that took long took a second together, the
-    rest of the list goes without.
+    A process can have whoever reads its command line wait: once those that took long took a second together, the rest
+    of the list goes without.
     """
 
     def __init__(self, calls: LockedCalls, clock: Callable[[], float] = time.monotonic) -> None:

@@ -69,8 +69,8 @@ def comm(pid: int) -> bytes:
 def command_line(pid: int, most_bytes: int) -> list[bytes]:
     """Return a process's arguments as far as that many bytes hold them.
 
-    They lie in its memory, and it says where (PR_SET_MM_MAP): they may be as many as it likes, and wait for its
-    mmap_lock and for whoever serves the page. Raises OSError.
+    They lie in its memory where it says (PR_SET_MM_MAP), so that they may be as many as it likes, and reading waits for
+    its mmap_lock. Raises OSError.
     """
     descriptor = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
     try:

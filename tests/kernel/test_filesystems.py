@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, ProbeListing, SiteState
+from stapsdtd.client import Client, SiteState
 from stapsdtd.kernel import procfs
 from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
@@ -25,7 +25,6 @@ _KIND = "fuse.slowfiles"
 _ARMINGS = 5
 _PATIENCE_SECONDS = 5.0
 _TRY_SECONDS = 25.0
-_WRITERS = 2
 _LISTERS = 8
 _MAPPER = ("/usr/bin/python3", str(TARGETS / "mapper.py"))
 
@@ -194,12 +193,7 @@ class TestServerThatNeverReplies:
         ):
             before = armings()
             slow.forget()
-            slow.hang("read")
-            holding.begin("touch")
-            wait_for(lambda: "D" in _states(holding.pid), "a thread to wait for a page")
-            slow.hang("read", "direct")
-            holding.begin("map")
-            wait_for(lambda: _states(holding.pid).count("D") == 2, "a thread to hold the lock")
+            hold_lock(holding, slow)
             check_that_nobody_waits(armings, before)
             with everything(daemon):
                 check_that_nobody_waits(armings, before)
@@ -209,44 +203,48 @@ class TestServerThatNeverReplies:
             # what it holds it lets go of when its server replies
             slow.hang()
 
-    def test_pages_of_a_command_line_that_never_come_hold_nobody_up(
+    def test_command_line_behind_a_held_lock_holds_nobody_up(
         self, folder: Path, ticker_program: Path, slow: SlowFiles
     ) -> None:
         program = Path(shutil.copy(ticker_program, folder / "ticker"))
-        writer = Path(shutil.copy(compile_target("slow_arguments.c", folder / "built"), folder / "slow_arguments"))
+        holder = compile_target("lock_holder.c", folder / "lock_holder", "-static", "-lpthread")
         with (
             running_daemon(folder, "--engine", "bpf") as daemon,
             Ticker(*ANNE.command(program)),
-            ExitStack() as stack,
             Client(daemon.target) as client,
             ANNE.connecting(daemon.target) as door,
             Client(door) as annes,
             released_at_last(slow),
+            Ticker(holder, slow.path) as holding,
         ):
+            selector = f"ticker:{slow.path}::tick"
+            wait_for(lambda: client.list_probes(selector), "it to be listed")
             slow.forget()
-            writers = [stack.enter_context(Ticker(writer, slow.path)).pid for _ in range(_WRITERS)]
-            wait_for(lambda: len(_pids_of(client.list_probes("slow_arguments:::"))) == _WRITERS, "them to be listed")
-            slow.hang("read")
-            # of each of many requests another one waits, were they not kept from that
+            hold_lock(holding, slow)
+            # each of these has a thread wait, in which the requests of others would be served
             with ThreadPoolExecutor(_LISTERS) as listers:
-                lists = [
-                    listers.submit(client.list_probes, [], details=True, pids=[*writers, os.getpid()])
-                    for _ in range(_LISTERS)
-                ]
+                lists = [listers.submit(client.list_probes, selector, details=True) for _ in range(_LISTERS)]
                 begin = time.monotonic()
                 assert annes.info().processes
-                assert annes.list_probes(f"ticker:{program}::tick")
-                assert time.monotonic() - begin < _PATIENCE_SECONDS
+                (own,) = annes.list_probes(f"ticker:{program}::tick", details=True).processes
+                assert own.command_line == (str(program),)
                 for each in lists:
-                    found = {process.pid: process.command_line for process in each.result(_PATIENCE_SECONDS).processes}
-                    assert {found[pid] for pid in writers} == {()}
-            (own,) = annes.list_probes(f"ticker:{program}::tick", details=True).processes
-            assert own.command_line == (str(program),)
+                    (held,) = each.result().processes
+                    assert (held.pid, held.comm, held.command_line) == (holding.pid, "lock_holder", ())
+                assert time.monotonic() - begin < _PATIENCE_SECONDS
             slow.hang()
 
 
-def _pids_of(probes: ProbeListing) -> set[int]:
-    return {pid for probe in probes for pid in probe.pids}
+def hold_lock(holding: Ticker, slow: SlowFiles) -> None:
+    """holding: lock_holder.c with the file, of which the kernel has nothing in memory."""
+    slow.hang("read")
+    holding.begin("touch")
+    wait_for(lambda: "D" in _states(holding.pid), "a thread to wait for a page")
+    slow.hang("read", "direct")
+    holding.begin("map")
+    wait_for(lambda: _states(holding.pid).count("D") == 2, "a thread to hold the lock")
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["cat", f"/proc/{holding.pid}/cmdline"], check=True, timeout=0.5, capture_output=True)
 
 
 def _states(pid: int) -> list[str]:
