@@ -56,7 +56,8 @@ _NAME = "stapsdtd-client-"
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds that a client may take: for TLS; then for HTTP/2's greeting; and until its first request, from the same
-    moment on. Who takes longer is disconnected.
+    moment on. No request may take longer than twice that from its first byte to its last. Who takes longer is
+    disconnected.
     """
 
     handshake_seconds: float = 10.0
@@ -65,10 +66,13 @@ class Patience:
 
 
 class PeerTable:
-    """Who is behind which connection to the gRPC server. connected: is told whose processes they are."""
+    """Who is behind which connection to the gRPC server, on an event loop. connected: is told whose processes they
+    are, until these end: others may hold the connection then, and still others get the number.
+    """
 
     def __init__(self, connected: ConnectedClients) -> None:
         self._peers: dict[str, Peer] = {}
+        self._processes: dict[str, int] = {}
         self._connected = connected
 
     def add(self, peer: Peer) -> str:
@@ -76,13 +80,30 @@ class PeerTable:
         name = _NAME + secrets.token_hex(16)
         self._peers[name] = peer
         if peer.pid is not None:
-            self._connected.joined(peer.pid)
+            self._join(name, peer.pid)
         return name
 
     def remove(self, name: str) -> None:
         peer = self._peers.pop(name, None)
         if peer is not None and peer.pid is not None:
-            self._connected.left(peer.pid)
+            self._leave(name, peer.pid)
+
+    def _join(self, name: str, pid: int) -> None:
+        try:
+            process = self._processes[name] = os.pidfd_open(pid)
+        except OSError as error:
+            # it ended already, or is in another pid namespace and has no number here
+            _log.debug("pid %d is connected, and its events are told: %s", pid, error)
+            return
+        self._connected.joined(pid)
+        asyncio.get_running_loop().add_reader(process, self._leave, name, pid)
+
+    def _leave(self, name: str, pid: int) -> None:
+        process = self._processes.pop(name, None)
+        if process is not None:
+            asyncio.get_running_loop().remove_reader(process)
+            os.close(process)
+            self._connected.left(pid)
 
     def find(self, address: str) -> Peer:
         """Look a call's peer up, as gRPC names it. Raises AccessDeniedError for who did not come through the relay."""
@@ -267,11 +288,21 @@ class Relay:
     def _hurrying(self, outside: _Half, opening: Opening, peer: Peer) -> Iterator[None]:
         """Within it who says nothing, or a byte now and then, is disconnected."""
 
-        def check(what: str, seconds: float, is_there: Callable[[], bool]) -> None:
-            if not is_there() and not outside.lost.done():
+        def give_up(what: str, seconds: float) -> None:
+            if not outside.lost.done():
                 late = AccessDeniedError(f"{what} did not come within {seconds:g} s")
                 self._gate.note_refusal("connection", "connect", peer, late)
                 outside.abort()
+
+        def check(what: str, seconds: float, is_there: Callable[[], bool]) -> None:
+            if not is_there():
+                give_up(what, seconds)
+
+        def check_requests(unfinished: frozenset[int]) -> None:
+            if unfinished & opening.unfinished:
+                give_up("the end of a request", patience.request_seconds)
+                return
+            timers[-1] = loop.call_later(patience.request_seconds, check_requests, frozenset(opening.unfinished))
 
         loop, patience = asyncio.get_running_loop(), self._patience
         wanted = (
@@ -279,6 +310,7 @@ class Relay:
             ("a first request", patience.request_seconds, lambda: opening.is_over),
         )
         timers = [loop.call_later(seconds, check, what, seconds, is_there) for what, seconds, is_there in wanted]
+        timers.append(loop.call_later(patience.request_seconds, check_requests, frozenset[int]()))
         try:
             yield
         finally:
@@ -350,8 +382,6 @@ class _Half(asyncio.BufferedProtocol):
         data = bytes(self._buffer[:count])
         if self._opening is not None:
             self._opening.feed(data)
-            if self._opening.is_over:
-                self._opening = None
         if self.other is not None:
             self.other.write(data)
         else:

@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,8 @@ from stapsdtd.errors import (
     UnknownSubscriptionError,
 )
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.identity import ProcessIdentity, identify
+from stapsdtd.kernel.identity import Identities, ProcessIdentity
+from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
@@ -83,6 +84,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
+        # a process can have whoever reads its command line wait; no other request waits for this thread
+        self._identifier = ThreadPoolExecutor(1, "stapsdtd-identity")
+        self._command_lines = LockedCalls()
         self._open_calls = 0
         self._none_open = asyncio.Event()
         self._none_open.set()
@@ -141,6 +145,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def finished(self) -> None:
         """Return when no call has anything left to do in the control thread, cancelled ones included."""
         await self._none_open.wait()
+        self._identifier.shutdown(wait=False)
 
     @asynccontextmanager
     async def _lastly(self, work: Callable[[], None]) -> AsyncIterator[None]:
@@ -204,12 +209,19 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             response.sites_left_out = bounded.left_out
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
-                # reading a command line reads the process's memory, which a process can make slow
-                known = await asyncio.to_thread(_identities, pids_shown, users)
+                known = await asyncio.get_running_loop().run_in_executor(
+                    self._identifier, self._identities, pids_shown, users
+                )
                 response.processes.extend(map(convert.process, known))
                 objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(among))
                 response.problems.extend(convert.problems(objects))
         return response
+
+    def _identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+        """Of those that still belong to these users when all that is told of them has been read."""
+        identities = Identities(self._command_lines)
+        known = [(pid, identities.of(pid)) for pid in pids]
+        return [found for pid, found in known if found and (users is None or belongs(pid, users))]
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, context: Context
@@ -370,12 +382,6 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 if caller.rights.may_use(found)
             ]
         )
-
-
-def _identities(pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
-    """Of those that still belong to these users when all that is told of them has been read."""
-    known = [(pid, identify(pid)) for pid in pids]
-    return [identity for pid, identity in known if identity and (users is None or belongs(pid, users))]
 
 
 def _noted(selectors: Sequence[str]) -> str:

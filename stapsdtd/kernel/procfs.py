@@ -62,6 +62,24 @@ def is_filtered() -> bool:
     return re.search(rb"^Seccomp:\s2$", _read("/proc/self/status"), re.MULTILINE) is not None
 
 
+def comm(pid: int) -> bytes:
+    return _read(f"/proc/{pid}/comm").removesuffix(b"\n")
+
+
+def command_line(pid: int, most_bytes: int) -> list[bytes]:
+    """Return a process's arguments as far as that many bytes hold them.
+
+    They lie in its memory where it says (PR_SET_MM_MAP), so that they may be as many as it likes, and reading waits for
+    its mmap_lock. Raises OSError.
+    """
+    descriptor = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+    return text.removesuffix(b"\0").split(b"\0") if text else []
+
+
 def cgroup_lines(pid: int) -> bytes:
     return _read(f"/proc/{pid}/cgroup")
 

@@ -196,7 +196,7 @@ class Served:
         self._control = ControlThread()
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
-        connected = ConnectedClients()
+        self.connected = connected = ConnectedClients()
         self.subscriptions = self.in_control(
             lambda: Subscriptions(
                 self.registry,

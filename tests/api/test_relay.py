@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -50,6 +51,8 @@ EVENTS = block(range(10_000))
 CONNECT = (
     "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('there', flush=True); input()"
 )
+
+LEAVE_IT = "import os, time; heir = os.fork(); heir and (print(heir, flush=True), os._exit(0)); time.sleep(1000)"
 
 
 @pytest.fixture
@@ -149,6 +152,28 @@ def test_processes_that_are_connected_leave_no_events_in_others_subscriptions(se
         server.fire(block([4], pid=[child.pid]))
     account = server.unsubscribe(ident)
     assert (account.in_flight, account.filtered, account.fired) == (3, 1, 4)
+
+
+def test_number_of_a_process_that_connected_and_ended_is_anybodys(server: Served) -> None:
+    """Whoever gets it next would leave no events, for as long as another process holds the connection."""
+    ident = server.subscribe("app:*").subscription_id
+    command = ANNE.command("/usr/bin/python3", "-c", CONNECT.replace("input()", f"input(); {LEAVE_IT}"), server.socket)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "there\n"
+        only_peer_of(server, ANNE)
+        server.fire(block([1], pid=[child.pid]))
+        assert child.stdin is not None
+        print(file=child.stdin, flush=True)
+        heir = int(child.stdout.readline())
+        assert child.wait(PATIENCE_SECONDS) == 0
+        wait_for(lambda: child.pid not in server.connected.pids.tolist(), "it to be gone")
+        assert len(peers(server)) == 2
+        server.fire(block([2], pid=[child.pid]))
+        os.kill(heir, signal.SIGKILL)
+    wait_for_connections(server, 1)
+    account = server.unsubscribe(ident)
+    assert (account.in_flight, account.filtered, account.fired) == (1, 1, 2)
 
 
 def test_processes_that_are_connected_are_traced_where_they_are_named(server: Served) -> None:
@@ -380,13 +405,36 @@ def test_who_does_not_greet_in_time_is_disconnected(
 def test_who_never_asks_anything_is_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int) -> None:
     with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5)) as server:
         server.held()
-        with connected(server, PIECES[:said]) as slow, connected(server, PIECES) as asking:
+        asked = http2.greeting() + http2.request("ListProbes")
+        with connected(server, PIECES[:said]) as slow, connected(server, asked) as asking:
             wait_for(lambda: is_closed(slow), "it to be given up")
             wait_for_connections(server, 2)
             assert not is_closed(asking)
             assert server.held() == []
         assert server.gate.refusals["connection"] == 1
     assert refused_in(caplog) == ["a first request did not come within 0.5 s"]
+
+
+@pytest.mark.parametrize("asked", [b"", http2.request("ListSubscriptions")], ids=["first", "later"])
+def test_request_that_does_not_end_ends_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: bytes
+) -> None:
+    """The server of gRPC waits for its last byte for ever, and takes a connection with such a call for busy."""
+    body = struct.pack(">BI", 0, 1000) + bytes(10)
+    begun = http2.frame(http2.HEADERS, http2.headers("Subscribe"), http2.END_HEADERS, 99)
+    begun += http2.frame(http2.DATA, body, 0, 99)
+    with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5), idle_seconds=600) as server:
+        ident = server.subscribe("app:*").subscription_id
+        stream = server.stream(ident)
+        server.wait_until_streaming()
+        with connected(server, http2.greeting() + asked + begun) as slow:
+            wait_for(lambda: is_closed(slow), "it to be given up")
+        wait_for_connections(server, 1)
+        assert server.gate.refusals["connection"] == 1
+        # whose request is over may have events for as long as it likes
+        server.unsubscribe(ident)
+        assert [message.WhichOneof("payload") for message in stream] == ["end"]
+    assert refused_in(caplog) == ["the end of a request did not come within 0.5 s"]
 
 
 def test_who_asked_once_and_is_idle_since_is_told_to_go(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -25,6 +26,7 @@ _KIND = "fuse.slowfiles"
 _ARMINGS = 5
 _PATIENCE_SECONDS = 5.0
 _TRY_SECONDS = 25.0
+_LISTERS = 8
 _MAPPER = ("/usr/bin/python3", str(TARGETS / "mapper.py"))
 
 
@@ -192,12 +194,7 @@ class TestServerThatNeverReplies:
         ):
             before = armings()
             slow.forget()
-            slow.hang("read")
-            holding.begin("touch")
-            wait_for(lambda: "D" in _states(holding.pid), "a thread to wait for a page")
-            slow.hang("read", "direct")
-            holding.begin("map")
-            wait_for(lambda: _states(holding.pid).count("D") == 2, "a thread to hold the lock")
+            hold_lock(holding, slow)
             check_that_nobody_waits(armings, before)
             with everything(daemon):
                 check_that_nobody_waits(armings, before)
@@ -206,6 +203,49 @@ class TestServerThatNeverReplies:
                 wait_for(lambda: client.list_probes(["ticker:::"], pids=[later.pid]), "a later program")
             # what it holds it lets go of when its server replies
             slow.hang()
+
+    def test_command_line_behind_a_held_lock_holds_nobody_up(
+        self, folder: Path, ticker_program: Path, slow: SlowFiles
+    ) -> None:
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        holder = compile_target("lock_holder.c", folder / "lock_holder", "-static", "-lpthread")
+        with (
+            running_daemon(folder, "--engine", "bpf") as daemon,
+            Ticker(*ANNE.command(program)),
+            Client(daemon.target) as client,
+            ANNE.connecting(daemon.target) as door,
+            Client(door) as annes,
+            released_at_last(slow),
+            Ticker(holder, slow.path) as holding,
+        ):
+            selector = f"ticker:{slow.path}::tick"
+            wait_for(lambda: client.list_probes(selector), "it to be listed")
+            slow.forget()
+            hold_lock(holding, slow)
+            # each of these has a thread wait, in which the requests of others would be served
+            with ThreadPoolExecutor(_LISTERS) as listers:
+                lists = [listers.submit(client.list_probes, selector, details=True) for _ in range(_LISTERS)]
+                begin = time.monotonic()
+                assert annes.info().processes
+                (own,) = annes.list_probes(f"ticker:{program}::tick", details=True).processes
+                assert own.command_line == (str(program),)
+                for each in lists:
+                    (held,) = each.result().processes
+                    assert (held.pid, held.comm, held.command_line) == (holding.pid, "lock_holder", ())
+                assert time.monotonic() - begin < _PATIENCE_SECONDS
+            slow.hang()
+
+
+def hold_lock(holding: Ticker, slow: SlowFiles) -> None:
+    """holding: lock_holder.c with the file, of which the kernel has nothing in memory."""
+    slow.hang("read")
+    holding.begin("touch")
+    wait_for(lambda: "D" in _states(holding.pid), "a thread to wait for a page")
+    slow.hang("read", "direct")
+    holding.begin("map")
+    wait_for(lambda: _states(holding.pid).count("D") == 2, "a thread to hold the lock")
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(["cat", f"/proc/{holding.pid}/cmdline"], check=True, timeout=0.5, capture_output=True)
 
 
 def _states(pid: int) -> list[str]:

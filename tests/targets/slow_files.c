@@ -55,6 +55,8 @@ static int slow_open(const char *path, struct fuse_file_info *info)
 	(void)path;
 	wait_while_told("open");
 	info->direct_io = is_told("direct");
+	/* else open itself waits for the pages that others read, and mmap has none to wait for */
+	info->keep_cache = info->direct_io;
 	return 0;
 }
 

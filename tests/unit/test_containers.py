@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.containers import Placement, cgroups_of, containers_in, meant, placement
-from stapsdtd.kernel.identity import identify
+from stapsdtd.kernel.identity import Identities
+from stapsdtd.kernel.locked import LockedCalls
 
 ID = "8d0c2f6e5b1a4d3c9e7f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5"
 OTHER = "8d0c2f6e5b1affffffffffffffffffffffffffffffffffffffffffffffffffff"
@@ -173,7 +174,7 @@ def test_what_is_meant(wanted: str, found: list[str]) -> None:
 
 
 def test_identity_of_this_process() -> None:
-    found = identify(os.getpid())
+    found = Identities(LockedCalls()).of(os.getpid())
     assert found is not None
     unified = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
     assert found.cgroup == (unified[0] if unified else "")

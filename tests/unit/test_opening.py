@@ -38,3 +38,40 @@ def test_what_is_no_http2_is_never_over(said: bytes) -> None:
         opening.feed(each)
         assert not opening.is_greeting_over
         assert not opening.is_over
+
+
+def _said(*frames: tuple[int, int, int]) -> Opening:
+    """Kind, flags and stream of each."""
+    opening = Opening()
+    opening.feed(GREETING + b"".join(http2.frame(kind, bytes(5), flags, stream) for kind, flags, stream in frames))
+    return opening
+
+
+BEGIN = http2.HEADERS, http2.END_HEADERS
+
+
+@pytest.mark.parametrize(
+    ("frames", "unfinished"),
+    [
+        ([(http2.HEADERS, 0, 1)], {1}),
+        ([(*BEGIN, 1)], {1}),
+        ([(*BEGIN, 1), (http2.DATA, 0, 1)], {1}),
+        ([(*BEGIN, 1), (http2.DATA, http2.END_STREAM, 1)], set()),
+        ([(*BEGIN, 1), (http2.RST_STREAM, 0, 1)], set()),
+        ([(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1)], set()),
+        ([(http2.HEADERS, http2.END_STREAM, 1)], {1}),
+        ([(http2.HEADERS, http2.END_STREAM, 1), (http2.CONTINUATION, http2.END_HEADERS, 1)], set()),
+        ([(http2.HEADERS, 0, 1), (http2.CONTINUATION, http2.END_HEADERS, 1)], {1}),
+        ([(*BEGIN, 1), (*BEGIN, 3), (http2.DATA, http2.END_STREAM, 1)], {3}),
+        # the first bit of a stream's number means nothing
+        ([(*BEGIN, 1), (http2.DATA, http2.END_STREAM, 1 | 1 << 31)], set()),
+        ([(http2.PING, http2.END_STREAM, 0), (http2.WINDOW_UPDATE, 0, 1)], set()),
+    ],
+)
+def test_requests_that_did_not_end(frames: list[tuple[int, int, int]], unfinished: set[int]) -> None:
+    assert _said(*frames).unfinished == unfinished
+
+
+def test_requests_that_did_not_end_are_counted_up_to_some() -> None:
+    opening = _said(*[(*BEGIN, 2 * number + 1) for number in range(100_000)])
+    assert 256 < len(opening.unfinished) < 2000

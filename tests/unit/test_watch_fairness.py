@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
 from stapsdtd.watch import fairness
 from stapsdtd.watch.fairness import Holdings, Time, user_of
+from tests.support import SYSTEM_PYTHON, require
 from tests.unit.samples import key, sample_object, site
+from tests.users import ANNE
 
 
 class Clock:
@@ -90,6 +93,18 @@ def test_users_of_long_ago_are_forgotten(time: Time, clock: Clock) -> None:
 def test_user_of_a_process() -> None:
     assert user_of(os.getpid()) == os.geteuid()
     assert user_of(1 << 30) == 0
+
+
+def test_process_that_is_not_dumpable_counts_for_its_user() -> None:
+    """Most of what /proc shows of it is root's."""
+    require(os.geteuid() == 0, "root")
+    sleeping = "import ctypes, time; ctypes.CDLL(None).prctl(4, 0, 0, 0, 0); print(flush=True); time.sleep(1000)"
+    with subprocess.Popen(ANNE.command(SYSTEM_PYTHON, "-c", sleeping), stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        assert os.stat(f"/proc/{child.pid}/status").st_uid == 0
+        assert user_of(child.pid) == ANNE.uid
+        child.kill()
 
 
 def test_holdings_are_bounded_by_user(monkeypatch: pytest.MonkeyPatch) -> None:
