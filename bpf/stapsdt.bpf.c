@@ -307,8 +307,11 @@ static __always_inline bool is_dumpable(const struct mm_struct *mm)
 	return (flags & MMF_DUMPABLE_MASK) == SUID_DUMP_USER;
 }
 
-/* Whether a namespace, or one around it, was made by another user, such as a service's with PrivateUsers=. */
-static __always_inline bool is_kept_from(__u32 uid, const struct user_namespace *namespace)
+/*
+ * Whether root made a namespace, or one around it, as for a service with PrivateUsers=. Its users may not trace what is
+ * in it. An ordinary user's namespace holds that user's processes, and those of subordinate ids, who are nobody else.
+ */
+static __always_inline bool is_made_by_root(const struct user_namespace *namespace)
 {
 	if (namespace->level == 0)
 		return false;
@@ -316,7 +319,7 @@ static __always_inline bool is_kept_from(__u32 uid, const struct user_namespace 
 	for (int depth = 1; depth < MAX_NAMESPACES; depth++)
 		if (namespace->level > 1)
 			namespace = namespace->parent;
-	return namespace->level != 1 || namespace->owner.val != uid;
+	return namespace->level != 1 || namespace->owner.val == 0;
 }
 
 /* Whose process it is wholly, by the rules of ptrace(2) for who has no capabilities. */
@@ -332,7 +335,7 @@ static __always_inline __u32 owner_of(const struct task_struct *task)
 		return NOBODY;
 	if (cred->euid.val != uid || cred->suid.val != uid || cred->egid.val != gid || cred->sgid.val != gid)
 		return NOBODY;
-	if (uid && is_kept_from(uid, cred->user_ns))
+	if (uid && is_made_by_root(cred->user_ns))
 		return NOBODY;
 	return is_dumpable(task->mm) ? uid : NOBODY;
 }

@@ -23,7 +23,7 @@ _doors = itertools.count()
 
 
 # what has left the host's namespace may map nobody but itself
-_IN_ROOTS_NAMESPACE = """
+_IN_NAMESPACE = """
 import ctypes, os, sys
 left, leave = os.pipe()
 me = os.getpid()
@@ -33,10 +33,12 @@ if not os.fork():
         with open(f"/proc/{me}/{kind}_map", "w") as file:
             file.write("0 0 70000")
     os._exit(0)
+os.setresuid(*[int(sys.argv[1])] * 3)
 assert ctypes.CDLL(None).unshare(0x10000000) == 0
 os.write(leave, b".")
 os.wait()
-os.execvp(sys.argv[1], sys.argv[1:])
+os.setresuid(0, 0, 0)
+os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
@@ -52,9 +54,9 @@ class User:
         # setpriv keeps what lets it do this until it executes something
         return ["setpriv", *ids, *options, "env", *map(str, command)]
 
-    def in_roots_namespace(self, *command: Path | str) -> list[str]:
-        """The same in a user namespace that root made, as a service with PrivateUsers= has."""
-        return [SYSTEM_PYTHON, "-c", _IN_ROOTS_NAMESPACE, *self.command(*command)]
+    def in_namespace_of(self, maker: int, *command: Path | str) -> list[str]:
+        """The same in a user namespace that some user made, with the host's ids."""
+        return [SYSTEM_PYTHON, "-c", _IN_NAMESPACE, str(maker), *self.command(*command)]
 
     @contextmanager
     def connecting(self, target: str) -> Iterator[str]:

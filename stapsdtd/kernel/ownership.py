@@ -43,7 +43,7 @@ def _owner(pid: int, among: frozenset[int] | None) -> int | None:
     users, groups = found.get(b"Uid", [])[:3], found.get(b"Gid", [])[:3]
     if len(set(users)) != 1 or len(set(groups)) != 1 or int(users[0]) != shown:
         return None
-    if shown and (_is_privileged(pid, found.get(b"CapPrm", [])) or _is_kept_from(shown, pid)):
+    if shown and (_is_privileged(pid, found.get(b"CapPrm", [])) or _is_in_roots_namespace(pid)):
         return None
     return shown
 
@@ -59,12 +59,16 @@ def _is_privileged(pid: int, permitted: list[bytes]) -> bool:
         return True
 
 
-def _is_kept_from(user: int, pid: int) -> bool:
-    """Whether a process is in a user namespace that another one made, such as a service's with PrivateUsers=."""
+def _is_in_roots_namespace(pid: int) -> bool:
+    """Whether it is in a user namespace that root made, such as a service's with PrivateUsers=.
+
+    Its users may not trace what is in it. An ordinary user's namespace holds that user's processes, and those of
+    subordinate ids, who are nobody else.
+    """
     try:
         host = os.stat("/proc/self/ns/user").st_ino
         namespace = f"/proc/{pid}/ns/user"
-        return os.stat(namespace).st_ino != host and _maker_of(namespace, host) != user
+        return os.stat(namespace).st_ino != host and _maker_of(namespace, host) == 0
     except OSError:
         return True
 

@@ -174,12 +174,12 @@ class TestOwnProcesses:
             with client_of(ANNE, daemon) as client:
                 assert not client.list_probes(of(program, ""))
 
-    def test_process_in_a_user_namespace_is_whose_the_namespace_is(self, folder: Path, program: Path) -> None:
+    def test_process_in_roots_user_namespace_is_nobodys(self, folder: Path, program: Path) -> None:
         own = ANNE.command("unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user", program)
         with (
             daemon_with(folder) as daemon,
             Ticker(*own) as contained,
-            Ticker(*ANNE.in_roots_namespace(program)) as service,
+            Ticker(*ANNE.in_namespace_of(0, program)) as service,
         ):
             with recorder(ANNE, daemon, program) as recording:
                 contained.do("fire 2")

@@ -110,16 +110,22 @@ def test_capabilities_in_a_user_namespace_are_not() -> None:
         assert owner_of(pid) == ANNE.uid
 
 
-def test_process_in_anothers_user_namespace_is_nobodys() -> None:
+def test_process_in_roots_user_namespace_is_nobodys() -> None:
     """As a service's with PrivateUsers=, whose user may not trace it either."""
-    with running(ANNE.in_roots_namespace(*PLAIN)) as pid:
+    with running(ANNE.in_namespace_of(0, *PLAIN)) as pid:
         assert os.stat(f"/proc/{pid}/status").st_uid == ANNE.uid
         assert owner_of(pid) is None
     nested = ("unshare", "--user", "--map-root-user", "unshare", "--user", "--map-root-user", *PLAIN)
     with running(ANNE.command(*nested)) as pid:
         assert owner_of(pid) == ANNE.uid
-    with running(ANNE.in_roots_namespace(*nested)) as pid:
+    with running(ANNE.in_namespace_of(0, *nested)) as pid:
         assert owner_of(pid) is None
+
+
+def test_process_in_anothers_rootless_container_has_its_own_id() -> None:
+    """A subordinate one of that user's, which a role may name."""
+    with running(BERT.in_namespace_of(ANNE.uid, *PLAIN)) as pid:
+        assert owner_of(pid) == BERT.uid
 
 
 def test_status_that_does_not_tell_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
