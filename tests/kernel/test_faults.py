@@ -307,8 +307,9 @@ def test_without_bpf_the_other_engine_serves(tmp_path: Path, ticker: Ticker, tic
         # what the kernel says when it has no event number left: there are 65,535 for all of tracefs
         ("write", "ENODEV", (f"{_TRACING}/uprobe_events",), "No such device"),
         ("write", "ENOMEM", (f"{_TRACING}/uprobe_events",), "Cannot allocate memory"),
+        ("write", "ENOSPC", (f"{_TRACING}/uprobe_events",), "No space left on device"),
     ],
-    ids=["perf", "bpf", "events", "memory"],
+    ids=["perf", "bpf", "events", "memory", "space"],
 )
 @pytest.mark.usefixtures("foreign")
 def test_kernel_refuses_for_a_while(

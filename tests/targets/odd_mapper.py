@@ -35,7 +35,10 @@ def shared_memory() -> bool:
 
 def secret() -> bool:
     descriptor = libc.syscall(MEMFD_SECRET, 0)
-    return descriptor >= 0 and not os.ftruncate(descriptor, PAGE) and mapped(descriptor)
+    if descriptor < 0:
+        return False
+    os.ftruncate(descriptor, PAGE)
+    return mapped(descriptor)
 
 
 def code() -> bool:
