@@ -39,6 +39,7 @@ _TURN_SECONDS = 0.005
 _RESCAN_SECONDS = 1.0
 _DOUBT_SECONDS = 0.1
 _DEAD = frozenset("ZX")
+_HELD_BY_A_TRACER = "t"
 
 
 class Watcher:
@@ -425,6 +426,10 @@ class Watcher:
             if stat is not None and stat.threads > 1:
                 self._leaderless.add(pid)
                 self._doubt([pid])
+                return
+            if stat is not None and stat.state == _HELD_BY_A_TRACER:
+                # another thread executed a program and is the leader now; exec is told only when it goes on
+                self._pending.setdefault(pid, [])
                 return
         self._forget(pid)
         self._take_in_the_ended(pid, user_of(pid), self._pending.pop(pid, []))

@@ -86,9 +86,13 @@ class TestExecveUnderPtrace:
             assert recorder.values() == [(0,), (1,), (2,)]
             assert client.list_probes(details=True, pids=[held, other.pid])
             assert time.monotonic() - begin < _PATIENCE_SECONDS
-            # and it comes to no harm when it goes on
             with Recorder(daemon.target, of(program), pids=[held]) as recorder:
+                if where == "exec":
+                    # it is traced from its first instruction on
+                    wait_for(recorder.armed, "the new program")
                 assert holding.do("go on") == 0
+            if where == "exec":
+                assert recorder.values() == [(number,) for number in range(7)]
             assert {event.pid for event in recorder.events} <= {held}
             assert recorder.finish().lost == 0
 
