@@ -96,8 +96,8 @@ def _command_line(machine: Machine, first_root: Path, share: Path, cpus: int) ->
     return [
         # however this process ends, the guest ends with it
         "setpriv", "--pdeathsig", "KILL", *machine.qemu,
-        # in one thread: with several, a CPU may meet the breakpoint by which another one patches the kernel's code and find
-        # nobody who knows of it ("Oops: int3" in __schedule, seen on 6.12)
+        # in one thread: with several, a CPU may meet the breakpoint by which another one patches the kernel's code, and
+        # find nobody who knows of it ("Oops: int3" in __schedule, seen on 6.12)
         "-accel", "tcg,thread=single", "-smp", str(cpus), "-m", str(_MEMORY_MIB),
         "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio", "-no-reboot",
         "-kernel", str(machine.kernel.image), "-initrd", str(first_root),
