@@ -49,7 +49,7 @@ def _recorder(daemon: Daemon, stack: ExitStack, *selectors: str) -> Recorder:
 
 def _python(daemon: Daemon, stack: ExitStack) -> Recorder:
     # so that the file is known, and armed before the process begins
-    idle = subprocess.Popen([SYSTEM_PYTHON, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    idle = subprocess.Popen([SYSTEM_PYTHON, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     stack.callback(idle.communicate)
     recorder = _recorder(
         daemon,
@@ -84,7 +84,7 @@ def _postgresql(daemon: Daemon, stack: ExitStack) -> Recorder:
         stack,
         "postgresql:query__start(arg0:str)",
         "postgresql:query__parse__start(arg0:str)",
-        "postgresql:statement__status(arg0:str)",
+        "postgresql:query__rewrite__start(arg0:str)",
     )
     for _ in range(3):
         with test_postgresql.Session(cluster) as session:
