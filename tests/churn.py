@@ -41,6 +41,8 @@ _LASTING_LEASE_SECONDS = 60
 _WARM_ROUNDS = 3
 _FILLING, _FILL = 10, 10_000
 _GROWTH_KIB = 10 * 1024
+_DISARM_SECONDS = 60
+"""What goes faster than the kernel removes events waits for a moment in which nobody arms: see capture/bpf/turns.py."""
 _SLACK_DESCRIPTORS = 6
 """Two events more: what shares one depends on what came when."""
 
@@ -470,7 +472,11 @@ class Churn:
         self._end_all()
         self._look_at_lasting()
         # what deleted files and memfds hold goes within the two seconds in which the daemon looks at them
-        wait_for(lambda: self._armed_sites() == len(self._paths) + 1, "all that is gone to be disarmed")
+        wait_for(
+            lambda: self._armed_sites() == len(self._paths) + 1,
+            "all that is gone to be disarmed",
+            seconds=_DISARM_SECONDS,
+        )
         if len(self.samples) >= _WARM_ROUNDS:
             usual = max(sample.descriptors for sample in self.samples[:_WARM_ROUNDS]) + _SLACK_DESCRIPTORS
             wait_for(lambda: descriptors(self._daemon.pid) <= usual, f"{usual} descriptors at most, as before")
