@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.churn import Churn
-from tests.support import descriptors, running_daemon
+from tests.support import descriptors, running_daemon, status_kib
 
 _SAMPLES = 60
 _MARK_PART = 6
@@ -37,8 +37,7 @@ class Sample:
 
     @classmethod
     def of(cls, pid: int, seconds: float, rounds: int) -> Sample:
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        anonymous, resident = (int(fields[name].split()[0]) for name in ("RssAnon", "VmRSS"))
+        anonymous, resident = (status_kib(pid, name) for name in ("RssAnon", "VmRSS"))
         return cls(seconds, rounds, anonymous, resident, descriptors(pid))
 
     def __str__(self) -> str:

@@ -128,10 +128,10 @@ class Ticker:
 class Daemon:
     """A real stapsdtd, in a process of its own, on a socket in a temporary folder."""
 
-    def __init__(self, folder: Path, *options: str, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, *options: str, prefix: Sequence[str] = (), commands: Path = COMMANDS) -> None:
         self.target = f"unix:{folder / 'daemon.sock'}"
         self.log_path = folder / "daemon.log"
-        self._command = [*prefix, str(COMMANDS / "stapsdtd"), "--listen", self.target, *options]
+        self._command = [*prefix, str(commands / "stapsdtd"), "--listen", self.target, *options]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -171,9 +171,14 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(folder: Path, *options: str, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
-    """A daemon that must end cleanly, without a traceback in its log. prefix is a command that runs it."""
-    daemon = Daemon(folder, *options, prefix=prefix)
+def running_daemon(
+    folder: Path, *options: str, prefix: Sequence[str] = (), commands: Path = COMMANDS
+) -> Iterator[Daemon]:
+    """A daemon that must end cleanly, without a traceback in its log.
+
+    prefix is a command that runs it; commands, where it is installed.
+    """
+    daemon = Daemon(folder, *options, prefix=prefix, commands=commands)
     try:
         yield daemon
         assert daemon.stop() == 0
@@ -330,8 +335,12 @@ def children() -> set[int]:
 
 
 def resident_kib(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
+    return status_kib(pid, "VmRSS")
+
+
+def status_kib(pid: int, name: str) -> int:
+    """A size in /proc/PID/status."""
+    return int(Path(f"/proc/{pid}/status").read_text().split(f"\n{name}:")[1].split()[0])
 
 
 def mapped_bytes(pid: int, path: str, file_offset: int, size: int, permission: str) -> bytes:

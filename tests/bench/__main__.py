@@ -1,4 +1,4 @@
-"""`./dev bench [--quick] [--only NAME] [--json [FILE]] [--engine NAME] [--repeats N]`"""
+"""`./dev bench`; its --help lists the options."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stapsdtd.client import Client
-from tests.bench import arming, delay, hit, jvm, rate, removals, sandbox, subscribers, unread, watching
+from tests.bench import against, arming, delay, hit, jvm, rate, removals, sandbox, subscribers, unread, watching
 from tests.bench.report import Figure, table
 from tests.bench.setup import Setup
 from tests.bench.tracers import missing
@@ -40,16 +41,24 @@ def main() -> None:
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="a line for each figure, times in seconds")
     parser.add_argument("--engine", choices=("auto", "bpf", "ftrace"), default="auto")
     parser.add_argument("--repeats", type=int, help="runs of which a figure is the median (5, quick 2)")
+    parser.add_argument("--against", metavar="REVISION", help="measure the daemon beside another revision's instead")
+    parser.add_argument(
+        "--pairs", type=int, default=against.PAIRS, help="how often each is measured then (%(default)s)"
+    )
     options = parser.parse_args()
     repeats = options.repeats or (2 if options.quick else 5)
     for command in missing():
         print(f"bench: {command} is not installed, so nothing is measured beside it", file=sys.stderr)
     engine = _engine(options.engine)
     figures: list[Figure] = []
-    for name in options.only or _BENCHMARKS:
+    runs = {name: _BENCHMARKS[name] for name in options.only or _BENCHMARKS}
+    if options.against:
+        repeats = options.pairs
+        runs = {f"against {options.against}": partial(against.run, revision=options.against, pairs=options.pairs)}
+    for name, run in runs.items():
         print(f"bench: {name} …", file=sys.stderr)
         with tempfile.TemporaryDirectory() as folder:
-            figures += _BENCHMARKS[name](Setup(Path(folder), repeats, engine, options.quick))
+            figures += run(Setup(Path(folder), repeats, engine, options.quick))
     lines = "".join(
         json.dumps({"engine": engine, **dataclasses.asdict(figure)}, ensure_ascii=False) + "\n" for figure in figures
     )

@@ -25,7 +25,7 @@ _CPU_SECONDS = 0.4e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """cpu: what daemon and client spent for an event that arrived, in seconds. unexplained: events of no account."""
 
     fired: Fired
@@ -44,17 +44,17 @@ def run(setup: Setup) -> list[Figure]:
     seconds = 3.0 if setup.quick else 10.0
     repeats = 1 if setup.quick else max(1, setup.repeats // 2)  # ten seconds each are repetition enough
     count = tracers().get(COUNT)
-    columns: list[_Run] = []
-    rows: list[_Run] = []
+    columns: list[Run] = []
+    rows: list[Run] = []
     printed: list[float] = []
     counted: list[float] = []
     with setup.daemon() as daemon, Firing(setup.folder) as firing:
         for _ in range(repeats):
-            columns.append(_streamed(daemon, firing, "columns", seconds))
+            columns.append(streamed(daemon, firing, "columns", seconds))
             if count:
                 with count(firing):
                     counted.append(firing.fire(seconds=seconds).rate)
-            rows.append(_streamed(daemon, firing, "rows", seconds))
+            rows.append(streamed(daemon, firing, "rows", seconds))
             printed.append(_printed(daemon, firing, seconds))
     return [
         _columns_rate(columns, counted),
@@ -85,7 +85,7 @@ def run(setup: Setup) -> list[Figure]:
     ]
 
 
-def _columns_rate(columns: list[_Run], counted: list[float]) -> Figure:
+def _columns_rate(columns: list[Run], counted: list[float]) -> Figure:
     rates = [each.rate for each in columns]
     ratio = median_ratio(rates, counted)
     share = median(each.rate / each.fired.rate for each in columns)
@@ -102,18 +102,18 @@ def _columns_rate(columns: list[_Run], counted: list[float]) -> Figure:
     )
 
 
-def _lost(runs: list[_Run]) -> str:
+def _lost(runs: list[Run]) -> str:
     """How many were lost, by the account that the client was given."""
     lost, fired = sum(each.lost for each in runs), sum(each.fired.fired for each in runs)
     return f"{lost:,} of {fired:,} lost at {median(each.fired.rate for each in runs) / 1e6:.2f} M/s; "
 
 
-def _split(runs: list[_Run]) -> str:
+def _split(runs: list[Run]) -> str:
     daemon, client = median(each.daemon_cpu for each in runs), median(each.client_cpu for each in runs)
     return f"CPU an event: daemon {daemon * 1e6:.2f} µs, client {client * 1e6:.2f} µs"
 
 
-def _streamed(daemon: Daemon, firing: Firing, encoding: str, seconds: float) -> _Run:
+def streamed(daemon: Daemon, firing: Firing, encoding: str, seconds: float) -> Run:
     with Consumer(daemon, "--encoding", encoding) as consumer:
         before = cpu_ns(daemon.pid)
         fired = firing.fire(seconds=seconds)
@@ -124,7 +124,7 @@ def _streamed(daemon: Daemon, firing: Firing, encoding: str, seconds: float) -> 
     if not consumed.lost:
         # the values are right where their sum is that of all numbers from 0
         unexplained += consumed.total != fired.fired * (fired.fired - 1) // 2
-    return _Run(
+    return Run(
         fired,
         consumed.events / (consumed.last_ns - fired.begin_ns) * 1e9,
         consumed.lost,

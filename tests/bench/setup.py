@@ -14,7 +14,7 @@ from typing import IO, Self
 
 from stapsdtd.elf import parse_object
 from tests.bench.consumer import Consumed
-from tests.support import ROOT, Daemon, compile_target, mapped_bytes, running_daemon
+from tests.support import COMMANDS, ROOT, Daemon, compile_target, mapped_bytes, running_daemon
 
 SELECTOR = "firing:hit"
 BUFFER_KIB = 65536  # of the kernel's, for each CPU: what a burst waits in while the daemon has no CPU to run on
@@ -31,8 +31,9 @@ class Setup:
     quick: bool
 
     @contextmanager
-    def daemon(self) -> Iterator[Daemon]:
-        with running_daemon(self.folder, "--engine", self.engine) as daemon:
+    def daemon(self, commands: Path = COMMANDS) -> Iterator[Daemon]:
+        """commands: where it is installed."""
+        with running_daemon(self.folder, "--engine", self.engine, commands=commands) as daemon:
             yield daemon
 
 

@@ -17,7 +17,7 @@ PROBES = 60
 PROCESSES = 1000
 LIBRARIES = 20
 
-_STORM = r"""
+STORM = r"""
 #define _GNU_SOURCE
 #include <spawn.h>
 #include <stdlib.h>
@@ -93,13 +93,13 @@ def run(setup: Setup) -> list[Figure]:
 
 
 def _storms(setup: Setup) -> list[Figure]:
-    storm = _compiled(setup.folder, "storm", _STORM)
-    program = _compiled(setup.folder, "program", _program())
+    storm = compiled(setup.folder, "storm", STORM)
+    program = compiled(setup.folder, "program", _program())
     count = RATE * _seconds(setup)
     unwatched, beside, within, missed = [], [], [], []
 
     def share_of(what: str) -> float:
-        return _share(daemon.pid, [str(storm), what, str(RATE), str(count)])
+        return share(daemon.pid, [str(storm), what, str(RATE), str(count)])
 
     with setup.daemon() as daemon:
         for _ in range(setup.repeats):
@@ -145,24 +145,24 @@ def _many_processes(setup: Setup) -> list[Figure]:
             begin = time.perf_counter()
             with setup.daemon() as daemon:
                 ready.append(time.perf_counter() - begin)
-                idle.append(_share(daemon.pid, ["/bin/sleep", str(_seconds(setup))]))
+                idle.append(share(daemon.pid, ["/bin/sleep", str(_seconds(setup))]))
                 resident.append(resident_kib(daemon.pid) / 1024)
     finally:
         for process in processes:
             process.kill()
         for process in processes:
             process.wait()
-    start, share, memory = median(ready), median(idle) * 100, median(resident)
+    start, idling, memory = median(ready), median(idle) * 100, median(resident)
     return [
         Figure("daemon starts among 1,000 processes", start, "s", None, "<= 1 s", start <= 1),
-        Figure("daemon idles among 1,000 processes", share, "% of a core", None, "< 0.5 %", share < 0.5),
+        Figure("daemon idles among 1,000 processes", idling, "% of a core", None, "< 0.5 %", idling < 0.5),
         Figure("its memory then", memory, "MiB", None, "<= 90 MiB", memory <= 90),
     ]
 
 
 def _libraries(setup: Setup) -> list[Figure]:
-    library = _compiled(setup.folder, "watched.so", _LIBRARY, "-shared", "-fPIC")
-    loader = _compiled(setup.folder, "loader", _LOADER, "-ldl")
+    library = compiled(setup.folder, "watched.so", _LIBRARY, "-shared", "-fPIC")
+    loader = compiled(setup.folder, "loader", _LOADER, "-ldl")
     times: list[int] = []
     tracefs = Tracefs.locate()
     with setup.daemon() as daemon, Recorder(daemon.target, "watched:*"):
@@ -183,13 +183,13 @@ def _seconds(setup: Setup) -> int:
     return 2 if setup.quick else 5
 
 
-def _compiled(folder: Path, name: str, source: str, *flags: str) -> Path:
+def compiled(folder: Path, name: str, source: str, *flags: str) -> Path:
     output = folder / name
     subprocess.run(["gcc", "-O1", "-xc", "-", "-o", str(output), *flags], input=source, text=True, check=True)
     return output
 
 
-def _share(pid: int, command: list[str]) -> float:
+def share(pid: int, command: list[str]) -> float:
     """Answer how much of a core a process takes while a command runs."""
     begin, used = time.perf_counter_ns(), cpu_ns(pid)
     subprocess.run(command, check=True)
