@@ -464,7 +464,6 @@ static __always_inline void describe(const struct hit *hit, struct record *recor
 	record->pid = hit->task->tgid;
 	record->matched = hit->matched;
 	record->generation = hit->generation;
-	record->abs_ip = hit->registers[REG_IP];
 	record->missing = 0;
 	record->cpu = bpf_get_smp_processor_id();
 	/* the helper for this costs as much as all the rest */

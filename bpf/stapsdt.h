@@ -150,7 +150,6 @@ struct record {
 	__u32 pid;
 	__u64 matched;
 	__u64 generation;	/* of its plan */
-	__u64 abs_ip;
 	__u32 missing;		/* values that could not be read, whose addresses stand in their places */
 	__u32 cpu;
 	char comm[COMM_BYTES];
@@ -168,10 +167,10 @@ struct record {
 enum record_class {
 	RECORD_CLASSES = 8,
 	RECORD_HEADER = 8,	/* the kernel's, in front of each record in a ring */
-	CLASS_0 = 104 - RECORD_HEADER,
-	CLASS_1 = 136 - RECORD_HEADER,
-	CLASS_2 = 200 - RECORD_HEADER,
-	CLASS_3 = 328 - RECORD_HEADER,
+	CLASS_0 = 96 - RECORD_HEADER,
+	CLASS_1 = 128 - RECORD_HEADER,
+	CLASS_2 = 192 - RECORD_HEADER,
+	CLASS_3 = 320 - RECORD_HEADER,
 	CLASS_4 = 1024 - RECORD_HEADER,
 	CLASS_5 = 4096 - RECORD_HEADER,
 	CLASS_6 = 16384 - RECORD_HEADER,

@@ -97,10 +97,9 @@ def record(
     cpu: int = 0,
     matched: int = 0,
     missing: int = 0,
-    abs_ip: int = 0,
 ) -> bytes:
     """Of a thread 11 named app, as it is in a ring of this stride, behind the kernel's header."""
-    head = np.array([(time_ns, 11, pid, matched, generation, abs_ip, missing, cpu, b"app")], layout.RECORD)
+    head = np.array([(time_ns, 11, pid, matched, generation, missing, cpu, b"app")], layout.RECORD)
     body = head.tobytes() + struct.pack(f"={len(values)}Q", *(value & _ALL_BITS for value in values))
     return body.ljust(stride - layout.RECORD_HEADER, b"\0")
 
@@ -504,7 +503,6 @@ class _Hit:
         head = record(
             begin + layout.RECORD_HEADER, self._generation, *values,
             time_ns=time.monotonic_ns(), pid=self._pid, cpu=self._cpu, matched=matched, missing=missing,
-            abs_ip=self._registers[PLACES["x86-64"]["rip"]],
         )  # fmt: skip
         if not self._is_intact():
             return True

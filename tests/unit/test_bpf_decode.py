@@ -41,7 +41,6 @@ class Hit:
     cpu: int = 0
     comm: bytes = b"app"
     is_discarded: bool = False
-    abs_ip: int = 0
 
 
 class Recorder:
@@ -65,7 +64,7 @@ class Recorder:
 def record(hit: Hit, stride: int = STRIDE) -> bytes:
     """A record as the program leaves it in a ring, the kernel's header in front."""
     missing = sum(1 << position for position, value in enumerate(hit.values) if value is None)
-    head = (hit.time_ns, hit.tid, hit.pid, hit.matched, hit.plan, hit.abs_ip, missing, hit.cpu, hit.comm)
+    head = (hit.time_ns, hit.tid, hit.pid, hit.matched, hit.plan, missing, hit.cpu, hit.comm)
     numbers, texts = [], b""
     for value in hit.values:
         if isinstance(value, bytes):

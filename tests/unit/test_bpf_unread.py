@@ -86,11 +86,9 @@ def record(
     texts: bytes = b"", is_discarded: bool = False,
 ) -> bytes:  # fmt: skip
     all_of_them = (1 << len(values)) - 1
-    head = np.array(
-        [(time_ns, 11, pid, 1, generation, there(site), missing & all_of_them, 0, b"app")], layout.RECORD
-    ).tobytes()
+    head = np.array([(time_ns, 11, pid, 1, generation, missing & all_of_them, 0, b"app")], layout.RECORD).tobytes()
     length = STRIDE - layout.RECORD_HEADER | DISCARDED * is_discarded
-    body = struct.pack("=II", length, 0) + head + struct.pack(f"={len(values)}Q", *values) + texts
+    body = struct.pack("=II", length, 0) + head + struct.pack(f"={len(values) + 1}Q", *values, there(site)) + texts
     return body.ljust(STRIDE, b"\xcc")
 
 
@@ -103,7 +101,8 @@ def plan(
     generation: int, operands: Sequence[bytes], *sources: Source, known: SiteConstants | None, ticket: int = 1
 ) -> ActivePlan:
     entry = PlanEntry(generation, 0, b"".join(operands), 0, 0, (0,))
-    return ActivePlan(entry, (Reading(Channel(ticket, RecordingSink()), 0, generation, sources),), 0, known)
+    readings = (Reading(Channel(ticket, RecordingSink()), 0, generation, sources),)
+    return ActivePlan(entry, readings, 0, known, abs_ip_at=len(operands))
 
 
 def by_generation(plans: Iterable[ActivePlan]) -> Mapping[int, ActivePlan]:
@@ -120,7 +119,7 @@ def values(found: Batch, *plans: ActivePlan) -> list[tuple[Any, ...]]:
 
 def test_texts_that_are_constants_are_taken_from_the_file(file: ReadOnlyFile) -> None:
     only = plan(1, [STRING], TextAt(0, 16), known=constants(file))
-    at = layout.RECORD.itemsize + 8
+    at = layout.RECORD.itemsize + 2 * 8
     found = batch(
         record(1, there(0x1000), time_ns=1),
         record(1, 4 << 32 | at, missing=0, texts=b"read", time_ns=2),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
-from stapsdtd.capture.bpf.registers import PLACES
+from stapsdtd.capture.bpf.registers import INSTRUCTION_POINTERS, PLACES
 from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import Value, pointer_bytes
 from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, Test
@@ -61,6 +61,12 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
     is_signed = argument.signed and not argument.is_float
     is_narrow = pointer_bytes(architecture) == 4
     return _OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, is_signed, is_narrow)
+
+
+def encode_abs_ip(architecture: str) -> bytes:
+    """Return the operand whose value is the instruction's address."""
+    place = _register(INSTRUCTION_POINTERS[architecture], architecture)
+    return _OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, place, _ZERO, 1, 0, 0, 0, 0, 0)
 
 
 def _register(name: str | None, architecture: str) -> int:

@@ -19,7 +19,7 @@ from functools import partial
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
-from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_value
+from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_abs_ip, encode_value
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.kernel import Loaded
@@ -37,7 +37,7 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, Capture, Constant, Object, ObjectKey, Unavailable
+from stapsdtd.model import Argument, Capture, Constant, Memory, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.groups import Window, colours
 from stapsdtd.plan.values import Value, united, value_of
@@ -462,21 +462,28 @@ class BpfEngine:
         fetcher = _Fetcher(site)
         values = united(fetcher.values())
         _check_shares(site)
-        if len(values) > layout.MAX_VALUES:
-            raise ValueError(f"{len(values)} values are wanted of it, and {layout.MAX_VALUES} are possible")
-        least = layout.RECORD.itemsize + 8 * len(values)
+        constants = SiteConstants.around(site.object.constants, site.site.site_offset)
+        if not any(map(fetcher.reads_memory, values)):
+            constants = None
+        operands = [fetcher.encode(value) for value in values]
+        if constants is not None:
+            operands.append(encode_abs_ip(site.object.architecture))
+        if len(operands) > layout.MAX_VALUES:
+            raise ValueError(f"{len(operands)} values are wanted of it, and {layout.MAX_VALUES} are possible")
+        least = layout.RECORD.itemsize + 8 * len(operands)
         most = least + sum(value.limit for value in values)
         if most > _RECORD_BYTES:
             raise ValueError(f"{most} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
         tested = {Value(index) for want in site.wants.values() for index in want.filter.arguments}
         further = sorted(tested.difference(values))
-        places = {value.number: place for place, value in enumerate([*values, *further]) if not value.is_string}
+        own = {value.number: place for place, value in enumerate(values) if not value.is_string}
+        places = own | {value.number: place for place, value in enumerate(further, len(operands))}
         bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(want.filter for want in site.wants.values()))}
         if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
             raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
         self._make_rings(range(layout.record_class(least), layout.record_class(most) + 1))
         entry = self._tables.lend_plan(
-            [fetcher.encode(value) for value in values],
+            operands,
             [fetcher.encode(value) for value in further],
             {bit: wanted for wanted, bit in bits.items()},
             places,
@@ -488,8 +495,7 @@ class BpfEngine:
             for want in site.wants.values()
         )
         tested_bits = sum(1 << bit for wanted, bit in bits.items() if not wanted.accepts_all)
-        constants = SiteConstants.around(site.object.constants, site.site.site_offset)
-        return ActivePlan(entry, readings, tested_bits, constants)
+        return ActivePlan(entry, readings, tested_bits, constants, abs_ip_at=len(values))
 
     def _make_rings(self, classes: Iterable[int]) -> None:
         """All subscriptions share the rings, which are as large as the largest that any of them asked for."""
@@ -570,6 +576,9 @@ class _Fetcher:
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
         return encode_value(value, self._arguments[value.number], self._architecture)
+
+    def reads_memory(self, value: Value) -> bool:
+        return value.is_text or isinstance(self._arguments[value.number].operand, Memory)
 
     def layout(self, want: _Want, positions: Mapping[tuple[int, bool], int]) -> Layout:
         """positions: of the record's values, by number and is_string."""

@@ -106,7 +106,6 @@ RECORD = np.dtype(
         ("pid", "u4"),
         ("matched", "u8"),
         ("generation", "u8"),
-        ("abs_ip", "u8"),
         ("missing", "u4"),
         ("cpu", "u4"),
         ("comm", "S16"),
@@ -115,7 +114,7 @@ RECORD = np.dtype(
 """What is in front of a record's values."""
 
 RECORD_HEADER = 8
-STRIDES = (104, 136, 200, 328, 1024, 4096, 16384, 65536)
+STRIDES = (96, 128, 192, 320, 1024, 4096, 16384, 65536)
 """Of each class's ring: the kernel's header and the record."""
 
 

@@ -115,13 +115,15 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class ActivePlan:
-    """A plan whose records may be met. constants: where what its hits cannot read may be found nevertheless.
+    """A plan whose records may be met.
 
-    received: by the filters' bits.
+    constants: where what its hits cannot read may be found nevertheless; abs_ip_at: which of the record's values tells
+    how far from them. received: by the filters' bits.
     """
 
     entry: PlanEntry
     readings: tuple[Reading, ...]
     tested: int
     constants: SiteConstants | None = None
+    abs_ip_at: int = 0
     received: dict[int, int] = field(default_factory=dict)

@@ -32,3 +32,9 @@ PLACES: Mapping[str, Mapping[str, int]] = {
     "x86-64": _X86_64, "i386": _I386, "aarch64": _AARCH64, "arm": _ARM, "riscv64": _RISCV64, "s390x": _S390X,
     "ppc64le": _PPC64LE, "loongarch64": _LOONGARCH64,
 }  # fmt: skip
+
+INSTRUCTION_POINTERS: Mapping[str, str] = {
+    "x86-64": "rip", "i386": "eip", "aarch64": "pc", "arm": "r15", "riscv64": "pc", "s390x": "pswa", "ppc64le": "nip",
+    "loongarch64": "csr_era",
+}  # fmt: skip
+"""What each architecture calls the register with the address of the instruction."""

@@ -98,15 +98,16 @@ class Unread:
         wanted = np.flatnonzero(missing & (addresses < np.uint64(layout.UNREAD_OPERAND)))
         records = wanted if rows is None else rows[wanted]
         generations = self._records["generation"][records]
-        distances = addresses[wanted] - self._records["abs_ip"][records]
         for generation in np.unique(generations).tolist():
             plan = self._plans[generation]
             constants = plan.constants
             if constants is None:
                 continue
             own = np.flatnonzero(generations == generation)
-            own = own[constants.has(distances[own])]
-            distinct, whose = np.unique(distances[own], return_inverse=True)
+            distances = addresses[wanted[own]] - self._records["values"][records[own], plan.abs_ip_at]
+            is_within = constants.has(distances)
+            own = own[is_within]
+            distinct, whose = np.unique(distances[is_within], return_inverse=True)
             in_order = own[np.argsort(whose, kind="stable")]
             share = self._share_of(generation)
             most = min(max(share.reads, 1), _MOST_CONSTANTS)
