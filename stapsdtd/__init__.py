@@ -5,7 +5,7 @@
     perf MMAP2 ─┘                                     │
                subscriptions ──► plan (pure) ──► capture (tracefs) ──► uprobes in the kernel
                                                       │
-           kernel buffers ──► capture: read, decode ──► route ──► bounded logs ──► gRPC ──► client, cli
+           kernel buffers ──► capture: read, decode ──► sessions: bounded logs ──► gRPC ──► client, cli
 
 Read `daemon.py` first: it builds the parts and wires them. `model.py` holds the data that flows between them.
 """

@@ -6,7 +6,7 @@
                                       Health: asks the other two whether they live
     metrics thread (where wanted)     Exporter: reads everybody's figures when somebody asks for them
     and for what waits on somebody's behalf, threads that nobody waits for: Endings (until no hit uses a plan),
-    Removals (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), PatientParser (large files)
+    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (large files)
 
 Each piece of state has one thread that changes it; DESIGN's promise that nothing is left behind is kept in
 `Daemon.stop`.
@@ -37,11 +37,10 @@ from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import NOT_OWN, FtraceEngine
-from stapsdtd.capture.jobs import Pulse
 from stapsdtd.capture.names import Owner
+from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
-from stapsdtd.health import Health
 from stapsdtd.kernel.allocator import Trimmer, bound, glibc
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.filesystems import Filesystems
@@ -49,16 +48,17 @@ from stapsdtd.kernel.nops import nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
-from stapsdtd.probes.registry import Registry
-from stapsdtd.route.clients import ConnectedClients
-from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.procs.budgets import user_of
+from stapsdtd.procs.threads import Threads
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.health import Health
+from stapsdtd.runtime.heartbeat import Heartbeat
+from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
+from stapsdtd.runtime.stopping import StopDeadline
 from stapsdtd.sandbox.parser import SandboxedParser
-from stapsdtd.sandbox.patient import PatientParser
-from stapsdtd.service_manager import notify, notify_reloading, watched
-from stapsdtd.stopping import StopDeadline
-from stapsdtd.watch.fairness import user_of
-from stapsdtd.watch.threads import Threads
-from stapsdtd.watch.watcher import Watcher
+from stapsdtd.sandbox.queueing import QueueingParser
+from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -142,8 +142,8 @@ class Daemon:
         # these two go on while the rest starts
         trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
         parser = SandboxedParser()
-        patient = PatientParser(parser)
-        self._on_stop(patient.close)
+        queueing = QueueingParser(parser)
+        self._on_stop(queueing.close)
         self._let_go.append(parser.abort)
         bpf = load()
         nops = await trial
@@ -158,8 +158,8 @@ class Daemon:
         self._engine = engine
         self._on_stop(engine.shutdown)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads, patient.parse, filesystems))
-        patient.on_done = watcher.parsed
+        watcher = await self._control.run(lambda: Watcher(registry, threads, queueing.parse, filesystems))
+        queueing.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
         connected = ConnectedClients()
@@ -168,7 +168,7 @@ class Daemon:
                 registry,
                 engine,
                 watcher,
-                patient.parse,
+                queueing.parse,
                 self._config.limits,
                 connected=connected,
                 nops=nops,
@@ -197,8 +197,8 @@ class Daemon:
         # first of all, so that streams get their End before the server stops
         self._stopping.push_async_callback(self._end_all, subscriptions)
         await self._server.start()
-        pulse = Pulse("the control thread", self._control.ask)
-        health = Health([engine.problem, pulse.problem], self._tell_health)
+        heartbeat = Heartbeat("the control thread", self._control.ask)
+        health = Health([engine.problem, heartbeat.problem], self._tell_health)
         self._stopping.push_async_callback(health.stop)
         health.start()
         if self._config.metrics is not None:

@@ -14,9 +14,9 @@ from typing import Literal
 from stapsdtd.config import NO_QUOTAS, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.logs import fields
-from stapsdtd.route.bucket import TokenBucket
-from stapsdtd.route.subscription import Subscription
+from stapsdtd.runtime.logs import fields
+from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.token_bucket import TokenBucket
 
 Refused = Literal["connection", "call"]
 
@@ -76,7 +76,7 @@ class Rights:
 
         A client may come with less than it subscribed with: by another listener, or without a group.
         """
-        is_own = subscription.client.name == self.client and self.covers(subscription.wish.owners)
+        is_own = subscription.client.name == self.client and self.covers(subscription.spec.owners)
         return self.manage or is_own
 
     def check_list(self) -> None:

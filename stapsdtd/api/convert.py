@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy.typing as npt
 
-from stapsdtd.api import places
+from stapsdtd.api import cgroup_scope
 from stapsdtd.api.access import Rights, Users
-from stapsdtd.capture.batch import Strings, ValueColumn
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.events.columns import Strings, ValueColumn
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
-from stapsdtd.predicates.parse import parse, wrong_comm
-from stapsdtd.predicates.scope import combined
-from stapsdtd.probes import selectors
-from stapsdtd.route.log import Entry, Numbered
-from stapsdtd.route.subscription import (
+from stapsdtd.query.parse import parse, wrong_comm
+from stapsdtd.query.scope import combined
+from stapsdtd.sessions.log import Entry, Numbered
+from stapsdtd.sessions.subscription import (
     Account,
     EndReason,
     KnownSite,
@@ -31,7 +31,7 @@ from stapsdtd.route.subscription import (
     SiteState,
     SiteStatus,
     Subscription,
-    Wish,
+    SubscriptionSpec,
 )
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -71,7 +71,7 @@ def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
     return frozenset(pids)
 
 
-def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
+def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
     """Check a request and fill in defaults.
 
     Raises InvalidArgumentError, and KernelFeatureError where a cgroup or container is named on a host without the
@@ -88,7 +88,7 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
         tuple(request.scope.containers),
         request.scope.include_clients,
     )
-    return Wish(
+    return SubscriptionSpec(
         parse_selectors(request.selectors, limits),
         scope,
         _within("lease_seconds", request.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
@@ -104,8 +104,8 @@ def wish_of(request: pb.SubscribeRequest, limits: Limits) -> Wish:
             parse(request.where, cgroups.find) if request.where.strip() else None,
             scope.uids,
             [_execname(name) for name in scope.execnames],
-            places.of_cgroups("scope.cgroups", scope.cgroups),
-            places.of_containers("scope.containers", scope.containers),
+            cgroup_scope.of_cgroups("scope.cgroups", scope.cgroups),
+            cgroup_scope.of_containers("scope.containers", scope.containers),
         ),
     )
 
@@ -261,10 +261,10 @@ def account(found: Account) -> pb.Account:
 
 
 def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope = found.wish.scope
+    scope = found.spec.scope
     return pb.Subscription(
         subscription_id=found.id,
-        selectors=[selector.text for selector in found.wish.selectors],
+        selectors=[selector.text for selector in found.spec.selectors],
         scope=pb.Scope(
             pids=sorted(scope.pids),
             exclude_pids=sorted(scope.exclude_pids),
@@ -274,7 +274,7 @@ def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: fl
             containers=scope.containers,
             include_clients=scope.include_clients,
         ),
-        where=found.wish.where,
+        where=found.spec.where,
         created_ns=found.created_ns,
         streaming=streaming,
         lease_left_ms=int(lease_left_seconds * 1000),

@@ -27,8 +27,8 @@ from stapsdtd.api.access import Gate, Peer
 from stapsdtd.api.listeners import ListeningSocket, hang_up, keep_alive
 from stapsdtd.api.opening import Opening
 from stapsdtd.errors import AccessDeniedError
-from stapsdtd.route.bucket import TokenBucket
-from stapsdtd.route.clients import ConnectedClients
+from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.token_bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
 

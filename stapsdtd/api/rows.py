@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stapsdtd.capture.batch import Block, Bools, Comms, Numbers, Strings, ValueColumn
-from stapsdtd.route.log import Entry, Numbered
-from stapsdtd.route.subscription import KnownSite
+from stapsdtd.events.columns import Block, Bools, Comms, Numbers, Strings, ValueColumn
+from stapsdtd.sessions.log import Entry, Numbered
+from stapsdtd.sessions.subscription import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _ROWS_PER_MESSAGE = 1000

@@ -17,12 +17,16 @@ from weakref import WeakKeyDictionary
 import grpc
 
 from stapsdtd import __version__
-from stapsdtd.api import convert, places
+from stapsdtd.api import cgroup_scope, convert
 from stapsdtd.api.access import Caller, Gate, Peer, Rights, Users, revoked
+from stapsdtd.api.cgroup_scope import Members
 from stapsdtd.api.errors import Context, told
-from stapsdtd.api.places import Members
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.api.watch import Watch
+from stapsdtd.catalog.listing_limiter import ListingLimiter
+from stapsdtd.catalog.probe_view import ProbeView
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.catalog.selectors import Selector, select
 from stapsdtd.config import Limits
 from stapsdtd.errors import (
     InvalidArgumentError,
@@ -36,12 +40,8 @@ from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
-from stapsdtd.probes.bounded import Bounded
-from stapsdtd.probes.registry import Registry
-from stapsdtd.probes.selectors import Selector, select
-from stapsdtd.probes.visible import VisibleProbes
-from stapsdtd.route.subscription import EndReason, SiteState, SiteStatus, Subscription
-from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
 
@@ -107,7 +107,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             rights = policy.rights_or_none(peer) if peer else None
             if rights is not None:
                 subscription.client.change_quotas(rights.quotas)
-            return rights is not None and rights.covers(subscription.wish.owners)
+            return rights is not None and rights.covers(subscription.spec.owners)
 
         ended = await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
         for stream, caller in self._streams.values():
@@ -198,15 +198,15 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.note(logging.DEBUG, "allowed")
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
-            members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
+            members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
             users = caller.rights.list
             among = await self._among(users, members)
             found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
-            bounded = Bounded()
+            limiter = ListingLimiter()
             response = pb.ListProbesResponse(
-                probes=[convert.probe(each, self._backend.nops) for each in bounded.of(found)]
+                probes=[convert.probe(each, self._backend.nops) for each in limiter.of(found)]
             )
-            response.sites_left_out = bounded.left_out
+            response.sites_left_out = limiter.left_out
             if request.details:
                 pids_shown = sorted({pid for probe in found for pid in probe.pids})
                 known = await asyncio.get_running_loop().run_in_executor(
@@ -234,21 +234,21 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.note(logging.INFO, "allowed", selectors=_noted(request.selectors))
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
-            members = await asyncio.to_thread(places.members, request.containers, request.cgroups)
+            members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
             among = await self._among(caller.rights.list, members)
-            visible = VisibleProbes(selectors, pids, among)
-            watch = Watch(self._backend.registry, visible, asyncio.get_running_loop(), caller)
+            view = ProbeView(selectors, pids, among)
+            watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)
             self._watches.add(watch)
             # apply_policy() did not know of it until now
             watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
             async with self._lastly(watch.end):
                 try:
-                    for probe in Bounded().of(await self._backend.control.run(watch.begin)):
+                    for probe in ListingLimiter().of(await self._backend.control.run(watch.begin)):
                         yield self._change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                     while True:
                         for added, probe in await watch.next(None if among is None else _LOOK_SECONDS):
-                            for each in Bounded().of([probe]):
+                            for each in ListingLimiter().of([probe]):
                                 yield self._change(_ADDED if added else _REMOVED, each)
                         before, among = among, await self._among(watch.caller.rights.list, members)
                         if among != before:
@@ -269,14 +269,14 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with told(context):
             caller = self._enter("subscribe", context)
-            wish = await asyncio.to_thread(convert.wish_of, request, self._backend.limits)
+            spec = await asyncio.to_thread(convert.spec_of, request, self._backend.limits)
             unanswered: list[Subscription] = []
 
             def subscribe() -> list[SiteStatus]:
                 # as of now, since revoke() will not look again at what began by an earlier policy
                 rights = self._backend.gate.policy.rights(caller.peer)
-                rights.check_trace(wish.scope.pids)
-                allowed = replace(wish, owners=rights.trace, subscriber_pid=caller.peer.pid)
+                rights.check_trace(spec.scope.pids)
+                allowed = replace(spec, owners=rights.trace, subscriber_pid=caller.peer.pid)
                 subscription, statuses = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
                 unanswered.append(subscription)
                 self._subscribers[subscription] = caller.peer
@@ -296,7 +296,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 response = pb.SubscribeResponse(
                     subscription_id=unanswered[0].id,
                     sites=map(convert.site_status, statuses),
-                    lease_seconds=wish.lease_seconds,
+                    lease_seconds=spec.lease_seconds,
                     engine=self._backend.engine,
                 )
                 unanswered.clear()
@@ -356,10 +356,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
 
             def unsubscribe() -> tuple[Subscription, Future[None]]:
                 ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-                return ended, subscriptions.settled(ended.client)
+                return ended, subscriptions.quiesced(ended.client)
 
-            subscription, settled = await self._backend.control.run(unsubscribe)
-            ending = {asyncio.wrap_future(each) for each in (subscription.ended, settled)}
+            subscription, quiesced = await self._backend.control.run(unsubscribe)
+            ending = {asyncio.wrap_future(each) for each in (subscription.ended, quiesced)}
             _, left = await asyncio.wait(ending, timeout=self.disarm_seconds)
             if left:
                 caller.note(logging.WARNING, "still disarming", subscription=request.subscription_id)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 from stapsdtd.api import convert, rows
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
-from stapsdtd.route.log import Entry
-from stapsdtd.route.subscription import Subscription
+from stapsdtd.sessions.log import Entry
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 

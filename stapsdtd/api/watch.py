@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from stapsdtd.api.access import NO_USERS, Caller, Rights, revoked
+from stapsdtd.catalog.probe_view import ProbeView
+from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import LimitReachedError, StapsdtdError
 from stapsdtd.model import Probe
-from stapsdtd.probes.registry import Change, Registry
-from stapsdtd.probes.visible import VisibleProbes
 
 _CHANGES_KEPT = 100_000
 
@@ -20,12 +20,10 @@ _CHANGES_KEPT = 100_000
 class Watch:
     """Carries changes from the control thread, where the registry tells them, to a WatchProbes call."""
 
-    def __init__(
-        self, registry: Registry, visible: VisibleProbes, loop: asyncio.AbstractEventLoop, caller: Caller
-    ) -> None:
+    def __init__(self, registry: Registry, view: ProbeView, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
         self.caller = caller
         self._registry = registry
-        self._visible = visible
+        self._view = view
         self._loop = loop
         self._changes: deque[tuple[bool, Probe]] = deque()
         self._news = asyncio.Event()
@@ -35,8 +33,8 @@ class Watch:
 
     def begin(self) -> list[Probe]:
         self._stop = self._registry.listen(self._on_change)
-        among = self._visible.among
-        return self._visible.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
+        among = self._view.among
+        return self._view.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
 
     def end(self) -> None:
         self._stop()
@@ -57,15 +55,15 @@ class Watch:
 
     def show(self, among: frozenset[int] | None) -> None:
         """Show what these processes map, and no longer what only others do; None for what any does."""
-        self._visible.among = among
+        self._view.among = among
         for found in self._registry.objects():
             self._on_change(Change(found))
 
     def _on_change(self, change: Change) -> None:
         if self._overflowed:
             return
-        seen = self._registry.object_seen_by(self._visible.among, change.object)
-        found = self._visible.changed(seen, self._registry.mappings(change.object.key))
+        seen = self._registry.object_seen_by(self._view.among, change.object)
+        found = self._view.changed(seen, self._registry.mappings(change.object.key))
         if found:
             self._overflowed = len(self._changes) + len(found) > _CHANGES_KEPT
             self._changes.extend(found)

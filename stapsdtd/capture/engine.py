@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from stapsdtd.capture.batch import Block
+from stapsdtd.events.columns import Block
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
-from stapsdtd.predicates.expression import Expression
+from stapsdtd.query.expression import Expression
 
-Ticket = int
+SubscriptionKey = int
 """Names a subscription to the engine; never used twice by one daemon."""
 
 
@@ -59,8 +59,8 @@ class Target:
     owners: users whose own processes count, None for everybody's; hits of others are as if they had never been.
     exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
     exclude_later: others that are to leave no events should they come to map it; their hits may count as filtered.
-    is_passing: the object's file goes with its last process, as a memfd does, and must not be held longer.
-    owner: whose it is, where it is passing: one user's objects must not use up what is there for all.
+    is_ephemeral: the object's file goes with its last process, as a memfd does, and must not be held longer.
+    owner: whose it is, where it is ephemeral: one user's objects must not use up what is there for all.
     """
 
     object: Object
@@ -68,7 +68,7 @@ class Target:
     sites: tuple[TargetSite, ...]
     predicate: Expression | None = None
     exclude_pids: frozenset[int] = frozenset()
-    is_passing: bool = False
+    is_ephemeral: bool = False
     exclude_later: frozenset[int] = frozenset()
     owners: frozenset[int] | None = None
     owner: str = ""
@@ -83,7 +83,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class RingFigures:
+class RingMetrics:
     """A buffer between kernel and daemon; the name is one of few, whatever clients do."""
 
     name: str
@@ -92,7 +92,7 @@ class RingFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadFigures:
+class UnreadMetrics:
     """What became of values that were not in memory at the hit, since the daemon began.
 
     from_file: constants that were read from their files. unavailable: those that were delivered as that. pages_touched:
@@ -108,7 +108,7 @@ class UnreadFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFigures:
+class EngineMetrics:
     """attachments: sites that are armed; what subscriptions share counts once. groups: tracefs events.
 
     strays: hits and records of nobody's, because something else had taken their place; 0 unless the engine or the
@@ -117,13 +117,13 @@ class EngineFigures:
 
     attachments: int
     groups: int
-    rings: tuple[RingFigures, ...]
+    rings: tuple[RingMetrics, ...]
     strays: int = 0
-    unread: UnreadFigures = UnreadFigures()
+    unread: UnreadMetrics = UnreadMetrics()
 
 
 class Engine(Protocol):
-    """Called from one thread, but for `ask`, `problem` and `figures`, which any thread may call."""
+    """Called from one thread, but for `ask`, `problem` and `metrics`, which any thread may call."""
 
     @property
     def name(self) -> str: ...
@@ -131,16 +131,16 @@ class Engine(Protocol):
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         """Answer why an argument of an object of this architecture cannot be taken so; None where it can."""
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
+    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         """Begin a subscription with nothing armed. owner: names the client, who shares the engine with others."""
 
-    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
+    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         """Arm sites; when it returns, every hit of a site not refused is delivered or counted as lost."""
 
-    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
-        """Disarm all of an object's sites for this subscription. is_awaited: settled() tells when that is done."""
+    def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
+        """Disarm all of an object's sites for this subscription. is_awaited: quiesced() tells when that is done."""
 
-    def close(self, ticket: Ticket) -> Future[None]:
+    def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         """Disarm everything. What is returned is done, in any thread, when the sink has the rest of the events and the
         last losses; it is told nothing after that.
         """
@@ -151,20 +151,20 @@ class Engine(Protocol):
     def problem(self) -> str | None:
         """Answer why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""
 
-    def figures(self) -> EngineFigures:
+    def metrics(self) -> EngineMetrics:
         """As of about now."""
 
-    def settled(self, owner: str = "") -> Future[None]:
+    def quiesced(self, owner: str = "") -> Future[None]:
         """Answer what is done when all that was disarmed so far for this owner, and is awaited, is out of the
         processes; that of a subscription that was closed always is.
         """
 
-    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+    def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         """Count hits since the last call in processes that a subscription does not see, as it is for some users' only,
         where nobody who sees them all wants the same. An engine that cannot tell answers nothing.
         """
 
-    def tidy(self) -> None:
+    def retry_cleanup(self) -> None:
         """Try again what the kernel refused to disarm or remove; to be called every now and then."""
 
     def shutdown(self) -> None:

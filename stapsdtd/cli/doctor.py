@@ -12,7 +12,7 @@ import click
 from stapsdtd.cli import options
 from stapsdtd.cli.render import is_colourful, paint
 from stapsdtd.client import Client, ClientError
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,7 @@ import click
 from stapsdtd.cli import options
 from stapsdtd.cli.render import complain, console, plural, show_signature, show_some
 from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

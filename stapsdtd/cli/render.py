@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -89,7 +89,7 @@ def point_at(text: str, caret: int) -> None:
 
 
 def is_colourful(stream: TextIO) -> bool:
-    """Whether stream is a terminal whose user has nothing against colours."""
+    """Whether stream is a terminal whose user has nothing against partition_by_page_offset."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -8,8 +8,9 @@ import sys
 
 import click
 
-from stapsdtd import __version__, config, logs
+from stapsdtd import __version__, config
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.runtime import logs
 
 _LEVELS = ("debug", "info", "warning", "error")
 

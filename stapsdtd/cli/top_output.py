@@ -25,7 +25,7 @@ from stapsdtd.cli.following import Summary
 from stapsdtd.cli.render import complain, is_colourful, paint, plural
 from stapsdtd.cli.top_figures import Interval, ProbeRow, ProcessRow
 from stapsdtd.cli.trace_output import tell_summary
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 _Row = TypeVar("_Row")
 

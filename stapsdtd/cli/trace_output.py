@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.render import Clock, complain, is_colourful, paint, plural, show_some, show_value, write_lines
 from stapsdtd.client import SiteState
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

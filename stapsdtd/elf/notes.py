@@ -20,9 +20,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from stapsdtd.arch import parse_arguments
 from stapsdtd.elf.container import ByteOrder
 from stapsdtd.model import Argument, Vaddr
-from stapsdtd.operands import parse_arguments
 
 STAPSDT_OWNER = b"stapsdt\0"
 NT_STAPSDT = 3

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from stapsdtd.arch import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
 from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
 from stapsdtd.elf.notes import (
@@ -20,7 +21,6 @@ from stapsdtd.elf.notes import (
 from stapsdtd.elf.segments import SEMAPHORE_BYTES, LoadSegments
 from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
 from stapsdtd.model import Argument, FileOffset, Problem, Site, Unavailable, Vaddr
-from stapsdtd.operands import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20

@@ -54,7 +54,7 @@ class Overflowed(NamedTuple):
     """Messages were lost; only a look at /proc tells which."""
 
 
-Happening = Forked | Executed | Exited | Overflowed
+ProcessEvent = Forked | Executed | Exited | Overflowed
 
 
 class ProcessConnector:
@@ -83,7 +83,7 @@ class ProcessConnector:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def read(self) -> Iterator[Happening]:
+    def read(self) -> Iterator[ProcessEvent]:
         """Everything that is there now, without waiting."""
         while True:
             try:

@@ -17,8 +17,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from stapsdtd import __version__
-from stapsdtd.latency import BOUNDS, Latency
 from stapsdtd.metrics.sources import Sources
+from stapsdtd.runtime.latency import BOUNDS, Latency
 
 
 class StapsdtdCollector(Collector):
@@ -47,7 +47,7 @@ class StapsdtdCollector(Collector):
         yield from self._host()
 
     def _events(self) -> Iterator[Metric]:
-        figures = self._sources.subscriptions.totals.figures()
+        figures = self._sources.subscriptions.totals.metrics()
         account = figures.account
         yield self._counter(
             "stapsdtd_events",
@@ -74,7 +74,7 @@ class StapsdtdCollector(Collector):
         yield _gauge("stapsdtd_queue_limit_bytes", "What all queues may hold.", figures.queue_limit_bytes)
 
     def _capture(self) -> Iterator[Metric]:
-        engine = self._sources.engine.figures()
+        engine = self._sources.engine.metrics()
         yield _gauge("stapsdtd_attachments", "Sites that are armed.", engine.attachments)
         yield _gauge("stapsdtd_groups", "tracefs events that hold the armed sites.", engine.groups)
         filled = GaugeMetricFamily("stapsdtd_ring_filled_bytes", _RING + " what waits to be read.", labels=["ring"])
@@ -124,7 +124,7 @@ class StapsdtdCollector(Collector):
         )
 
     def _host(self) -> Iterator[Metric]:
-        known = self._sources.registry.figures()
+        known = self._sources.registry.metrics()
         yield _gauge("stapsdtd_processes", "Processes that are watched.", known.processes)
         yield _gauge("stapsdtd_objects", "Files with probes that processes map.", known.objects)
         yield _gauge("stapsdtd_probes", "Probes in them.", known.probes)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from stapsdtd.api.access import Gate
 from stapsdtd.api.relay import Relay
 from stapsdtd.capture.engine import Engine
-from stapsdtd.health import Health
-from stapsdtd.probes.registry import Registry
-from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.health import Health
 from stapsdtd.sandbox.parser import SandboxedParser
-from stapsdtd.watch.watcher import Watcher
+from stapsdtd.sessions.subscriptions import Subscriptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from enum import Enum
 from stapsdtd.plan.events import EventSpec
 
 
-class Standing(Enum):
+class EventState(Enum):
     """What an event that exists in the kernel has been through."""
 
     DEFINED = "never enabled, or its instance is gone"
@@ -57,18 +57,18 @@ class Remove:
 Action = Define | Enable | Disable | Remove
 
 
-def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, Standing]) -> list[Action]:
+def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, EventState]) -> list[Action]:
     """What leads from installed to wanted. Disarming comes first: it frees what arming may need."""
     actions: list[Action] = []
-    for spec, standing in installed.items():
+    for spec, state in installed.items():
         if spec in wanted:
             continue
-        if standing is Standing.ENABLED:
+        if state is EventState.ENABLED:
             actions.append(Disable(spec))
-        elif standing is Standing.DEFINED:
+        elif state is EventState.DEFINED:
             actions.append(Remove(spec))
     actions += [Define(spec) for spec in wanted if spec not in installed]
-    actions += [Enable(spec) for spec in wanted if installed.get(spec) is not Standing.ENABLED]
+    actions += [Enable(spec) for spec in wanted if installed.get(spec) is not EventState.ENABLED]
     return actions
 
 

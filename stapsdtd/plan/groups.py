@@ -31,14 +31,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Colour:
+class Partition:
     """Positions, in the sequence that was grouped, of sites that can share a group, and what tells them apart."""
 
     window: Window
     members: tuple[int, ...]
 
 
-def colours(offsets: Sequence[int]) -> list[Colour]:
+def partition_by_page_offset(offsets: Sequence[int]) -> list[Partition]:
     """Put each file offset into the first group that has room for it."""
     taken: list[dict[int, int]] = []
     for position, offset in enumerate(offsets):
@@ -47,7 +47,7 @@ def colours(offsets: Sequence[int]) -> list[Colour]:
         if group is None:
             taken.append(group := {})
         group[low] = position
-    return [Colour(_window(list(group)), tuple(group.values())) for group in taken]
+    return [Partition(_window(list(group)), tuple(group.values())) for group in taken]
 
 
 def _window(lows: list[int]) -> Window:

@@ -23,8 +23,8 @@ from typing import Literal
 
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.kernel.debug_files import debug_file
-from stapsdtd.latency import Latency
 from stapsdtd.model import ParsedObject
+from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
 from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError

@@ -18,19 +18,20 @@ from stapsdtd.api.access import Gate, Policy
 from stapsdtd.api.relay import Patience, PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
-from stapsdtd.capture.batch import Block
 from stapsdtd.capture.engine import (
-    EngineFigures,
+    EngineMetrics,
     LossStage,
     Refusal,
-    RingFigures,
+    RingMetrics,
     Sink,
+    SubscriptionKey,
     Target,
-    Ticket,
-    UnreadFigures,
+    UnreadMetrics,
 )
+from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.daemon import ControlThread
+from stapsdtd.events.columns import Block
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
@@ -46,12 +47,11 @@ from stapsdtd.model import (
     Site,
     Unavailable,
 )
-from stapsdtd.probes.registry import Registry
-from stapsdtd.route.clients import ConnectedClients
-from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
-from stapsdtd.watch.watcher import Watcher
 from tests.support import wait_for
 from tests.unit.samples import sample_object
 from tests.unit.test_objects import parse_here
@@ -68,7 +68,7 @@ _NOPS = {1: b"\x90", 4: b"\x0f\x1f\x40\0", 5: b"\x0f\x1f\x44\0\0"}
 
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
-    `arm 1` is for that ticket alone.
+    `arm 1` is for that subscription_key alone.
 
     trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
@@ -79,8 +79,8 @@ class FakeEngine:
     name = "fake"
 
     def __init__(self) -> None:
-        self.sinks: dict[Ticket, Sink] = {}
-        self.armed: dict[tuple[Ticket, ObjectKey], Target] = {}
+        self.sinks: dict[SubscriptionKey, Sink] = {}
+        self.armed: dict[tuple[SubscriptionKey, ObjectKey], Target] = {}
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
         self.last_events: list[Block] = []
@@ -88,44 +88,44 @@ class FakeEngine:
         self.trouble: str | None = None
         self.disarmed: Future[None] = Future()
         self.disarmed.set_result(None)
-        self.hits: dict[tuple[Ticket, ObjectKey], int] = {}
+        self.hits: dict[tuple[SubscriptionKey, ObjectKey], int] = {}
         self.last_read: Future[None] | None = None
         self.strays = 0
-        self.unread = UnreadFigures()
+        self.unread = UnreadMetrics()
 
     def _begin(self, method: str) -> None:
         self.calls.append(method)
         if method in self.failures:
             raise self.failures[method]
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
+    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         self._begin("open")
-        self.sinks[ticket] = sink
+        self.sinks[subscription_key] = sink
 
-    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
-        assert ticket in self.sinks
+    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
+        assert subscription_key in self.sinks
         # the descriptor leads to the object while the call lasts
         status = os.stat(target.file_path)
         assert (status.st_dev, status.st_ino) == (target.object.key.dev, target.object.key.inode)
-        assert (ticket, target.object.key) not in self.armed
+        assert (subscription_key, target.object.key) not in self.armed
         self._begin("arm")
-        if error := self.failures.get(f"arm {ticket}"):
+        if error := self.failures.get(f"arm {subscription_key}"):
             raise error
-        self.armed[ticket, target.object.key] = target
+        self.armed[subscription_key, target.object.key] = target
         sites = (wanted.capture.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
-    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
+    def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         self._begin("disarm")
-        self.armed.pop((ticket, target.key), None)
+        self.armed.pop((subscription_key, target.key), None)
 
-    def close(self, ticket: Ticket) -> Future[None]:
-        sink = self.sinks.pop(ticket)
-        self.armed = {key: target for key, target in self.armed.items() if key[0] != ticket}
+    def close(self, subscription_key: SubscriptionKey) -> Future[None]:
+        sink = self.sinks.pop(subscription_key)
+        self.armed = {key: target for key, target in self.armed.items() if key[0] != subscription_key}
         if self.last_events:
             sink.deliver(self.last_events)
         self._begin("close")
-        return self.last_read or self.settled()
+        return self.last_read or self.quiesced()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         assert architecture == "x86-64"
@@ -140,22 +140,22 @@ class FakeEngine:
     def problem(self) -> str | None:
         return self.trouble
 
-    def figures(self) -> EngineFigures:
+    def metrics(self) -> EngineMetrics:
         attachments = {
             (target.object.key, wanted.capture.site) for target in self.armed.values() for wanted in target.sites
         }
-        rings = (RingFigures("64", 128, 4096),)
-        return EngineFigures(len(attachments), len(self.armed), rings, self.strays, self.unread)
+        rings = (RingMetrics("64", 128, 4096),)
+        return EngineMetrics(len(attachments), len(self.armed), rings, self.strays, self.unread)
 
-    def tidy(self) -> None:
+    def retry_cleanup(self) -> None:
         pass
 
-    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+    def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         found, self.hits = self.hits, {}
         return found
 
-    def settled(self, owner: str = "") -> Future[None]:
-        self.calls.append(f"settled {owner}")
+    def quiesced(self, owner: str = "") -> Future[None]:
+        self.calls.append(f"quiesced {owner}")
         return self.disarmed
 
     def shutdown(self) -> None:

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from stapsdtd.config import Limits, Quotas, Role
-from stapsdtd.route.foreign import ForeignBounds
-from stapsdtd.route.subscription import EndReason
+from stapsdtd.sessions.foreign_bounds import ForeignBounds
+from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -52,7 +52,7 @@ def test_unsubscribe_tells_that_it_is_still_disarming(server: Served) -> None:
     assert server.stub.Unsubscribe(first, timeout=PATIENCE_SECONDS).still_disarming
     server.engine.disarmed.set_result(None)
     assert not server.stub.Unsubscribe(second, timeout=PATIENCE_SECONDS).still_disarming
-    assert server.engine.calls.count("settled subscriptions of uid 0") == 2
+    assert server.engine.calls.count("quiesced subscriptions of uid 0") == 2
 
 
 def refusals(call: Any) -> list[str]:
@@ -73,15 +73,15 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(server:
     subscription = server.subscribe()
     call = server.stream(subscription.subscription_id)
     server.wait_until_streaming()
-    ((ticket, _), *_) = server.engine.armed
+    ((subscription_key, _), *_) = server.engine.armed
     clock.now += 1
-    server.engine.hits = {(ticket, costly.key): 312_000, (ticket, cheap.key): 900}
+    server.engine.hits = {(subscription_key, costly.key): 312_000, (subscription_key, cheap.key): 900}
     reason = "cost other users' processes 312,900 hits/s; your role allows 1,000; armed again after 30 s"
     assert refusals(call) == [reason, reason]
-    assert list(server.engine.armed) == [(ticket, cheap.key)]
+    assert list(server.engine.armed) == [(subscription_key, cheap.key)]
     # neither another process nor another subscription brings it back
     server.map(pids[1], costly)
-    assert list(server.engine.armed) == [(ticket, cheap.key)]
+    assert list(server.engine.armed) == [(subscription_key, cheap.key)]
     again = server.subscribe("app:a")
     assert [(status.state, status.reason) for status in again.sites] == [(REFUSED, reason)]
     clock.now += 30
@@ -95,11 +95,11 @@ def test_what_ended_meanwhile_counts_too(server: Served, pids: list[int]) -> Non
     found = server.file_object(site("a"))
     server.map(pids[0], found)
     first = server.subscribe()
-    ((ticket, _),) = server.engine.armed
+    ((subscription_key, _),) = server.engine.armed
 
     def end() -> None:
         clock.now += 1
-        server.engine.hits = {(ticket, found.key): 1_000_000}
+        server.engine.hits = {(subscription_key, found.key): 1_000_000}
         server.subscriptions.unsubscribe(first.subscription_id, EndReason.UNSUBSCRIBED)
 
     server.in_control(end)

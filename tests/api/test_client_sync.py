@@ -110,13 +110,13 @@ def test_watch_probes(server: FakeServer, client: Client) -> None:
 
 
 def test_events(server: FakeServer, client: Client) -> None:
-    wish: dict[str, Any] = {
+    scope: dict[str, Any] = {
         "pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"], "containers": ["web"],
         "include_clients": True,
     }  # fmt: skip
-    with client.subscribe(["postgresql:*"], **wish, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
+    with client.subscribe(["postgresql:*"], **scope, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
         (request,) = server.asked("SubscribeRequest")
-        assert request.scope == pb.Scope(**wish)
+        assert request.scope == pb.Scope(**scope)
         assert request.where == "arg0"
         assert (request.lease_seconds, request.queue_bytes, request.kernel_buffer_kib) == (9, 8, 0)
         assert [site.state for site in subscription.sites] == [SiteState.ARMED]

@@ -18,17 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stapsdtd import __version__
 from stapsdtd.api.server import SERVICE
-from stapsdtd.capture.engine import LossStage, UnreadFigures
-from stapsdtd.capture.jobs import Pulse
+from stapsdtd.capture.engine import LossStage, UnreadMetrics
 from stapsdtd.config import USER, Limits, Role
-from stapsdtd.health import Health
-from stapsdtd.latency import Latency
 from stapsdtd.metrics.collector import StapsdtdCollector
 from stapsdtd.metrics.sources import Sources
-from stapsdtd.route import subscriptions as under_test
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.health import Health
+from stapsdtd.runtime.heartbeat import Heartbeat
+from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox.parser import SandboxedParser
+from stapsdtd.sessions import subscriptions as under_test
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from stapsdtd.watch.watcher import Watcher
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import ROOT, wait_for
 from tests.unit.samples import block, site
@@ -148,7 +148,7 @@ def test_what_hits_could_not_read_and_what_was_nobodys(server: Served, scraped: 
     )  # fmt: skip
     assert [scraped[name] for name in names] == [0] * 6
     server.engine.strays = 1
-    server.engine.unread = UnreadFigures(from_file=2, unavailable=3, pages_touched=4, pages_refused=5, stuck=6)
+    server.engine.unread = UnreadMetrics(from_file=2, unavailable=3, pages_touched=4, pages_refused=5, stuck=6)
     assert [scraped[name] for name in names] == [1, 2, 3, 4, 5, 6]
 
 
@@ -304,11 +304,11 @@ def test_all_metrics_are_documented_and_no_others(server: Served, scraped: Scrap
 
 class TestHealth:
     @pytest.fixture
-    def pulse(self, server: Served) -> Pulse:
-        return Pulse("the control thread", server._control.ask)
+    def pulse(self, server: Served) -> Heartbeat:
+        return Heartbeat("the control thread", server._control.ask)
 
     @pytest.fixture
-    def check(self, server: Served, pulse: Pulse) -> Iterator[Any]:
+    def check(self, server: Served, pulse: Heartbeat) -> Iterator[Any]:
         """Has health watched as the daemon does, and answers what a client is told of both services."""
 
         async def tell(problem: str) -> None:
@@ -339,7 +339,7 @@ class TestHealth:
         wait_for(lambda: check() == [SERVING] * 2, "health to recover")
 
     def test_control_thread_that_hangs_is_not_serving_until_it_goes_on(
-        self, server: Served, pulse: Pulse, check: Any
+        self, server: Served, pulse: Heartbeat, check: Any
     ) -> None:
         with server.control_held():
             pulse._stall_seconds = 0.1

@@ -35,7 +35,7 @@ from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.errors import AccessDeniedError
-from stapsdtd.route.clients import ConnectedClients
+from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
 from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served

@@ -24,7 +24,7 @@ from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
 from stapsdtd.model import Constant, Memory, Problem, Unavailable
-from stapsdtd.predicates.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
+from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -465,8 +465,8 @@ class TestSubscribe:
     def test_defaults_do_not_exceed_what_is_allowed(self, server: Served) -> None:
         assert server.subscribe().lease_seconds == 30
         (subscription,) = server.subscriptions.all()
-        wish = subscription[0].wish
-        assert (wish.queue_bytes, wish.kernel_buffer_kib) == (LIMITS.max_queue_bytes, LIMITS.max_kernel_buffer_kib)
+        spec = subscription[0].spec
+        assert (spec.queue_bytes, spec.kernel_buffer_kib) == (LIMITS.max_queue_bytes, LIMITS.max_kernel_buffer_kib)
 
     def test_what_matches_is_armed_before_it_returns(self, server: Served, pids: list[int]) -> None:
         found = server.file_object(site("a", 1), site("b", 2), site("other", 3))
@@ -479,7 +479,7 @@ class TestSubscribe:
         assert [(wanted.capture.site.name, wanted.site_id, wanted.pids) for wanted in target.sites] == [
             ("a", 1, None), ("b", 2, None),
         ]  # fmt: skip
-        assert (target.predicate, target.is_passing, target.exclude_pids) == (None, False, frozenset())
+        assert (target.predicate, target.is_ephemeral, target.exclude_pids) == (None, False, frozenset())
         assert target.exclude_later == {os.getpid()}
 
     def test_refusals_carry_the_kernels_words(self, server: Served, pids: list[int]) -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Object, Unavailable
-from stapsdtd.probes.selectors import parse
-from stapsdtd.route.subscription import Scope, Subscription, Wish
-from stapsdtd.route.subscriptions import Subscriptions
+from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -348,7 +348,7 @@ class TestEnds:
         ((_, held),) = server.subscriptions._held.items()
         assert held.lease is None
         # from here on a second is enough; to begin the stream may have taken longer
-        held.subscription.wish = replace(held.subscription.wish, lease_seconds=1)
+        held.subscription.spec = replace(held.subscription.spec, lease_seconds=1)
         call.cancel()
         wait_for(lambda: not server.held(), "the lease to run out")
         assert finished(server, ident)[-1].end.reason == pb.End.REASON_LEASE_EXPIRED
@@ -461,7 +461,7 @@ class TestObjectsThatComeAndGo:
         server.unmap(pids[0], found)
         server.in_control(server.subscriptions._keep_house)
         (target,) = server.engine.armed.values()
-        assert not target.is_passing
+        assert not target.is_ephemeral
         server.map(pids[1], found)
         assert server.engine.calls.count("arm") == 1
 
@@ -484,7 +484,7 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], found)
         call = server.stream(server.subscribe().subscription_id)
         (target,) = server.engine.armed.values()
-        assert target.is_passing
+        assert target.is_ephemeral
         server.map(pids[1], found)
         server.unmap(pids[0], found)
         assert server.engine.armed
@@ -537,8 +537,8 @@ class TestObjectsThatComeAndGo:
 
 def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> None:
     """Its successor begins with the same events, and is the one to say whether they were delivered."""
-    wish = Wish((parse("app:*"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, wish, 999, lambda *_: None)
+    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", 1, spec, 999, lambda *_: None)
     subscription.deliver([block([1, 2])])
     stream = SubscriptionStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
 

@@ -19,7 +19,7 @@ from stapsdtd.api.listeners import CannotListenError, ListeningSocket
 from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnavailableError, Tls
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
-from stapsdtd.route.bucket import TokenBucket
+from stapsdtd.sessions.token_bucket import TokenBucket
 from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for

@@ -9,8 +9,8 @@ import pytest
 
 from stapsdtd.kernel import procfs
 from stapsdtd.model import Object
-from stapsdtd.watch import objects
-from stapsdtd.watch.objects import ObjectStore, is_host_file, was_written_to
+from stapsdtd.procs import objects
+from stapsdtd.procs.objects import ObjectStore, is_host_file, was_written_to
 from tests.support import Ticker
 from tests.unit.test_objects import LOCAL, NoCopies, parse_here
 

@@ -351,7 +351,7 @@ def assert_plain(lines: list[str], fields: int | None = None) -> None:
 
 
 def on_terminal(*command: str) -> str:
-    """What a command prints on a terminal without colours."""
+    """What a command prints on a terminal without partition_by_page_offset."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "dumb"}) as process:
         os.close(theirs)

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from bpf.build import SOURCE, build
-from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
+from stapsdtd.events.columns import Block
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Capture, Object, ObjectKey, SiteCapture
 from tests.bench.setup import Firing
@@ -96,10 +96,10 @@ def test_no_record_reaches_a_later_subscription(tmp_path: Path) -> None:
         ended = []
         for number in range(ROUNDS):
             sinks = CountingSink(), CountingSink()
-            for ticket, sink, wanted in zip((2 * number + 2, 2 * number + 3), sinks, targets, strict=True):
-                engine.open(ticket, sink, 64)
-                assert engine.arm(ticket, wanted) == []
-            closed = [engine.close(ticket) for ticket in (2 * number + 2, 2 * number + 3)]
+            for subscription_key, sink, wanted in zip((2 * number + 2, 2 * number + 3), sinks, targets, strict=True):
+                engine.open(subscription_key, sink, 64)
+                assert engine.arm(subscription_key, wanted) == []
+            closed = [engine.close(subscription_key) for subscription_key in (2 * number + 2, 2 * number + 3)]
             ended.append((sinks, closed))
         for sinks, closed in ended:
             for sink, done, firing in zip(sinks, closed, (one, two), strict=True):
@@ -110,6 +110,6 @@ def test_no_record_reaches_a_later_subscription(tmp_path: Path) -> None:
         assert set(always.pids) == {one.pid, two.pid}
         assert always.fired_count == always.accounted
         assert always.losses[LossStage.DECODE] == 0
-        assert engine.figures().strays == 0
+        assert engine.metrics().strays == 0
         # the test would show nothing if hits were over before plans went
         assert sum(sink.pids.total() for sinks, _ in ended for sink in sinks) > 0

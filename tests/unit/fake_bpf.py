@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.batch import Block
-from stapsdtd.capture.bpf import engine, layout, removals, rings
+from stapsdtd.capture.bpf import engine, layout, reaper, rings
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.bpf.registers import PLACES
+from stapsdtd.capture.bpf.registers import PT_REGS_INDEX
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.events.columns import Block
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.predicates.program import ACCEPT, REJECT, Relation, Source
+from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
 from tests.unit.samples import event_rows
 
 CPUS = 2
@@ -254,7 +254,7 @@ class _AtOnce:
     """In place of a ThreadPoolExecutor."""
 
     def __init__(self, workers: int, name: str) -> None:
-        assert (workers, name) == (1, "stapsdtd-removals")
+        assert (workers, name) == (1, "stapsdtd-reaper")
 
     def submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
         done: Future[None] = Future()
@@ -329,7 +329,7 @@ class FakeKernel:
             patch.setattr(rings, "create_ring", memory)
             patch.setattr(engine, "Ring", self.loaded.make_ring)
             patch.setattr(engine, "ProbeEvent", self._define)
-            patch.setattr(removals, "ThreadPoolExecutor", _AtOnce)
+            patch.setattr(reaper, "ThreadPoolExecutor", _AtOnce)
             yield self
         for ring in [*self.loaded.made, *self.loaded.spares.values()]:
             if not ring.is_closed:
@@ -368,9 +368,9 @@ class FakeKernel:
         self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int
     ) -> list[Callable[[], None]]:
         """Begin a hit of each event that reaches it; what is answered ends them, for which the kernel may take long."""
-        by_place = {PLACES["x86-64"][name]: value for name, value in registers.items()}
+        by_place = {PT_REGS_INDEX["x86-64"][name]: value for name, value in registers.items()}
         ip = LOAD_ADDRESS + offset
-        by_place[PLACES["x86-64"]["rip"]] = ip
+        by_place[PT_REGS_INDEX["x86-64"]["rip"]] = ip
         reached = [event for event in list(self.events.values()) if event.reaches(path or self.path, offset, pid)]
         return [_Hit(self, pid, cpu, by_place).begin(event.cookie, ip) for event in reached]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stapsdtd.capture.batch import COMM_BYTES, Block, Numbers, Strings, ValueColumn
+from stapsdtd.events.columns import COMM_BYTES, Block, Numbers, Strings, ValueColumn
 from stapsdtd.model import (
     Argument,
     Capture,

@@ -12,12 +12,12 @@ from functools import partial
 import pytest
 
 from stapsdtd.api.access import NO_USERS, Gate, Peer, Policy, Rights
+from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
-from stapsdtd.probes.selectors import parse
-from stapsdtd.route.bucket import TokenBucket
-from stapsdtd.route.client import Client
-from stapsdtd.route.subscription import Scope, Subscription, Wish
+from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.token_bucket import TokenBucket
 
 SOCKET = "unix:/run/x"
 ROOT, ANNE = Peer(SOCKET, 0, frozenset({0}), 1), Peer(SOCKET, 64101, frozenset({64101, 64110}), 2)
@@ -160,8 +160,8 @@ class TestRights:
         ],
     )
     def test_subscriptions(self, client: str, owners: set[int] | None, *, may: bool, manager_may: bool) -> None:
-        wish = Wish((parse("a:b"),), Scope(), 1, 1, 1, owners=None if owners is None else frozenset(owners))
-        subscription = Subscription("id", 1, wish, 1, lambda *_: None, Client(client))
+        spec = SubscriptionSpec((parse("a:b"),), Scope(), 1, 1, 1, owners=None if owners is None else frozenset(owners))
+        subscription = Subscription("id", 1, spec, 1, lambda *_: None, Client(client))
         assert self.OWN.may_use(subscription) is may
         assert replace(self.OWN, manage=True).may_use(subscription) is manager_may
 
@@ -230,7 +230,7 @@ class TestGate:
         )
         for uid in range(100):
             gate.enter("list", str(uid))
-            monkeypatch.setattr("stapsdtd.route.bucket.TokenBucket.is_full", property(lambda _: True))
+            monkeypatch.setattr("stapsdtd.sessions.token_bucket.TokenBucket.is_full", property(lambda _: True))
         assert len(gate._requests) <= 4
 
     def test_refusal_inside_a_call_is_recorded(self, caplog: pytest.LogCaptureFixture) -> None:

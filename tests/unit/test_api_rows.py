@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from stapsdtd.api import rows
 from stapsdtd.api.convert import columns, descriptions
-from stapsdtd.capture.batch import Block, Numbers, Strings, ValueColumn
 from stapsdtd.client import DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
 from stapsdtd.client.model import Value
+from stapsdtd.events.columns import Block, Numbers, Strings, ValueColumn
 from stapsdtd.model import Capture
-from stapsdtd.route.log import Entry, Numbered
-from stapsdtd.route.subscription import KnownSite
+from stapsdtd.sessions.log import Entry, Numbered
+from stapsdtd.sessions.subscription import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.unit.samples import argument, captured, sample_object, site
 

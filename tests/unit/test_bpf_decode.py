@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import Batch
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.events.columns import Block
 from tests.unit.samples import block, event_rows, signed, strings, value_list
 
 STRIDE = layout.STRIDES[3]
@@ -87,8 +87,8 @@ def batch(*hits: Hit) -> Batch:
     return batch_of(b"".join(map(record, hits)))
 
 
-def channel(ticket: int = 1, excluded: Iterable[int] = ()) -> Channel:
-    return Channel(ticket, Recorder(), frozenset(excluded))
+def channel(subscription_key: int = 1, excluded: Iterable[int] = ()) -> Channel:
+    return Channel(subscription_key, Recorder(), frozenset(excluded))
 
 
 def active(number: int, *readings: Reading, tested: int = 0) -> ActivePlan:
@@ -120,7 +120,7 @@ def seen(blocks: Iterable[tuple[Channel, Block]]) -> dict[int, list[list[tuple[A
     """Answer each subscription's blocks, as (time_ns, site_id, values…) of their events."""
     found: dict[int, list[list[tuple[Any, ...]]]] = {}
     for where, each in blocks:
-        found.setdefault(where.ticket, []).append([(row[0], *row[5:]) for row in event_rows(each)])
+        found.setdefault(where.subscription_key, []).append([(row[0], *row[5:]) for row in event_rows(each)])
     return found
 
 
@@ -253,9 +253,9 @@ def test_each_subscription_of_a_site_reads_it_its_own_way() -> None:
 
 
 def test_filters_bit_says_whose_an_event_is() -> None:
-    channels = [channel(ticket) for ticket in range(1, 6)]
+    channels = [channel(subscription_key) for subscription_key in range(1, 6)]
     bits = (0, 1, 1, 63, 5)
-    readings = [Reading(where, bit, where.ticket, ()) for where, bit in zip(channels, bits, strict=True)]
+    readings = [Reading(where, bit, where.subscription_key, ()) for where, bit in zip(channels, bits, strict=True)]
     plan = active(1, *readings, tested=1 << 63 | 1 << 5 | 0b11)
     hits = [Hit(1, time_ns=time, matched=matched) for time, matched in enumerate((0b01, 1 << 63, 0b11, ALL_BITS - 32))]
     assert seen(decode([plan], *hits)) == {
@@ -366,7 +366,7 @@ def source_at(position: int, kind: str, max_bytes: int) -> Source:
 class Wanted:
     """A subscription's part in a plan: the positions that it takes, and its bound for texts."""
 
-    ticket: int
+    subscription_key: int
     bit: int
     positions: tuple[int, ...]
     max_bytes: int
@@ -383,10 +383,10 @@ class PlanCase:
 def plan_cases(draw: st.DrawFn) -> PlanCase:
     kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).map(tuple))
     positions = st.lists(st.integers(0, len(kinds) - 1), max_size=3).map(tuple)
-    tickets = draw(st.sets(st.integers(1, 3), min_size=1))
+    subscription_keys = draw(st.sets(st.integers(1, 3), min_size=1))
     wanted = tuple(
-        draw(st.builds(Wanted, st.just(ticket), st.integers(0, 2), positions, st.sampled_from([4, 64])))
-        for ticket in sorted(tickets)
+        draw(st.builds(Wanted, st.just(subscription_key), st.integers(0, 2), positions, st.sampled_from([4, 64])))
+        for subscription_key in sorted(subscription_keys)
     )
     return PlanCase(kinds, wanted, draw(st.integers(0, 7)))
 
@@ -402,15 +402,17 @@ def batches(draw: st.DrawFn) -> tuple[dict[int, PlanCase], list[Hit]]:
     return cases, hits
 
 
-def expected_rows(cases: Mapping[int, PlanCase], hits: Sequence[Hit], ticket: int) -> list[tuple[Any, ...]]:
+def expected_rows(cases: Mapping[int, PlanCase], hits: Sequence[Hit], subscription_key: int) -> list[tuple[Any, ...]]:
     rows = []
     for hit in hits:
         case = cases[hit.plan]
         for wanted in case.wanted:
-            if wanted.ticket == ticket and (not case.tested >> wanted.bit & 1 or hit.matched >> wanted.bit & 1):
+            if wanted.subscription_key == subscription_key and (
+                not case.tested >> wanted.bit & 1 or hit.matched >> wanted.bit & 1
+            ):
                 values = [hit.values[position] for position in wanted.positions]
                 cut = [value[: wanted.max_bytes] if isinstance(value, bytes) else value for value in values]
-                rows.append((hit.time_ns, 10 * hit.plan + ticket, *cut))
+                rows.append((hit.time_ns, 10 * hit.plan + subscription_key, *cut))
     return rows
 
 
@@ -418,19 +420,23 @@ def expected_rows(cases: Mapping[int, PlanCase], hits: Sequence[Hit], ticket: in
 @given(batches())
 def test_each_subscription_gets_what_was_written_for_it(given_: tuple[dict[int, PlanCase], list[Hit]]) -> None:
     cases, hits = given_
-    channels = {ticket: channel(ticket) for ticket in (1, 2, 3)}
+    channels = {subscription_key: channel(subscription_key) for subscription_key in (1, 2, 3)}
     plans = []
     for number, case in cases.items():
         readings = []
         for wanted in case.wanted:
             sources = [source_at(position, case.kinds[position], wanted.max_bytes) for position in wanted.positions]
-            readings.append(Reading(channels[wanted.ticket], wanted.bit, 10 * number + wanted.ticket, tuple(sources)))
+            readings.append(
+                Reading(
+                    channels[wanted.subscription_key], wanted.bit, 10 * number + wanted.subscription_key, tuple(sources)
+                )
+            )
         plans.append(active(number, *readings, tested=case.tested))
     found = seen(decode(plans, *hits))
-    for ticket in channels:
-        rows = [row for block in found.get(ticket, []) for row in block]
-        assert sorted(rows, key=lambda row: row[0]) == expected_rows(cases, hits, ticket)
-        for each in found.get(ticket, []):
+    for subscription_key in channels:
+        rows = [row for block in found.get(subscription_key, []) for row in block]
+        assert sorted(rows, key=lambda row: row[0]) == expected_rows(cases, hits, subscription_key)
+        for each in found.get(subscription_key, []):
             assert [row[0] for row in each] == sorted(row[0] for row in each)
 
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stapsdtd.arch import parse_arguments
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_filters, encode_value
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
-from stapsdtd.operands import parse_arguments
 from stapsdtd.plan.values import Value
-from stapsdtd.predicates.expression import Expression
-from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, compile_for
-from stapsdtd.predicates.program import Test as One
-from tests.unit.predicates import Row, accepts, expressions
+from stapsdtd.query.expression import Expression
+from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, compile_for
+from stapsdtd.query.program import Test as One
+from tests.unit.queries import Row, accepts, expressions
 from tests.unit.samples import argument, site
 
 ARCHITECTURE = "x86-64"

@@ -68,8 +68,8 @@ def plan(number: int) -> ActivePlan:
     return ActivePlan(PlanEntry(number, 0, b"", 0, 0, (0,)), (), 0)
 
 
-def channel(ticket: int) -> Channel:
-    return Channel(ticket, RecordingSink())
+def channel(subscription_key: int) -> Channel:
+    return Channel(subscription_key, RecordingSink())
 
 
 def test_room_is_lent_again_when_hits_are_over_and_records_are_read(host: Host) -> None:

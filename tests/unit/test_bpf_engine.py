@@ -19,11 +19,10 @@ from stapsdtd.capture.bpf import engine as engine_module
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
-from stapsdtd.capture.bpf.removals import Work
+from stapsdtd.capture.bpf.reaper import Work
 from stapsdtd.capture.bpf.tables import Tables
-from stapsdtd.capture.bpf.turns import MOST_PASSING
+from stapsdtd.capture.bpf.turns import MOST_EPHEMERAL
 from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
-from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -40,8 +39,9 @@ from stapsdtd.model import (
     Unavailable,
     Vaddr,
 )
-from stapsdtd.predicates.expression import Expression
-from stapsdtd.predicates.parse import parse
+from stapsdtd.query.expression import Expression
+from stapsdtd.query.parse import parse
+from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import wait_for
 from tests.unit.fake_bpf import (
     LOAD_ADDRESS,
@@ -100,15 +100,15 @@ def other(engine: BpfEngine) -> RecordingSink:
     return opened(engine, 2)
 
 
-def opened(engine: BpfEngine, ticket: int, kib: int = 64) -> RecordingSink:
+def opened(engine: BpfEngine, subscription_key: int, kib: int = 64) -> RecordingSink:
     made = RecordingSink()
-    engine.open(ticket, made, kib)
+    engine.open(subscription_key, made, kib)
     return made
 
 
-def closed(engine: BpfEngine, ticket: int) -> None:
+def closed(engine: BpfEngine, subscription_key: int) -> None:
     """Close a subscription, and wait until its sink has everything."""
-    engine.close(ticket).result(PATIENCE_SECONDS)
+    engine.close(subscription_key).result(PATIENCE_SECONDS)
 
 
 def target(kernel: FakeKernel, *sites: Site, pids: set[int] | None = None, of: Object = FOUND, **more: Any) -> Target:
@@ -133,7 +133,7 @@ def refused(refusals: Sequence[Refusal]) -> dict[str, str]:
 
 
 def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
-    """What each pool has to lend, once all is over that ended until now."""
+    """What each pool has to allocate, once all is over that ended until now."""
     engine._removals.collect()
     engine._endings.begin([]).result(PATIENCE_SECONDS)
     engine._bring_in_step([], "")
@@ -158,7 +158,7 @@ def rejecting(text: str) -> Callable[[str], Exception | None]:
     return lambda step: TracefsRejectedError("uprobe_events", step, errno.EINVAL, "as told") if text in step else None
 
 
-def settled(engine: BpfEngine) -> None:
+def quiesced(engine: BpfEngine) -> None:
     """Wait until what was written is delivered."""
     wait_for(lambda: not any(ring.filled for ring in engine._reader._rings), "the rings to be empty")
     engine._reader._jobs.call(lambda: None)
@@ -316,7 +316,7 @@ def test_plan_is_swapped_amid_hits(
     closed(engine, 2)
     traffic.fire()
     assert traffic.fired >= 5
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(1, number) for number in range(traffic.fired)]
     assert sink.losses == other.losses == {}
 
@@ -360,7 +360,7 @@ def test_sites_that_only_one_wants_are_disarmed_with_it(
     (event,) = kernel.events.values()
     assert [offset for _, offset in event.places] == [A.site_offset]
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(1, number) for number in range(traffic.fired)]
     assert other.losses == {}
 
@@ -452,7 +452,7 @@ def test_event_for_all_processes_is_armed_before_that_for_some_goes(
     assert engine.arm(2, target(kernel, A, B)) == []
     assert kernel.steps() == ["define g1 0x10", "define g1 0x1020", "arm g1 None", "remove g0"]
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(1, number) for number in range(traffic.fired)]
     assert set(sink.pids) == {7}
     assert other.pids[-2:] == [7, 8]
@@ -469,7 +469,7 @@ def test_event_for_some_processes_is_armed_before_that_for_all_goes(
     closed(engine, 2)
     assert kernel.steps() == ["define g2 0x10", "arm g2 7", "remove g1"]
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(1, number) for number in range(traffic.fired)]
     assert sink.losses == other.losses == {}
 
@@ -483,7 +483,7 @@ def test_all_processes_of_one_site_leave_the_others_as_they_were(
     found = {tuple(offset for _, offset in event.places): event.scopes for event in kernel.events.values()}
     assert found == {(A.site_offset,): {None}, (B.site_offset,): {7}}
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(2, number) for number in range(traffic.fired)]
     assert other.values == []
 
@@ -583,7 +583,7 @@ def test_refusal_of_all_processes_leaves_some_armed(
     assert kernel.scopes == {"g0": {7}}
     closed(engine, 2)
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert sink.values == [(1, number) for number in range(traffic.fired)]
     assert (other.values, other.losses, sink.losses) == ([], {}, {})
 
@@ -637,7 +637,7 @@ def test_neighbour_that_cannot_be_moved_is_no_refusal_of_the_newcomers_site(
     for each in (A, B):
         kernel.hit(each.site_offset, pid=7)
     kernel.hit(A.site_offset, pid=8)
-    settled(engine)
+    quiesced(engine)
     assert ([row[5] for row in sink.rows], [row[5] for row in other.rows]) == ([1, 2], [1, 1])
 
 
@@ -657,7 +657,7 @@ def test_refused_newcomer_of_all_processes_costs_the_others_no_hit(
     assert list(refused(engine.arm(2, Target(found, kernel.path, (TargetSite(high, 1),))))) == [both.name]
     assert kernel.steps() == []
     traffic.fire()
-    settled(engine)
+    quiesced(engine)
     assert [values[1] for values in sink.values] == list(range(traffic.fired))
     assert other.rows == []
 
@@ -671,7 +671,7 @@ def test_site_moves_though_there_is_no_room_for_a_new_plan(
     closed(engine, 2)
     assert list(kernel.scopes.values()) == [{7}]
     kernel.hit(A.site_offset, pid=7, rdi=5)
-    settled(engine)
+    quiesced(engine)
     assert (sink.values, other.values) == ([(1, 5)], [])
 
 
@@ -684,7 +684,7 @@ def test_closed_subscription_is_told_nothing_though_its_site_could_not_be_narrow
     closed(engine, 2)
     for pid in (7, 8):
         kernel.hit(A.site_offset, pid=pid)
-    settled(engine)
+    quiesced(engine)
     assert (sink.pids, other.rows) == ([7], [])
 
 
@@ -698,7 +698,7 @@ def test_nothing_is_left_of_an_arming_that_fails_as_nobody_expected(
     assert kernel.events == {}
     engine.arm(1, target(kernel, A))
     kernel.hit(A.site_offset, rdi=5)
-    settled(engine)
+    quiesced(engine)
     assert (sink.values, other.told) == ([(1, 5)], (0, 0, 0, {}))
 
 
@@ -710,7 +710,7 @@ def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
     assert list(refused(engine.arm(2, target(kernel, A, B, pids={8})))) == [A.name]
     kernel.hit(A.site_offset, pid=7)
     kernel.hit(B.site_offset, pid=8)
-    settled(engine)
+    quiesced(engine)
     assert (sink.pids, other.pids) == ([7], [8])
 
 
@@ -818,10 +818,10 @@ def test_strings_that_do_not_fit_a_record_are_refused(
 
 
 def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engine: BpfEngine) -> None:
-    sinks = [opened(engine, ticket) for ticket in range(layout.MAX_FILTERS + 1)]
+    sinks = [opened(engine, subscription_key) for subscription_key in range(layout.MAX_FILTERS + 1)]
     *fit, last = range(layout.MAX_FILTERS + 1)
-    for ticket in fit:
-        assert engine.arm(ticket, target(kernel, A, pids={100 + ticket})) == []
+    for subscription_key in fit:
+        assert engine.arm(subscription_key, target(kernel, A, pids={100 + subscription_key})) == []
     assert refused(engine.arm(last, target(kernel, A, pids={100 + last}))) == {
         "a": "65 different filters are wanted of it, more than are possible"
     }
@@ -829,8 +829,8 @@ def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engin
     assert engine.arm(last, target(kernel, A, pids={100})) == []
     kernel.hit(A.site_offset, pid=100)
     kernel.hit(A.site_offset, pid=163)
-    settled(engine)
-    assert [ticket for ticket, sink in enumerate(sinks) if sink.rows] == [0, 63, 64]
+    quiesced(engine)
+    assert [subscription_key for subscription_key, sink in enumerate(sinks) if sink.rows] == [0, 63, 64]
 
 
 def test_more_tests_than_a_hit_may_take_are_refused(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
@@ -962,8 +962,8 @@ def test_part_of_a_site_is_kept_for_who_may_trace_everybody(kernel: FakeKernel, 
 
 @pytest.mark.usefixtures("sink")
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
-    hers = replace(target(kernel, A), is_passing=True, owner="objects of uid 1000")
-    for _ in range(MOST_PASSING):
+    hers = replace(target(kernel, A), is_ephemeral=True, owner="objects of uid 1000")
+    for _ in range(MOST_EPHEMERAL):
         engine._removals._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
     reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
     assert refused(engine.arm(1, hers)) == {"a": reason}
@@ -1074,7 +1074,7 @@ def plan_ids(kernel: FakeKernel) -> list[int]:
 
 
 def collected(engine: BpfEngine) -> None:
-    """Lend again what may be, as with anything that is armed or disarmed."""
+    """Allocate again what may be, as with anything that is armed or disarmed."""
     engine._bring_in_step([], "")
 
 
@@ -1162,7 +1162,7 @@ def test_hit_that_takes_long_still_counts_for_its_own_subscription(
     }[fate]  # fmt: skip
     closed(engine, 2)
     assert (other.values, other.told) == ([(1, 6)] * 3, (3, 3, 0, {}))
-    assert engine.figures().strays == 0
+    assert engine.metrics().strays == 0
 
 
 def test_hit_whose_plan_became_another_one_is_nobodys_record(
@@ -1177,7 +1177,7 @@ def test_hit_whose_plan_became_another_one_is_nobodys_record(
     engine.arm(2, target(kernel, B))
     closed(engine, 1)
     assert (sink.rows, sink.told) == ([], (1, 0, 0, {LossStage.DECODE: 1}))
-    assert (other.rows, engine.figures().strays) == ([], 1)
+    assert (other.rows, engine.metrics().strays) == ([], 1)
 
 
 def test_grace_period_that_fails_is_tried_again(
@@ -1232,9 +1232,9 @@ def test_page_that_was_not_there_is_brought_in_for_the_next_hit(
     kernel.hit(0x10, rdi=0x5000, rsi=0x6000)
     closed(engine, 1)
     assert sink.values == [(1, None, None), (1, b"a text", -2)]
-    unread = engine.figures().unread
+    unread = engine.metrics().unread
     assert (unread.from_file, unread.unavailable, unread.pages_refused, unread.stuck) == (0, 2, 0, 0)
-    wait_for(lambda: engine.figures().unread.pages_touched == 2, "the figures")
+    wait_for(lambda: engine.metrics().unread.pages_touched == 2, "the figures")
 
 
 def test_constants_come_from_the_file_from_the_first_hit_on(
@@ -1259,7 +1259,7 @@ def test_constants_come_from_the_file_from_the_first_hit_on(
     ended = engine.close(1)
     ended.result(PATIENCE_SECONDS)
     assert sink.values == [(1, b"a text", -2), (1, None, None)]
-    unread = engine.figures().unread
+    unread = engine.metrics().unread
     assert (unread.from_file, unread.unavailable) == (2, 2)
 
 
@@ -1277,17 +1277,17 @@ def test_event_that_cannot_be_removed_harms_no_other(
     kernel.hit(A.site_offset, rdi=1)
     closed(engine, 1)
     assert sink.values == [(1, 1)]
-    engine.settled().result()
+    engine.quiesced().result()
     assert list(kernel.events) == ["g0"]
-    engine.tidy()
+    engine.retry_cleanup()
     wait_for(lambda: not kernel.events, "it to be removed")
 
 
 def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel) -> None:
     engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
-    sinks = [opened(engine, ticket) for ticket in range(3)]
-    for ticket, each in enumerate((A, B, C)):
-        engine.arm(ticket, target(kernel, each))
+    sinks = [opened(engine, subscription_key) for subscription_key in range(3)]
+    for subscription_key, each in enumerate((A, B, C)):
+        engine.arm(subscription_key, target(kernel, each))
         kernel.hit(each.site_offset)
     kernel.fail = rejecting("remove g1")
     engine.shutdown()
@@ -1302,9 +1302,9 @@ def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel
 
 def test_shutdown_goes_on_where_a_removal_fails_unexpectedly(kernel: FakeKernel) -> None:
     engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
-    for ticket, each in enumerate((A, B, C)):
-        opened(engine, ticket)
-        engine.arm(ticket, target(kernel, each))
+    for subscription_key, each in enumerate((A, B, C)):
+        opened(engine, subscription_key)
+        engine.arm(subscription_key, target(kernel, each))
     kernel.fail = lambda step: ZeroDivisionError() if step == "remove g1" else None
     engine.shutdown()
     assert list(kernel.events) == ["g1"]
@@ -1325,18 +1325,18 @@ def test_memory_that_cannot_be_read_is_a_missing_value(
 def test_figures_count_what_subscriptions_share_once(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    assert (engine.figures().attachments, engine.figures().groups) == (0, 0)
+    assert (engine.metrics().attachments, engine.metrics().groups) == (0, 0)
     engine.arm(1, target(kernel))
     opened(engine, 2)
     engine.arm(2, target(kernel, A))
-    figures = engine.figures()
+    figures = engine.metrics()
     assert (figures.attachments, figures.groups) == (len(FOUND.parsed.sites), len(kernel.events))
     assert [(ring.name, ring.filled_bytes) for ring in figures.rings] == [(str(layout.STRIDES[0]), 0)]
     assert all(ring.size_bytes >= 64 * 1024 for ring in figures.rings)
     kernel.hit(A.site_offset)
     wait_for(lambda: len(sink.rows) == 1, "the event")
     closed(engine, 1)
-    assert engine.figures().attachments == 1
+    assert engine.metrics().attachments == 1
 
 
 def test_engine_says_why_nothing_can_be_armed(kernel: FakeKernel, tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
 from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.events.columns import U64
 from stapsdtd.model import ObjectKey
 from tests.unit.fake_bpf import FakeLoaded, RecordingSink
 
@@ -41,13 +41,13 @@ class Host:
         self.tables = CountedTables(self.loaded.table, self.loaded.cpus)
         self.hits = ForeignHits(self.tables)
 
-    def begin(self, *filters: Filter, tickets: tuple[int, ...] = (1,)) -> ActivePlan:
+    def begin(self, *filters: Filter, subscription_keys: tuple[int, ...] = (1,)) -> ActivePlan:
         """A plan with a subscription for each filter, numbered from 1 on."""
         bits = dict(enumerate(filters))
-        entry = self.tables.lend_plan([], [], bits, {}, has_texts=False)
+        entry = self.tables.allocate_plan([], [], bits, {}, has_texts=False)
         readings = tuple(Reading(Channel(bit + 1, RecordingSink()), bit, 1, ()) for bit in bits)
         plan = ActivePlan(entry, readings, len(bits))
-        self.hits.begin(LIBRARY, plan, tickets)
+        self.hits.begin(LIBRARY, plan, subscription_keys)
         return plan
 
     def hit(self, plan: ActivePlan, bit: int = 0) -> None:
@@ -57,7 +57,7 @@ class Host:
 
 def test_hits_since_the_last_time_are_told_on_all_cpus() -> None:
     host = Host()
-    plan = host.begin(ANNES, BERTS, tickets=(1, 2))
+    plan = host.begin(ANNES, BERTS, subscription_keys=(1, 2))
     host.hit(plan)
     host.hit(plan, bit=1)
     host.hit(plan, bit=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stapsdtd.capture.bpf import encode, layout, tables
-from stapsdtd.predicates import program
+from stapsdtd.query import program
 from tests.support import ROOT
 from tests.unit.btf import Btf, Member
 

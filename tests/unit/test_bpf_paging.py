@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stapsdtd.capture.bpf import paging as under_test
-from stapsdtd.capture.bpf.paging import Paging, PagingFigures
+from stapsdtd.capture.bpf.paging import Paging, PagingMetrics
 from tests.support import wait_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -73,7 +73,7 @@ def test_page_is_brought_in_by_another_thread(host: Host) -> None:
     host.settle()
     assert host.touched == [(100, 0x7000, 17)]
     assert threading.current_thread() not in host.threads
-    assert host.paging.figures() == PagingFigures(1, 0, 0)
+    assert host.paging.metrics() == PagingMetrics(1, 0, 0)
 
 
 def test_one_stuck_owner_delays_no_other(host: Host) -> None:
@@ -91,7 +91,7 @@ def test_one_stuck_owner_delays_no_other(host: Host) -> None:
     wait_for(lambda: len(host.touched) == 5, "the rest")
     host.settle()
     assert [pid for pid, _, _ in host.touched if pid < 200] == [100, 101]
-    assert host.paging.figures() == PagingFigures(5, 0, 0)
+    assert host.paging.metrics() == PagingMetrics(5, 0, 0)
 
 
 def test_owners_worker_goes_when_there_is_nothing_to_do_and_comes_again(host: Host) -> None:
@@ -108,13 +108,13 @@ def test_only_so_much_of_one_owner_waits(host: Host) -> None:
     wait_for(lambda: host.begun, "the first to begin")
     for page in range(1, under_test._MOST_WAITING + 6):
         host.paging.request(100, page * PAGE, 8)
-    assert host.paging.figures() == PagingFigures(0, 5, 0)
+    assert host.paging.metrics() == PagingMetrics(0, 5, 0)
     # nobody else pays for it
     host.paging.request(200, 0, 8)
     wait_for(lambda: host.touched == [(200, 0, 8)], "the other's page")
     comes.set()
     host.settle()
-    assert host.paging.figures() == PagingFigures(under_test._MOST_WAITING + 2, 5, 0)
+    assert host.paging.metrics() == PagingMetrics(under_test._MOST_WAITING + 2, 5, 0)
 
 
 def test_only_so_many_owners_have_workers_at_once(host: Host) -> None:
@@ -124,7 +124,7 @@ def test_only_so_many_owners_have_workers_at_once(host: Host) -> None:
     wait_for(lambda: len(host.begun) == under_test._MOST_WORKERS, "all to begin")
     late = 100 * (under_test._MOST_WORKERS + 1)
     host.paging.request(late, 0, 8)
-    assert host.paging.figures().refused == 1
+    assert host.paging.metrics().refused == 1
     host.stuck[1].set()
     wait_for(lambda: len(host.paging._lines) == under_test._MOST_WORKERS - 1, "a worker to go")
     host.paging.request(late, PAGE, 8)
@@ -162,7 +162,7 @@ def test_memory_that_may_not_be_touched_is_not(host: Host) -> None:
         host.paging.request(100, address, 8)
     host.settle()
     assert host.touched == [(100, 0x9000, 8)]
-    assert host.paging.figures() == PagingFigures(1, 1, 0)
+    assert host.paging.metrics() == PagingMetrics(1, 1, 0)
 
 
 def test_process_that_is_gone_costs_the_others_nothing(host: Host) -> None:
@@ -171,7 +171,7 @@ def test_process_that_is_gone_costs_the_others_nothing(host: Host) -> None:
         host.paging.request(100, address, 8)
     host.settle()
     assert host.touched == [(100, 0x9000, 8)]
-    assert host.paging.figures() == PagingFigures(1, 0, 0)
+    assert host.paging.metrics() == PagingMetrics(1, 0, 0)
 
 
 def test_who_is_stuck_is_told_until_the_page_comes(host: Host) -> None:
@@ -179,14 +179,14 @@ def test_who_is_stuck_is_told_until_the_page_comes(host: Host) -> None:
     host.paging.request(100, 0, 8)
     host.paging.request(200, 0, 8)
     wait_for(lambda: len(host.begun) == 2, "both to begin")
-    assert host.paging.figures().stuck == 0
+    assert host.paging.metrics().stuck == 0
     host.now += 1.5
-    assert host.paging.figures().stuck == 2
+    assert host.paging.metrics().stuck == 2
     comes[0].set()
-    wait_for(lambda: host.paging.figures().stuck == 1, "the first to go on")
+    wait_for(lambda: host.paging.metrics().stuck == 1, "the first to go on")
     comes[1].set()
     host.settle()
-    assert host.paging.figures() == PagingFigures(2, 0, 0)
+    assert host.paging.metrics() == PagingMetrics(2, 0, 0)
 
 
 def test_owner_is_not_stuck_whose_pages_come_one_by_one(host: Host) -> None:
@@ -197,7 +197,7 @@ def test_owner_is_not_stuck_whose_pages_come_one_by_one(host: Host) -> None:
         wait_for(lambda: len(host.begun) == number + 1, "it to begin")  # noqa: B023 - called at once
         host.paging.request(100, (number + 10) * PAGE, 8)
         host.now += 0.8
-        assert host.paging.figures().stuck == 0
+        assert host.paging.metrics().stuck == 0
         del host.stuck[1]
         comes.set()
         host.settle()
@@ -211,7 +211,7 @@ def test_thread_that_cannot_be_started_leaves_no_line(host: Host, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuses)
         host.paging.request(100, 0x7000, 8)
-    assert host.paging.figures() == PagingFigures(0, 1, 0)
+    assert host.paging.metrics() == PagingMetrics(0, 1, 0)
     host.paging.request(100, 0x9000, 8)
     host.settle()
     assert host.touched == [(100, 0x9000, 8)]

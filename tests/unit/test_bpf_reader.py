@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from stapsdtd.capture.batch import Block
 from stapsdtd.capture.bpf import layout, rings
 from stapsdtd.capture.bpf import reader as reader_module
 from stapsdtd.capture.bpf.decode import Batch
@@ -23,9 +22,10 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.capture.jobs import ThreadEndedError
+from stapsdtd.events.columns import Block
 from stapsdtd.model import Memory, Operand
 from stapsdtd.plan.values import Value
+from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import descriptors, wait_for
 from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeLoaded, MemoryRing, RecordingSink, memory, record
 from tests.unit.samples import RDI, argument
@@ -59,7 +59,7 @@ class Host:
         self, *sinks: RecordingSink, filters: Sequence[Filter] = (EVERYTHING,), operand: Operand = RDI
     ) -> ActivePlan:
         """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last."""
-        entry = self.tables.lend_plan(
+        entry = self.tables.allocate_plan(
             [encode_value(Value(0), argument(operand), "x86-64")], [], dict(enumerate(filters)), {0: 0}, has_texts=False
         )
         readings = tuple(
@@ -402,7 +402,7 @@ def test_room_of_a_plan_that_ended_counts_anew_for_the_next(host: Host) -> None:
     host.count(first, Counter.LOST, 5)
     host.end(first)
     assert host.sink.told == (5, 0, 0, {LossStage.KERNEL_BUFFER: 5})
-    host.tables.give_back_plan(first.entry)
+    host.tables.free_plan(first.entry)
     sink = RecordingSink()
     second = host.begin(sink)
     assert (second.entry.counters, second.entry.id) == (first.entry.counters, first.entry.id)

@@ -16,10 +16,10 @@ from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.tables import PlanEntry, Tables
 from stapsdtd.model import Memory
-from stapsdtd.plan.groups import Window, colours
+from stapsdtd.plan.groups import Window, partition_by_page_offset
 from stapsdtd.plan.values import Value
-from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source
-from stapsdtd.predicates.program import Test as One
+from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source
+from stapsdtd.query.program import Test as One
 from tests.unit.samples import argument
 
 CPUS = 3
@@ -76,7 +76,7 @@ def only(*pids: int) -> Filter:
     return Filter(frozenset(pids), NOBODY, None)
 
 
-def lend(
+def allocate(
     kernel: Kernel,
     values: Sequence[int] = (),
     filters: Mapping[int, Filter] | None = None,
@@ -85,7 +85,7 @@ def lend(
     has_texts: bool = False,
 ) -> PlanEntry:
     """Take numbers in place of operands."""
-    return kernel.tables.lend_plan(
+    return kernel.tables.allocate_plan(
         [operand(number) for number in values],
         [operand(number) for number in further],
         {0: EVERYTHING} if filters is None else filters,
@@ -94,11 +94,11 @@ def lend(
     )
 
 
-def lend_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[int, Filter]) -> tuple[int, str]:
+def allocate_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[int, Filter]) -> tuple[int, str]:
     """Answer how many plans there was room for, and what the tables said then."""
     for count in itertools.count():
         try:
-            lend(kernel, values, filters)
+            allocate(kernel, values, filters)
         except TableFullError as error:
             return count, str(error)
     raise AssertionError
@@ -109,28 +109,28 @@ def lend_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[int,
 
 def test_group_begins_with_no_sites(kernel: Kernel) -> None:
     window = Window(shift=4, bits=3)
-    first = kernel.tables.lend_group(window)
+    first = kernel.tables.allocate_group(window)
     kernel.tables.fill_group(first, window, {0x1000: 5, 0x1070: 6})
-    kernel.tables.give_back_group(first, window)
+    kernel.tables.free_group(first, window)
     assert not kernel.table(".bss.index").any()
     kernel.table(".bss.index")[:] = 9
-    first = kernel.tables.lend_group(window)
+    first = kernel.tables.allocate_group(window)
     assert kernel.table(".bss.index")[first : first + 8].tolist() == [0] * 8
 
 
 def test_group_0_stands_for_none(kernel: Kernel) -> None:
-    assert kernel.tables.lend_group(Window(0, 0)) > 0
+    assert kernel.tables.allocate_group(Window(0, 0)) > 0
 
 
 def test_groups_do_not_disturb_each_other(kernel: Kernel) -> None:
     window = Window(shift=0, bits=2)
-    groups = [kernel.tables.lend_group(window) for _ in range(3)]
+    groups = [kernel.tables.allocate_group(window) for _ in range(3)]
     for number, group in enumerate(groups, 1):
         kernel.tables.fill_group(group, window, {offset: 10 * number + offset for offset in range(4)})
-    kernel.tables.give_back_group(groups[1], window)
+    kernel.tables.free_group(groups[1], window)
     index = kernel.table(".bss.index")
     assert [index[group : group + 4].tolist() for group in groups] == [[10, 11, 12, 13], [0] * 4, [30, 31, 32, 33]]
-    assert kernel.tables.lend_group(window) == groups[1]
+    assert kernel.tables.allocate_group(window) == groups[1]
 
 
 @settings(max_examples=30)
@@ -141,9 +141,9 @@ def test_groups_do_not_disturb_each_other(kernel: Kernel) -> None:
 def test_hit_finds_its_slot_by_its_groups_window(offsets: list[int], load_page: int) -> None:
     kernel = Kernel()
     found = []
-    for colour in colours(offsets):
+    for colour in partition_by_page_offset(offsets):
         slots = {offsets[position]: position + 1 for position in colour.members}
-        first = kernel.tables.lend_group(colour.window)
+        first = kernel.tables.allocate_group(colour.window)
         kernel.tables.fill_group(first, colour.window, slots)
         found.append((first, colour.window, slots))
     index = kernel.table(".bss.index")
@@ -155,22 +155,22 @@ def test_hit_finds_its_slot_by_its_groups_window(offsets: list[int], load_page: 
 
 def test_index_becomes_full(kernel: Kernel) -> None:
     page = Window(0, 12)
-    last = max(kernel.tables.lend_group(page) for _ in range(layout.INDEX_ENTRIES // 4096 - 1))
+    last = max(kernel.tables.allocate_group(page) for _ in range(layout.INDEX_ENTRIES // 4096 - 1))
     assert last + 4096 <= layout.INDEX_ENTRIES
     with pytest.raises(TableFullError, match="groups"):
-        kernel.tables.lend_group(page)
+        kernel.tables.allocate_group(page)
     # 0 is nobody's
     for _ in range(4095):
-        kernel.tables.lend_group(Window(0, 0))
+        kernel.tables.allocate_group(Window(0, 0))
     with pytest.raises(TableFullError, match="groups"):
-        kernel.tables.lend_group(Window(0, 0))
+        kernel.tables.allocate_group(Window(0, 0))
 
 
 # slots
 
 
 def test_slot_says_which_group_and_plan_count(kernel: Kernel) -> None:
-    first, second = kernel.tables.lend_slot(), kernel.tables.lend_slot()
+    first, second = kernel.tables.allocate_slot(), kernel.tables.allocate_slot()
     kernel.tables.set_slot(first, group=layout.INDEX_ENTRIES - 1, plan=7)
     kernel.tables.set_slot(second, group=3, plan=layout.MAX_PLANS - 1)
     slots = kernel.table(".bss.slots")
@@ -180,31 +180,33 @@ def test_slot_says_which_group_and_plan_count(kernel: Kernel) -> None:
 
 
 def test_slot_given_back_has_no_plan(kernel: Kernel) -> None:
-    first, second = kernel.tables.lend_slot(), kernel.tables.lend_slot()
+    first, second = kernel.tables.allocate_slot(), kernel.tables.allocate_slot()
     for slot in (first, second):
         kernel.tables.set_slot(slot, 3, 7)
-    kernel.tables.give_back_slot(first)
+    kernel.tables.free_slot(first)
     assert kernel.table(".bss.slots")[[first, second]].tolist() == [(0, 0), (7, 3)]
-    assert kernel.tables.lend_slot() == first
+    assert kernel.tables.allocate_slot() == first
 
 
 def test_slots_become_full_and_0_is_none_of_them(kernel: Kernel) -> None:
-    lent = {kernel.tables.lend_slot() for _ in range(layout.MAX_SLOTS - 1)}
+    lent = {kernel.tables.allocate_slot() for _ in range(layout.MAX_SLOTS - 1)}
     assert lent == set(range(1, layout.MAX_SLOTS))
     with pytest.raises(TableFullError, match="sites"):
-        kernel.tables.lend_slot()
-    kernel.tables.give_back_slot(4711)
-    assert kernel.tables.lend_slot() == 4711
+        kernel.tables.allocate_slot()
+    kernel.tables.free_slot(4711)
+    assert kernel.tables.allocate_slot() == 4711
 
 
 # plans
 
 
 def test_plan_names_its_operands_and_tests(kernel: Kernel) -> None:
-    lend(kernel, [1, 2], {0: only(7)})
+    allocate(kernel, [1, 2], {0: only(7)})
     program = Program((One(Source.ARGUMENT, 5, Relation.GT, 0xFF, 3, bytes(16), ACCEPT, REJECT),))
     filters = {0: EVERYTHING, 2: only(8, 9), 5: Filter(None, frozenset({4}), program), 63: EVERYTHING}
-    entry = kernel.tables.lend_plan([operand(1), operand(2), operand(3)], [operand(4)], filters, {5: 3}, has_texts=True)
+    entry = kernel.tables.allocate_plan(
+        [operand(1), operand(2), operand(3)], [operand(4)], filters, {5: 3}, has_texts=True
+    )
     plan = kernel.plan(entry)
     assert plan["always"] == 1 << 63 | 1
     assert (plan["values"], plan["has_tests"], plan["has_texts"]) == (3, 1, 1)
@@ -215,7 +217,7 @@ def test_plan_names_its_operands_and_tests(kernel: Kernel) -> None:
 
 
 def test_plan_of_nothing_but_the_hit(kernel: Kernel) -> None:
-    entry = lend(kernel)
+    entry = allocate(kernel)
     plan = kernel.plan(entry)
     assert (plan["always"], plan["values"], plan["has_tests"], plan["has_texts"]) == (1, 0, 0, 0)
     assert entry.id > 0
@@ -224,17 +226,17 @@ def test_plan_of_nothing_but_the_hit(kernel: Kernel) -> None:
 
 
 def test_plan_that_takes_the_room_of_another_keeps_nothing_of_it(kernel: Kernel) -> None:
-    old = lend(kernel, [1, 2], {0: only(7), 1: EVERYTHING}, has_texts=True)
-    kernel.tables.give_back_plan(old)
-    new = lend(kernel, [3])
+    old = allocate(kernel, [1, 2], {0: only(7), 1: EVERYTHING}, has_texts=True)
+    kernel.tables.free_plan(old)
+    new = allocate(kernel, [3])
     assert new.id == old.id
     plan = kernel.plan(new)
     assert (plan["always"], plan["values"], plan["has_tests"], plan["has_texts"]) == (1, 1, 0, 0)
 
 
 def test_same_operands_are_written_once(kernel: Kernel) -> None:
-    first, second = lend(kernel, [1, 2, 3]), lend(kernel, [1, 2], further=[3])
-    other = lend(kernel, [1, 2, 4])
+    first, second = allocate(kernel, [1, 2, 3]), allocate(kernel, [1, 2], further=[3])
+    other = allocate(kernel, [1, 2, 4])
     places = [int(kernel.plan(entry)["operands"]) for entry in (first, second, other)]
     assert places[0] == places[1]
     assert abs(places[2] - places[0]) >= 3
@@ -242,25 +244,25 @@ def test_same_operands_are_written_once(kernel: Kernel) -> None:
 
 
 def test_shared_operands_stay_for_as_long_as_one_plan_has_them(kernel: Kernel) -> None:
-    first, second = lend(kernel, [1, 2]), lend(kernel, [1, 2])
-    kernel.tables.give_back_plan(first)
-    lend(kernel, [3, 4])
+    first, second = allocate(kernel, [1, 2]), allocate(kernel, [1, 2])
+    kernel.tables.free_plan(first)
+    allocate(kernel, [3, 4])
     assert kernel.operands(second) == operand(1) + operand(2)
     place = int(kernel.plan(second)["operands"])
-    kernel.tables.give_back_plan(second)
-    assert kernel.plan(lend(kernel, [5, 6]))["operands"] == place
+    kernel.tables.free_plan(second)
+    assert kernel.plan(allocate(kernel, [5, 6]))["operands"] == place
 
 
 def test_room_of_a_plan_is_not_used_before_it_is_given_back(kernel: Kernel) -> None:
-    old = lend(kernel, [1, 2], {0: only(7, 8)})
+    old = allocate(kernel, [1, 2], {0: only(7, 8)})
     row, operands, tests = kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)
     for _ in range(2):
-        new = lend(kernel, [3, 4], {0: only(5, 6)})
+        new = allocate(kernel, [3, 4], {0: only(5, 6)})
         assert (kernel.plan(old).tobytes(), kernel.operands(old), kernel.tests(old)) == (row, operands, tests)
         assert new.id != old.id
         assert new.counters >= old.counters + old.cells
-    kernel.tables.give_back_plan(old)
-    again = lend(kernel, [9, 8], {0: only(3, 4)})
+    kernel.tables.free_plan(old)
+    again = allocate(kernel, [9, 8], {0: only(3, 4)})
     assert (again.id, again.counters, again.first_test) == (old.id, old.counters, old.first_test)
     assert kernel.plan(again)["operands"] == np.frombuffer(row, layout.PLAN)["operands"][0]
 
@@ -268,11 +270,11 @@ def test_room_of_a_plan_is_not_used_before_it_is_given_back(kernel: Kernel) -> N
 def test_generation_tells_plans_apart_that_have_the_same_number(kernel: Kernel) -> None:
     generations = []
     for _ in range(100):
-        entry = lend(kernel, [1])
+        entry = allocate(kernel, [1])
         assert kernel.plan(entry)["generation"] == entry.generation
         assert entry.id == entry.generation % (1 << layout.PLAN_BITS) == 1
         generations.append(entry.generation)
-        kernel.tables.give_back_plan(entry)
+        kernel.tables.free_plan(entry)
     assert len(set(generations)) == 100
     assert 0 not in generations
 
@@ -291,7 +293,7 @@ GIVE_BACK = st.integers(0, 20)
 @settings(max_examples=60)
 @given(st.lists(st.tuples(OPERANDS, FILTERS) | GIVE_BACK, max_size=30))
 def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter]] | int]) -> None:
-    """A step lends a plan, or gives one of them back."""
+    """A step allocates a plan, or gives one of them back."""
     kernel = Kernel()
     in_use: list[tuple[PlanEntry, bytes]] = []
     generations = set[int]()
@@ -299,9 +301,9 @@ def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter
         match step:
             case int():
                 if in_use:
-                    kernel.tables.give_back_plan(in_use.pop(step % len(in_use))[0])
+                    kernel.tables.free_plan(in_use.pop(step % len(in_use))[0])
             case values, filters:
-                entry = lend(kernel, values, filters)
+                entry = allocate(kernel, values, filters)
                 assert entry.generation not in generations
                 generations.add(entry.generation)
                 in_use.append((entry, kernel.plan(entry).tobytes()))
@@ -327,44 +329,44 @@ def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter
 def test_operands_become_full(kernel: Kernel) -> None:
     most = 1 << 12
     for number in range(layout.MAX_OPERANDS // most):
-        kernel.tables.lend_plan([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+        kernel.tables.allocate_plan([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
     with pytest.raises(TableFullError, match="operands"):
-        lend(kernel, [99])
+        allocate(kernel, [99])
     # what is there already costs nothing more
-    kernel.tables.lend_plan([operand(0)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+    kernel.tables.allocate_plan([operand(0)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
 
 
 def test_tests_become_full(kernel: Kernel) -> None:
     wanted = only(*range(layout.MAX_STEPS))
     expected = layout.MAX_TESTS // layout.MAX_STEPS
-    count, reason = lend_until_full(kernel, [], {0: wanted})
+    count, reason = allocate_until_full(kernel, [], {0: wanted})
     assert (count, reason) == (expected, "the bpf engine's table of tests is full")
 
 
 def test_counters_become_full(kernel: Kernel) -> None:
     cells = 1 + layout.COUNTERS_OF_FILTER * layout.MAX_FILTERS
-    count, reason = lend_until_full(kernel, [], {layout.MAX_FILTERS - 1: EVERYTHING})
+    count, reason = allocate_until_full(kernel, [], {layout.MAX_FILTERS - 1: EVERYTHING})
     assert (count, reason) == ((layout.MAX_COUNTERS - 1) // cells, "the bpf engine's table of counters is full")
 
 
 def test_plans_become_full(kernel: Kernel) -> None:
-    count, reason = lend_until_full(kernel, [], {})
+    count, reason = allocate_until_full(kernel, [], {})
     assert (count, reason) == (layout.MAX_PLANS - 1, "the bpf engine's table of plans is full")
 
 
 @pytest.mark.parametrize("full", ["tests", "counters"])
 def test_plan_that_found_no_room_takes_none(kernel: Kernel, full: str) -> None:
     crowd: Mapping[int, Filter] = {0: only(*range(layout.MAX_STEPS))} if full == "tests" else {63: EVERYTHING}
-    first = lend(kernel, [], crowd)
-    count, _ = lend_until_full(kernel, [], crowd)
+    first = allocate(kernel, [], crowd)
+    count, _ = allocate_until_full(kernel, [], crowd)
     for _ in range(3):
         with pytest.raises(TableFullError, match=full):
-            lend(kernel, [1, 2], {0: only(*range(layout.MAX_STEPS)), 63: EVERYTHING})
-    small = lend(kernel, [3])
+            allocate(kernel, [1, 2], {0: only(*range(layout.MAX_STEPS)), 63: EVERYTHING})
+    small = allocate(kernel, [3])
     assert small.id == count + 2
     assert kernel.plan(small)["operands"] == 0
-    kernel.tables.give_back_plan(first)
-    assert lend(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == 0
+    kernel.tables.free_plan(first)
+    assert allocate(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == 0
 
 
 # counters
@@ -382,7 +384,7 @@ def test_cells_are_where_the_program_counts() -> None:
 
 
 def test_totals_are_over_all_cpus(kernel: Kernel) -> None:
-    first, second = lend(kernel, [], {0: EVERYTHING, 1: only(7)}), lend(kernel)
+    first, second = allocate(kernel, [], {0: EVERYTHING, 1: only(7)}), allocate(kernel)
     for cpu in range(CPUS):
         kernel.count(cpu, first.cell(Counter.HITS), 10**cpu)
     kernel.count(2, first.cell(Counter.LOST, 1), 5)
@@ -395,14 +397,14 @@ def test_totals_are_over_all_cpus(kernel: Kernel) -> None:
 
 
 def test_totals_stay_as_they_were_asked_for(kernel: Kernel) -> None:
-    entry = lend(kernel)
+    entry = allocate(kernel)
     totals = kernel.tables.totals()
     kernel.count(0, entry.cell(Counter.HITS))
     assert totals[entry.cell(Counter.HITS)] == 0
 
 
 def test_stray_hits_have_a_cell_that_is_no_plans(kernel: Kernel) -> None:
-    entries = [lend(kernel, [], {0: EVERYTHING}) for _ in range(3)]
+    entries = [allocate(kernel, [], {0: EVERYTHING}) for _ in range(3)]
     assert all(layout.STRAY_HITS not in range(entry.counters, entry.counters + entry.cells) for entry in entries)
     for cpu in range(CPUS):
         kernel.count(cpu, layout.STRAY_HITS)
@@ -412,13 +414,13 @@ def test_stray_hits_have_a_cell_that_is_no_plans(kernel: Kernel) -> None:
 
 
 def test_new_plan_counts_from_0_and_others_go_on(kernel: Kernel) -> None:
-    old, stays = lend(kernel), lend(kernel)
+    old, stays = allocate(kernel), allocate(kernel)
     for cpu in range(CPUS):
         for entry in (stays, old):
             kernel.count(cpu, entry.cell(Counter.HITS))
             kernel.count(cpu, entry.cell(Counter.LOST))
-    kernel.tables.give_back_plan(old)
-    new = lend(kernel)
+    kernel.tables.free_plan(old)
+    new = allocate(kernel)
     assert new.counters == old.counters
     totals = kernel.tables.totals()
     assert [totals[stays.cell(counter)] for counter in (Counter.HITS, Counter.LOST)] == [3, 3]

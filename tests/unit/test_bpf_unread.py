@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.capture.batch import Strings
 from stapsdtd.capture.bpf import layout, unread
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.capture.bpf.decode import Batch
@@ -23,6 +22,7 @@ from stapsdtd.capture.bpf.encode import encode_value
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
+from stapsdtd.events.columns import Strings
 from stapsdtd.model import Argument, FileOffset, Memory, ReadOnlySegment, Register, Vaddr
 from stapsdtd.plan.values import Value
 from tests.unit.fake_bpf import RecordingSink
@@ -98,10 +98,10 @@ def batch(*records: bytes) -> Batch:
 
 
 def plan(
-    generation: int, operands: Sequence[bytes], *sources: Source, known: SiteConstants | None, ticket: int = 1
+    generation: int, operands: Sequence[bytes], *sources: Source, known: SiteConstants | None, subscription_key: int = 1
 ) -> ActivePlan:
     entry = PlanEntry(generation, 0, b"".join(operands), 0, 0, (0,))
-    readings = (Reading(Channel(ticket, RecordingSink()), 0, generation, sources),)
+    readings = (Reading(Channel(subscription_key, RecordingSink()), 0, generation, sources),)
     return ActivePlan(entry, readings, 0, known, abs_ip_at=len(operands))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.cli.render import Clock, quote, show_some, show_value
-from stapsdtd.text import escape
+from stapsdtd.runtime.text import escape
 
 
 @given(st.text())

@@ -16,8 +16,8 @@ import pytest
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.model import Mapping
-from stapsdtd.watch.copies import COMMAND, FileCopies
-from stapsdtd.watch.objects import Copy
+from stapsdtd.procs.copies import COMMAND, FileCopies
+from stapsdtd.procs.objects import Copy
 from tests.support import descriptors
 
 PID, USER, OTHER = os.getpid(), 64101, 64102

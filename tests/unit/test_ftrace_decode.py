@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.capture.batch import I32, Block
-from stapsdtd.capture.ftrace.decode import Decoded, Decoder, SiteWish, decode_records
+from stapsdtd.capture.ftrace.decode import Decoded, Decoder, SiteConsumer, decode_records
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace, PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
+from stapsdtd.events.columns import I32, Block
 from stapsdtd.model import Argument, Capture, Constant, Memory, Register, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, group_sites
 from tests.unit.ring_pages import EVENT_ID, HEADER, PAGE_BYTES, Data, Kernel, page
@@ -32,7 +32,7 @@ def records_of(contents: Sequence[bytes], cpu: int = 2) -> Records:
 
 def decode_one(spec: EventSpec, *records: bytes, site_ids: tuple[int, ...] | None = None) -> list[Block]:
     ids = site_ids or range(1, len(spec.sites) + 1)
-    wishes = (SiteWish(ident, len(plan.capture.captures)) for ident, plan in zip(ids, spec.sites, strict=True))
+    wishes = (SiteConsumer(ident, len(plan.capture.captures)) for ident, plan in zip(ids, spec.sites, strict=True))
     decoder = Decoder(spec, Kernel(spec).format, tuple(wishes))
     decoded = decode_records(records_of(records), {EVENT_ID: decoder}, pids_of)
     assert (decoded.filtered, decoded.unknown) == (0, 0)
@@ -120,7 +120,7 @@ def test_numbers_at_any_offset(offset: int, size: int, value: int) -> None:
         "common_pid": FieldPlace(4, 4), "site": FieldPlace(8, 4), "comm": FieldPlace(12, 4),
         "q0": FieldPlace(16 + offset, size),
     }  # fmt: skip
-    decoder = Decoder(spec, EventFormat(EVENT_ID, fields), (SiteWish(1, 1),))
+    decoder = Decoder(spec, EventFormat(EVENT_ID, fields), (SiteConsumer(1, 1),))
     (block,) = decode_records(records_of([bytes(content)]), {EVENT_ID: decoder}, pids_of).blocks
     assert value_list(block.values[0]) == [value]
 
@@ -154,7 +154,7 @@ def test_comm_at_the_very_end_of_the_last_page() -> None:
     padded = room - len(record) % 4
     data = page(100, Data(1, b"\xff" * padded, large=True), Data(1, record))
     records = parse_pages(0, [data], PageFormat(HEADER, PAGE_BYTES)).take(slice(1, None))
-    decoder = Decoder(spec, Kernel(spec).format, (SiteWish(1, 0),))
+    decoder = Decoder(spec, Kernel(spec).format, (SiteConsumer(1, 0),))
     (block,) = decode_records(records, {EVENT_ID: decoder}, pids_of).blocks
     assert block.comm.tolist() == [b"ab"]
 
@@ -162,7 +162,7 @@ def test_comm_at_the_very_end_of_the_last_page() -> None:
 def test_records_of_unknown_events_are_counted() -> None:
     spec = spec_of(captured(site()))
     known, unknown = Kernel(spec), Kernel(spec, EVENT_ID + 1)
-    decoder = Decoder(spec, known.format, (SiteWish(1, 0),))
+    decoder = Decoder(spec, known.format, (SiteConsumer(1, 0),))
     records = records_of([known.record(0), unknown.record(0), unknown.record(0), known.record(0)])
     decoded = decode_records(records, {EVENT_ID: decoder}, pids_of)
     assert ([len(block) for block in decoded.blocks], decoded.filtered, decoded.unknown) == ([2], 0, 2)

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.batch import I32, Block
-from stapsdtd.capture.engine import LossStage, RingFigures, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, RingMetrics, Target, TargetSite
 from stapsdtd.capture.ftrace import engine as engine_module
 from stapsdtd.capture.ftrace.engine import FtraceEngine
-from stapsdtd.capture.jobs import ThreadEndedError
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import LimitReachedError, TracefsRejectedError
+from stapsdtd.events.columns import I32, Block
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
-from stapsdtd.predicates.expression import Expression
-from stapsdtd.predicates.parse import parse
+from stapsdtd.query.expression import Expression
+from stapsdtd.query.parse import parse
+from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import descriptors, wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
@@ -187,7 +187,7 @@ def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
 def test_what_the_engine_does_not_know_is_refused(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink, field: str
 ) -> None:
-    refusals = engine.arm(TICKET, target(predicate=where(f"execname == 'a' && {field} == 0"), is_passing=True))
+    refusals = engine.arm(TICKET, target(predicate=where(f"execname == 'a' && {field} == 0"), is_ephemeral=True))
     assert {refusal.reason for refusal in refusals} == {
         f"the ftrace engine cannot filter by {field}; the bpf engine can"
     }
@@ -337,7 +337,7 @@ def test_passing_object_has_a_ring_of_its_own_which_goes_with_it(
     passing = sample_object(site("p", 1, [argument(Register("rdi"))]), inode=2)
     engine.arm(TICKET, target())
     (shared,) = tracefs.instances()
-    engine.arm(TICKET, target(passing, is_passing=True))
+    engine.arm(TICKET, target(passing, is_ephemeral=True))
     (own,) = set(tracefs.instances()) - {shared}
     first, second = kernels(engine)
     put(tracefs, shared, first.record(0, q0=1))
@@ -405,7 +405,7 @@ def test_ring_that_cannot_be_opened_closes_the_others(
 def test_close_does_all_that_can_be_done(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
     passing = sample_object(site("p", 1), inode=2)
     engine.arm(TICKET, target())
-    engine.arm(TICKET, target(passing, is_passing=True))
+    engine.arm(TICKET, target(passing, is_ephemeral=True))
     first, second = tracefs.instances()
     tracefs.refuse = lambda _path, line: line == f"rmdir {second}"
     engine.close(TICKET)
@@ -424,9 +424,9 @@ def test_close_does_all_that_can_be_done(tracefs: FakeTracefs, engine: FtraceEng
 
 def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) -> None:
     engine = FtraceEngine(tracefs, OWNER, pids_of)
-    for ticket in range(3):
-        engine.open(ticket, RecordingSink(), 64)
-        engine.arm(ticket, target())
+    for subscription_key in range(3):
+        engine.open(subscription_key, RecordingSink(), 64)
+        engine.arm(subscription_key, target())
     bad = tracefs.instances()[1]
     tracefs.refuse = lambda _path, line: line == f"rmdir {bad}"
     engine.shutdown()
@@ -438,14 +438,14 @@ def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) ->
 def test_rings_of_all_subscriptions_are_bounded(tracefs: FakeTracefs) -> None:
     each = 64 * 1024 * len(online_cpus())
     engine = FtraceEngine(tracefs, OWNER, pids_of, 2 * each)
-    for ticket in (1, 2):
-        engine.open(ticket, RecordingSink(), 64)
+    for subscription_key in (1, 2):
+        engine.open(subscription_key, RecordingSink(), 64)
     with pytest.raises(LimitReachedError, match="64 KiB for each CPU are more than is left"):
         engine.open(3, RecordingSink(), 64)
-    (refusal,) = engine.arm(1, target(is_passing=True))[:1]
+    (refusal,) = engine.arm(1, target(is_ephemeral=True))[:1]
     assert "more than is left" in refusal.reason
     engine.close(2)
-    assert engine.arm(1, target(is_passing=True)) == []
+    assert engine.arm(1, target(is_ephemeral=True)) == []
     engine.disarm(1, FOUND)
     engine.open(3, RecordingSink(), 64)
     engine.shutdown()
@@ -486,16 +486,16 @@ def test_event_that_cannot_be_removed_harms_no_other_subscription(tracefs: FakeT
 def test_figures_are_of_all_rings_by_cpu(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
     assert sink.blocks == []
     engine.arm(TICKET, target())
-    figures = engine.figures()
+    figures = engine.metrics()
     assert (figures.attachments, figures.groups) == (len(FOUND.parsed.sites), len(tracefs.definitions))
     cpus = online_cpus()
     engine.open(TICKET + 1, RecordingSink(), 128)
     first, _ = tracefs.instances()
     stats = tracefs.folder / "instances" / first / "per_cpu" / f"cpu{cpus[0]}" / "stats"
     stats.write_text(stats.read_text() + "bytes: 4711\n")
-    rings = wait_for(lambda: [ring for ring in engine.figures().rings if ring.filled_bytes], "the figures to be read")
-    assert rings == [RingFigures(f"cpu{cpus[0]}", 4711, (64 + 128) * 1024)]
-    assert [ring.name for ring in engine.figures().rings] == [f"cpu{cpu}" for cpu in cpus]
+    rings = wait_for(lambda: [ring for ring in engine.metrics().rings if ring.filled_bytes], "the figures to be read")
+    assert rings == [RingMetrics(f"cpu{cpus[0]}", 4711, (64 + 128) * 1024)]
+    assert [ring.name for ring in engine.metrics().rings] == [f"cpu{cpu}" for cpu in cpus]
     engine.close(TICKET + 1)
 
 

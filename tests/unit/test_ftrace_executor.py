@@ -8,7 +8,7 @@ import pytest
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Register
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, Remove, Standing, changes
+from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, changes
 from stapsdtd.plan.events import EventSpec, group_sites
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.samples import argument, captured, key, site
@@ -49,18 +49,18 @@ def test_lines_that_are_written(tracefs: FakeTracefs, executor: Executor) -> Non
         f"instances/a/events/{GROUP}/e0_1_2_3/enable 1",
         f"instances/a/events/{GROUP}/e0_1_2_3/enable 0",
     ]
-    assert executor.state() == {FIRST: Standing.DISABLED}
+    assert executor.state() == {FIRST: EventState.DISABLED}
     assert executor.installed[FIRST].format == tracefs.format_of("e0_1_2_3")
 
 
 def test_event_is_removed_when_its_instance_is_gone(tracefs: FakeTracefs, executor: Executor) -> None:
     executor.run([Define(FIRST), Enable(FIRST)], "f")
     executor.run(changes(set(), executor.state()))
-    assert executor.state() == {FIRST: Standing.DISABLED}
+    assert executor.state() == {FIRST: EventState.DISABLED}
     assert tracefs.definitions
     tracefs.remove_instance("a")
     executor.instance_gone("b")
-    assert executor.state() == {FIRST: Standing.DISABLED}
+    assert executor.state() == {FIRST: EventState.DISABLED}
     executor.instance_gone("a")
     executor.run(changes(set(), executor.state()))
     assert executor.state() == {}
@@ -99,10 +99,10 @@ def test_all_or_nothing(tracefs: FakeTracefs, executor: Executor, failing: int) 
     # what was never enabled is gone; what was stays defined, since its removal would empty the ring
     touched = {name for _, name in tracefs.touched}
     assert set(tracefs.definitions) == touched == {executor.installed[spec].name for spec in executor.state()}
-    assert set(executor.state().values()) <= {Standing.DISABLED}
+    assert set(executor.state().values()) <= {EventState.DISABLED}
     tracefs.refuse = lambda _path, _line: False
     executor.run(changes({FIRST, SECOND, THIRD}, executor.state()), "f")
-    assert set(executor.state().values()) == {Standing.ENABLED}
+    assert set(executor.state().values()) == {EventState.ENABLED}
     assert len(tracefs.enabled) == len(tracefs.definitions) == 3
 
 

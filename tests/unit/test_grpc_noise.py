@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stapsdtd import logs
+from stapsdtd.runtime import logs
 
 
 class ExecuteBatchError(Exception):

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from stapsdtd.health import Health
+from stapsdtd.runtime.health import Health
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -59,7 +59,7 @@ def test_each_change_is_told_and_logged_once(caplog: pytest.LogCaptureFixture) -
         asyncio.run(scenario())
     assert host.told == ["no tracefs", "no tracefs; no thread", ""]
     assert [
-        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "stapsdtd.health"
+        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "stapsdtd.runtime.health"
     ] == [
         ("ERROR", "NOT_SERVING: events cannot be captured: no tracefs"),
         ("ERROR", "NOT_SERVING: events cannot be captured: no tracefs; no thread"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.route.instructions import why_not_armed
+from stapsdtd.sessions.instructions import why_not_armed
 from tests.unit.samples import site
 
 OFFSET = 0x20

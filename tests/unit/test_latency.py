@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stapsdtd.latency import BOUNDS, Latency
+from stapsdtd.runtime.latency import BOUNDS, Latency
 
 
 def test_a_bound_belongs_to_its_bucket_and_what_is_beyond_to_the_last() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stapsdtd.capture.batch import Block
-from stapsdtd.route.log import Entry, EventLog, SeqRanges
+from stapsdtd.events.columns import Block
+from stapsdtd.sessions.log import Entry, EventLog, SeqRanges
 from tests.unit.samples import block, event_rows, signed, strings, unsigned
 
 ROOM = 1 << 20
@@ -68,9 +68,9 @@ class Accounting(RuleBasedStateMachine):
     @precondition(lambda self: self.reading is None)
     @rule()
     def read(self) -> None:
-        before = self.log.figures()
+        before = self.log.counts()
         self.reading = self.log.read(self.seq)
-        assert self.log.figures() == before
+        assert self.log.counts() == before
         if self.reading is None:
             assert before.pending == 0
         else:
@@ -92,7 +92,7 @@ class Accounting(RuleBasedStateMachine):
 
     @invariant()
     def received_is_delivered_lost_and_pending(self) -> None:
-        figures = self.log.figures()
+        figures = self.log.counts()
         assert figures.received == self.fired == figures.delivered + figures.lost + figures.pending
         assert min(figures.delivered, figures.lost, figures.pending) >= 0
         # what a stream was given is delivered and not lost, whatever made room meanwhile
@@ -103,7 +103,7 @@ class Accounting(RuleBasedStateMachine):
             self.hand_out()
         self.seen.update(number for entry in read_all(self.log) for number in numbers_of(entry))
         self.received_is_delivered_lost_and_pending()
-        figures = self.log.figures()
+        figures = self.log.counts()
         assert figures.pending == 0
         assert figures.lost == self.fired - len(self.seen)
 
@@ -136,7 +136,7 @@ def test_numbers_follow_time_across_layouts(batches: list[list[tuple[int, bool]]
 
 def test_writer_notifies_after_the_events_are_there() -> None:
     told: list[int] = []
-    log = EventLog(ROOM, lambda: told.append(log.figures().pending))
+    log = EventLog(ROOM, lambda: told.append(log.counts().pending))
     log.append([block([1, 2])])
     log.append([block([3])])
     assert told == [2, 3]
@@ -167,7 +167,7 @@ def test_replay_from_the_middle_of_an_entry() -> None:
     assert numbers_of(log.read(entry.next_seq)) == [7]
     assert numbers_of(log.read(6)) == [6]
     assert [len(each.blocks) for each in [log.read(6)] if each] == [1]
-    assert log.figures().delivered == 7
+    assert log.counts().delivered == 7
 
 
 def test_a_number_beyond_what_was_handed_out_is_the_first_that_was_not() -> None:
@@ -186,7 +186,7 @@ def test_what_is_no_longer_kept_is_passed_over() -> None:
         log.append([block([time])])
     assert numbers_of(log.read(1)) == [4]
     assert numbers_of(log.read(None)) == [4]
-    assert log.figures().lost == 3
+    assert log.counts().lost == 3
     assert [numbers_of(entry) for entry in read_all(log, 1)] == [[4], [5]]
 
 
@@ -195,7 +195,7 @@ def test_eviction_of_what_was_delivered_loses_nothing() -> None:
     for time in range(1, 6):
         log.append([block([time])])
         read_all(log)
-    figures = log.figures()
+    figures = log.counts()
     assert (figures.delivered, figures.lost) == (5, 0)
     assert numbers_of(log.read(1)) == [4]
 
@@ -208,7 +208,7 @@ def test_what_makes_room_while_it_is_being_sent_is_delivered() -> None:
     for time in range(2, 6):
         log.append([block([time])])
     log.handed_out(entry, entry.next_seq)
-    figures = log.figures()
+    figures = log.counts()
     assert (figures.delivered, figures.lost, figures.pending) == (1, 2, 2)
 
 
@@ -219,7 +219,7 @@ def test_what_made_room_before_a_broken_stream_came_back_is_lost() -> None:
     for time in range(2, 6):
         log.append([block([time])])
     read_all(log)
-    figures = log.figures()
+    figures = log.counts()
     assert (figures.delivered, figures.lost, figures.pending) == (2, 3, 0)
 
 
@@ -234,7 +234,7 @@ def test_few_events_join_an_entry_that_nobody_read_where_room_is_short() -> None
     log.append([block([4])], is_short=True)
     log.handed_out(entry, entry.next_seq)
     assert [numbers_of(each) for each in read_all(log)] == [[4]]
-    figures = log.figures()
+    figures = log.counts()
     assert (figures.delivered, figures.lost, log.unread_bytes) == (4, 0, 0)
 
 
@@ -243,7 +243,7 @@ def test_what_joins_an_entry_is_bounded() -> None:
     for time in range(100):
         log.append([block([time] * 10)], is_short=True)
     assert max(entry.nbytes for entry in read_all(log)) <= 7 * one_entry_bytes()
-    assert log.figures().lost == 0
+    assert log.counts().lost == 0
 
 
 def test_one_entry_is_kept_however_little_room_there_is() -> None:
@@ -301,13 +301,13 @@ def test_a_writer_and_a_reader_in_two_threads() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     numbers: list[int] = []
-    while not done.is_set() or log.figures().pending:
+    while not done.is_set() or log.counts().pending:
         entry = log.read(None)
         if entry is not None:
             log.handed_out(entry, entry.next_seq)
             numbers += numbers_of(entry)
     writer.join()
-    figures = log.figures()
+    figures = log.counts()
     assert figures.received == 6000 == figures.delivered + figures.lost
     assert len(numbers) == figures.delivered
     assert all(earlier < later for earlier, later in itertools.pairwise(numbers))
@@ -321,7 +321,7 @@ def test_entry_that_was_sent_in_part_goes_on_where_the_client_says() -> None:
     log.handed_out(entry, 3)  # two events went out in one message, and a second message was cut off
     log.resume(4)
     assert numbers_of(log.read(4)) == [4, 5]
-    assert log.figures().delivered == 3
+    assert log.counts().delivered == 3
 
 
 def test_what_was_sent_did_not_arrive_and_is_no_longer_kept_is_lost() -> None:
@@ -332,13 +332,13 @@ def test_what_was_sent_did_not_arrive_and_is_no_longer_kept_is_lost() -> None:
     for time in range(4, 7):
         log.append([block([time])])
     # 1 to 3 were sent; of 4, which nobody read, 5 and 6 are kept
-    assert log.figures().lost == 1
+    assert log.counts().lost == 1
     log.resume(2)
     assert [numbers_of(entry) for entry in read_all(log, 2)] == [[5], [6]]
-    figures = log.figures()
+    figures = log.counts()
     assert (figures.received, figures.delivered, figures.lost) == (6, 3, 3)
     log.resume(2)
-    assert log.figures() == figures
+    assert log.counts() == figures
 
 
 def test_number_beyond_all_that_was_sent_acknowledges_no_more_than_that() -> None:
@@ -348,7 +348,7 @@ def test_number_beyond_all_that_was_sent_acknowledges_no_more_than_that() -> Non
     assert numbers_of(log.read(None)) == [1]
     log.resume(1000)
     assert numbers_of(log.read(1000)) == [2]
-    assert log.figures().delivered == 1
+    assert log.counts().delivered == 1
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(0, 12))))

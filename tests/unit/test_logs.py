@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd import logs
+from stapsdtd.runtime import logs
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
-from stapsdtd.watch import objects
-from stapsdtd.watch.objects import Copy, ObjectStore, is_host_file, open_object
+from stapsdtd.procs import objects
+from stapsdtd.procs.objects import Copy, ObjectStore, is_host_file, open_object
 from tests.support import descriptors
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 

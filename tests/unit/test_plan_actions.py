@@ -5,38 +5,38 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, Remove, Standing, changes, undo
+from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, changes, undo
 from stapsdtd.plan.events import EventSpec
 from tests.unit.samples import key
 
 SPECS = [EventSpec(instance, key(inode), (), ()) for instance in "ab" for inode in range(3)]
 WANTED = st.frozensets(st.sampled_from(SPECS))
-INSTALLED = st.dictionaries(st.sampled_from(SPECS), st.sampled_from(Standing))
-State = Mapping[EventSpec, Standing]
+INSTALLED = st.dictionaries(st.sampled_from(SPECS), st.sampled_from(EventState))
+State = Mapping[EventSpec, EventState]
 
 
-def carried_out(actions: Iterable[Action], before: State) -> dict[EventSpec, Standing]:
+def carried_out(actions: Iterable[Action], before: State) -> dict[EventSpec, EventState]:
     """What a kernel would make of it, which refuses what makes no sense."""
     state = dict(before)
     for action in actions:
         match action:
             case Define(spec):
                 assert spec not in state
-                state[spec] = Standing.DEFINED
+                state[spec] = EventState.DEFINED
             case Enable(spec):
-                assert state[spec] is not Standing.ENABLED
-                state[spec] = Standing.ENABLED
+                assert state[spec] is not EventState.ENABLED
+                state[spec] = EventState.ENABLED
             case Disable(spec):
-                assert state[spec] is Standing.ENABLED
-                state[spec] = Standing.DISABLED
+                assert state[spec] is EventState.ENABLED
+                state[spec] = EventState.DISABLED
             case Remove(spec):
-                assert state[spec] is Standing.DEFINED, "this empties the ring that it was enabled in"
+                assert state[spec] is EventState.DEFINED, "this empties the ring that it was enabled in"
                 del state[spec]
     return state
 
 
 def enabled(state: State) -> set[EventSpec]:
-    return {spec for spec, standing in state.items() if standing is Standing.ENABLED}
+    return {spec for spec, standing in state.items() if standing is EventState.ENABLED}
 
 
 @given(WANTED, INSTALLED)
@@ -45,7 +45,7 @@ def test_changes_lead_to_what_is_wanted(wanted: frozenset[EventSpec], installed:
     assert enabled(after) == wanted
     assert changes(wanted, after) == []
     # what is neither wanted nor may still have records in a ring is gone
-    assert all(spec in wanted or standing is Standing.DISABLED for spec, standing in after.items())
+    assert all(spec in wanted or standing is EventState.DISABLED for spec, standing in after.items())
 
 
 @given(WANTED, INSTALLED)
@@ -80,7 +80,7 @@ def test_event_stays_until_its_instance_is_gone() -> None:
     (spec, *_) = SPECS
     state = carried_out(changes({spec}, {}), {})
     state = carried_out(changes(set(), state), state)
-    assert state == {spec: Standing.DISABLED}
+    assert state == {spec: EventState.DISABLED}
     assert changes(set(), state) == []
-    assert changes(set(), {spec: Standing.DEFINED}) == [Remove(spec)]
+    assert changes(set(), {spec: EventState.DEFINED}) == [Remove(spec)]
     assert changes({spec}, state) == [Enable(spec)]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stapsdtd.catalog.registry import Change, Registry, probes_of
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
-from stapsdtd.probes.registry import Change, Registry, probes_of
 from tests.unit.samples import sample_object, site
 
 OBJECTS = [sample_object(site(f"n{inode}"), inode=inode) for inode in range(3)]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stapsdtd.arch import parse_arguments
 from stapsdtd.elf.nops import LONGEST_NOP_BYTES
 from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.sites import MAX_NOTES
@@ -31,7 +32,6 @@ from stapsdtd.model import (
     Unavailable,
     Vaddr,
 )
-from stapsdtd.operands import parse_arguments
 from stapsdtd.sandbox import protocol, shapes
 from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError, decode, encode, encode_reason
 from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf, parse_notes

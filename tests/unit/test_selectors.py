@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import Capture, Probe, Site
-from stapsdtd.probes.selectors import (
+from stapsdtd.catalog.selectors import (
     MAX_SELECTOR_LENGTH,
     MAX_STRING_BYTES,
-    Choice,
+    SelectedSite,
     choose,
     missing_argument,
     parse,
     select,
 )
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.model import Capture, Probe, Site
 from tests.unit.samples import argument, captured, sample_object, site
 
 PATH = "/usr/lib/postgresql/15/bin/postgres"
@@ -153,14 +153,14 @@ def test_hostile_glob_takes_no_time() -> None:
 def test_first_matching_selector_says_what_to_capture() -> None:
     selectors = parse("postgresql:*(arg1)"), parse("*:query__start")
     other = site("done", provider="other", offset=1)
-    assert choose(selectors, PATH, (QUERY_START, other)) == [Choice(captured(QUERY_START, Capture(1)), None)]
-    assert choose(selectors[::-1], PATH, (QUERY_START,)) == [Choice(captured(QUERY_START), None)]
+    assert choose(selectors, PATH, (QUERY_START, other)) == [SelectedSite(captured(QUERY_START, Capture(1)), None)]
+    assert choose(selectors[::-1], PATH, (QUERY_START,)) == [SelectedSite(captured(QUERY_START), None)]
 
 
 def test_processes_of_several_selectors_are_joined() -> None:
     first, second, everybody = map(parse, ("postgresql7:::", "postgresql8:::", "postgresql:*"))
-    assert [choice.pids for choice in choose((first, second), PATH, (QUERY_START,))] == [frozenset({7, 8})]
-    assert [choice.pids for choice in choose((first, everybody), PATH, (QUERY_START,))] == [None]
+    assert [selected.pids for selected in choose((first, second), PATH, (QUERY_START,))] == [frozenset({7, 8})]
+    assert [selected.pids for selected in choose((first, everybody), PATH, (QUERY_START,))] == [None]
 
 
 def test_capture_beyond_the_arguments() -> None:

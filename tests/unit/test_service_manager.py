@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.capture.jobs import ThreadEndedError
-from stapsdtd.service_manager import notify, notify_reloading, watched
+from stapsdtd.runtime.mailbox import ThreadEndedError
+from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
 
 _OFTEN = "2000"
 """Microseconds."""

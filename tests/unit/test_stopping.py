@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from stapsdtd.stopping import StopDeadline, what_threads_do
+from stapsdtd.runtime.stopping import StopDeadline, what_threads_do
 from tests.support import wait_for
 
 PATIENCE_SECONDS = 20

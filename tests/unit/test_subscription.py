@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.catalog.selectors import SelectedSite, parse
 from stapsdtd.model import Capture
-from stapsdtd.probes.selectors import Choice, parse
-from stapsdtd.route import subscription as under_test
-from stapsdtd.route.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, Wish
+from stapsdtd.sessions import subscription as under_test
+from stapsdtd.sessions.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, SubscriptionSpec
 from tests.unit.samples import argument, block, captured, sample_object, site
 
 OWN_PID = 999
@@ -15,12 +15,12 @@ A, B = FOUND.parsed.sites
 
 
 def make(queue_bytes: int = 1 << 20, exclude_pids: frozenset[int] = frozenset()) -> Subscription:
-    wish = Wish((parse("app:*"),), Scope(exclude_pids=exclude_pids), 30, queue_bytes, 64)
-    return Subscription("id", 1, wish, OWN_PID, lambda *_: None)
+    spec = SubscriptionSpec((parse("app:*"),), Scope(exclude_pids=exclude_pids), 30, queue_bytes, 64)
+    return Subscription("id", 1, spec, OWN_PID, lambda *_: None)
 
 
-def status(subscription: Subscription, choice: Choice, state: SiteState = SiteState.ARMED) -> SiteStatus:
-    return SiteStatus(state, subscription.site_id(FOUND, choice), FOUND, choice.capture.site)
+def status(subscription: Subscription, selected: SelectedSite, state: SiteState = SiteState.ARMED) -> SiteStatus:
+    return SiteStatus(state, subscription.site_id(FOUND, selected), FOUND, selected.capture.site)
 
 
 def test_what_the_engine_filters_is_counted() -> None:
@@ -39,10 +39,10 @@ def test_the_daemon_itself_is_always_excluded() -> None:
 
 def test_site_ids_name_a_site_and_what_is_captured_there() -> None:
     subscription = make()
-    first = Choice(captured(A), None)
+    first = SelectedSite(captured(A), None)
     assert [subscription.site_id(FOUND, first) for _ in range(2)] == [1, 1]
-    assert subscription.site_id(FOUND, Choice(captured(B), None)) == 2
-    assert subscription.site_id(FOUND, Choice(captured(B, Capture(0, is_string=True)), None)) == 3
+    assert subscription.site_id(FOUND, SelectedSite(captured(B), None)) == 2
+    assert subscription.site_id(FOUND, SelectedSite(captured(B, Capture(0, is_string=True)), None)) == 3
     assert subscription.site_id(sample_object(A, inode=2), first) == 4
     known = subscription.known_sites([1, 3, 99])
     assert {number: site.capture for number, site in known.items()} == {
@@ -82,7 +82,7 @@ def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:
     subscription.wake_with(lambda: woken.append("second"))
     subscription.deliver([block([1], pid=[10])])
     subscription.lost(LossStage.DECODE, 1)
-    subscription.changed([status(subscription, Choice(captured(A), None))])
+    subscription.changed([status(subscription, SelectedSite(captured(A), None))])
     subscription.end(EndReason.UNSUBSCRIBED)
     assert woken == ["first", "second"] * 4
     forget()
@@ -101,7 +101,7 @@ def test_nobody_is_woken_by_what_is_filtered() -> None:
 
 def test_sites_counts_what_is_armed_now() -> None:
     subscription = make()
-    first, second = Choice(captured(A), None), Choice(captured(B), None)
+    first, second = SelectedSite(captured(A), None), SelectedSite(captured(B), None)
     subscription.changed([status(subscription, first), status(subscription, second, SiteState.REFUSED)])
     assert subscription.account().sites == 1
     assert [each.state for each in subscription.new_statuses()] == [SiteState.ARMED, SiteState.REFUSED]
@@ -175,9 +175,9 @@ def pass_events(subscription: Subscription, count: int = 100) -> None:
 
 def test_sites_of_gone_objects_are_remembered_as_long_as_events_may_name_them() -> None:
     now = 1000.0
-    wish = Wish((parse("app:*"),), Scope(), 30, 40_000, 64)
-    subscription = Subscription("id", 1, wish, OWN_PID, lambda *_: None, clock=lambda: now)
-    staying, going = Choice(captured(A), None), Choice(captured(B), None)
+    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 40_000, 64)
+    subscription = Subscription("id", 1, spec, OWN_PID, lambda *_: None, clock=lambda: now)
+    staying, going = SelectedSite(captured(A), None), SelectedSite(captured(B), None)
 
     def known() -> list[int]:
         subscription.changed([])
@@ -200,11 +200,11 @@ def test_sites_of_gone_objects_are_remembered_as_long_as_events_may_name_them() 
 
 def test_site_that_is_armed_again_is_not_forgotten() -> None:
     now = 1000.0
-    wish = Wish((parse("app:*"),), Scope(), 30, 40_000, 64)
-    subscription = Subscription("id", 1, wish, OWN_PID, lambda *_: None, clock=lambda: now)
-    choice = Choice(captured(A), None)
+    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 40_000, 64)
+    subscription = Subscription("id", 1, spec, OWN_PID, lambda *_: None, clock=lambda: now)
+    selected = SelectedSite(captured(A), None)
     for state in (SiteState.ARMED, SiteState.DISARMED, SiteState.ARMED):
-        subscription.changed([status(subscription, choice, state)])
+        subscription.changed([status(subscription, selected, state)])
     now += 61
     subscription.changed([])
     assert subscription.known_sites([1])
@@ -213,7 +213,7 @@ def test_site_that_is_armed_again_is_not_forgotten() -> None:
 def test_only_so_many_sites_of_gone_objects_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "_RETIRED_KEPT", 2)
     subscription = make()
-    staying = Choice(captured(A), frozenset({11}))
+    staying = SelectedSite(captured(A), frozenset({11}))
     subscription.changed([status(subscription, staying)])
     for inode in range(2, 8):
         gone = sample_object(A, inode=inode)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stapsdtd.kernel import procfs
-from stapsdtd.watch.threads import Threads
+from stapsdtd.procs.threads import Threads
 
 SECOND = 1_000_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.route.subscription import Account
-from stapsdtd.route.totals import RouteFigures, Totals
+from stapsdtd.sessions.subscription import Account
+from stapsdtd.sessions.totals import AccountTotals, SessionMetrics
 from tests.unit.samples import block
 from tests.unit.test_subscription import make
 
@@ -14,7 +14,7 @@ NOTHING = Account(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_all_subscriptions_are_summed_up() -> None:
-    totals = Totals()
+    totals = AccountTotals()
     first, second = make(1 << 20), make(1 << 21)
     for subscription in (first, second):
         totals.began(subscription)
@@ -22,22 +22,22 @@ def test_all_subscriptions_are_summed_up() -> None:
         subscription.filtered(3)
         for number, stage in enumerate(LossStage, 1):
             subscription.lost(stage, number)
-    assert totals.figures() == RouteFigures(
+    assert totals.metrics() == SessionMetrics(
         2, Account(0, 6, 2, 6, 4, 8, 4, 0), 0, first.log.unread_bytes + second.log.unread_bytes, 3 << 20
     )
     assert first.log.unread_bytes > 0
 
 
 def test_what_ended_still_counts_and_may_still_be_read() -> None:
-    totals = Totals()
+    totals = AccountTotals()
     subscription = make()
     totals.began(subscription)
     subscription.deliver([block([1, 2, 3])])
     totals.ended(subscription)
-    assert totals.figures() == RouteFigures(0, replace(NOTHING, in_flight=3), 0, 0, 0)
+    assert totals.metrics() == SessionMetrics(0, replace(NOTHING, in_flight=3), 0, 0, 0)
     entry = subscription.log.read(None)
     assert entry is not None
     subscription.log.handed_out(entry, 3)
-    assert totals.figures().account == replace(NOTHING, delivered=2, in_flight=1)
+    assert totals.metrics().account == replace(NOTHING, delivered=2, in_flight=1)
     totals.settle(subscription)
-    assert totals.figures() == RouteFigures(0, replace(NOTHING, delivered=2), 1, 0, 0)
+    assert totals.metrics() == SessionMetrics(0, replace(NOTHING, delivered=2), 1, 0, 0)

@@ -12,17 +12,17 @@ from typing import Generic, TypeVar
 
 import pytest
 
+from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import KernelFeatureError, ObjectGoneError
 from stapsdtd.kernel import procfs
-from stapsdtd.kernel.connector import Executed, Exited, Forked, Happening, Overflowed
+from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
-from stapsdtd.probes.registry import Change, Registry
-from stapsdtd.watch import watcher as module
-from stapsdtd.watch.threads import Threads
-from stapsdtd.watch.watcher import Watcher
+from stapsdtd.procs import watcher as module
+from stapsdtd.procs.threads import Threads
+from stapsdtd.procs.watcher import Watcher
 from tests.unit.samples import sample_object, site
 from tests.unit.test_objects import parse_here
 
@@ -84,7 +84,7 @@ class Files:
 class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ring = Source[Mapped | Lost]()
-        self.connector = Source[Happening]()
+        self.connector = Source[ProcessEvent]()
         self.files = Files()
         self.processes: dict[int, tuple[ProcessStat, list[Mapping]]] = {}
         self.looks = Counter[int]()

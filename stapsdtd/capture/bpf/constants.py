@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64, Bools
+from stapsdtd.events.columns import U64, Bools
 from stapsdtd.model import FileOffset, ReadOnlySegment
 
 _WORD = 1 << 64

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stapsdtd.capture.batch import (
+from stapsdtd.capture.bpf.layout import RECORD_HEADER
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.rings import DISCARDED, Records
+from stapsdtd.capture.bpf.tables import Generation
+from stapsdtd.capture.bpf.unread import Unread
+from stapsdtd.events.columns import (
     I32,
     I64,
     U16,
@@ -30,11 +35,6 @@ from stapsdtd.capture.batch import (
     ValueColumn,
     floats,
 )
-from stapsdtd.capture.bpf.layout import RECORD_HEADER
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
-from stapsdtd.capture.bpf.rings import DISCARDED, Records
-from stapsdtd.capture.bpf.tables import Generation
-from stapsdtd.capture.bpf.unread import Unread
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
-from stapsdtd.capture.bpf.registers import INSTRUCTION_POINTERS, PLACES
+from stapsdtd.capture.bpf.registers import INSTRUCTION_POINTERS, PT_REGS_INDEX
 from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import Value, pointer_bytes
-from stapsdtd.predicates.program import ACCEPT, REJECT, Program, Relation, Source, Test
+from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
 _OPERAND = struct.Struct("=QI10B2x")
 _TEST = struct.Struct("=QQ16s4BHHH6x")
@@ -72,7 +72,7 @@ def encode_abs_ip(architecture: str) -> bytes:
 def _register(name: str | None, architecture: str) -> int:
     if name is None:
         return _ZERO
-    place = PLACES.get(architecture, {}).get(name)
+    place = PT_REGS_INDEX.get(architecture, {}).get(name)
     if place is None:
         raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")
     return place

@@ -1,6 +1,6 @@
 """The engine of BPF programs: one attachment for all subscriptions of a site, one record for each hit.
 
-wants of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
+consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
                            └─► values, filters ──► plan (what the program does at the site)
 """
 
@@ -27,11 +27,20 @@ from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
-from stapsdtd.capture.bpf.removals import Removals
+from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.tables import Slot, Tables
-from stapsdtd.capture.bpf.turns import MOST_PASSING
-from stapsdtd.capture.engine import EngineFigures, Refusal, RingFigures, Sink, Target, TargetSite, Ticket, UnreadFigures
+from stapsdtd.capture.bpf.turns import MOST_EPHEMERAL
+from stapsdtd.capture.engine import (
+    EngineMetrics,
+    Refusal,
+    RingMetrics,
+    Sink,
+    SubscriptionKey,
+    Target,
+    TargetSite,
+    UnreadMetrics,
+)
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -39,9 +48,9 @@ from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, Capture, Constant, Memory, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
-from stapsdtd.plan.groups import Window, colours
+from stapsdtd.plan.groups import Window, partition_by_page_offset
 from stapsdtd.plan.values import Value, united, value_of
-from stapsdtd.predicates.program import compile_for
+from stapsdtd.query.program import compile_for
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +73,7 @@ _KEPT_RING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _Consumer:
     """What one subscription wants of a site."""
 
     channel: Channel
@@ -90,30 +99,30 @@ class _Site:
     object: _Object
     site: ModelSite
     slot: Slot
-    wants: dict[Ticket, _Want] = field(default_factory=dict)
+    consumers: dict[SubscriptionKey, _Consumer] = field(default_factory=dict)
     group: _Group | None = None
     plan: ActivePlan | None = None
 
     @property
     def scope(self) -> Scope:
         pids = _NOBODY
-        for want in self.wants.values():
-            if want.target.pids is None:
+        for consumer in self.consumers.values():
+            if consumer.target.pids is None:
                 return None
-            pids |= want.target.pids
+            pids |= consumer.target.pids
         return pids
 
     @property
-    def tickets_with_foreign_hits(self) -> list[Ticket]:
+    def tickets_with_foreign_hits(self) -> list[SubscriptionKey]:
         """Those for whose sake processes are patched that they do not see; nobody's where another sees them all."""
-        wants = self.wants.values()
-        if any(want.filter.owners is None and want.target.pids is None for want in wants):
+        consumers = self.consumers.values()
+        if any(consumer.filter.owners is None and consumer.target.pids is None for consumer in consumers):
             return []
         is_for_all = self.scope is None
         return [
-            ticket
-            for ticket, want in self.wants.items()
-            if want.filter.owners is not None and (want.target.pids is None or not is_for_all)
+            subscription_key
+            for subscription_key, consumer in self.consumers.items()
+            if consumer.filter.owners is not None and (consumer.target.pids is None or not is_for_all)
         ]
 
     @property
@@ -152,7 +161,7 @@ class BpfEngine:
     """See `capture.engine.Engine`.
 
     A site is armed once, for all processes that any subscription wants; the program tells apart what each one wants.
-    Where wants come or go, a new plan takes the place of the old one in the site's slot. Where fewer processes or
+    Where consumers come or go, a new plan takes the place of the old one in the site's slot. Where fewer processes or
     sites are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
     """
 
@@ -170,10 +179,10 @@ class BpfEngine:
         self._paging = paging
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
         self._endings = Endings(loaded.wait_for_hits, self._reader.end)
-        self._removals = Removals()
+        self._removals = EventReaper()
         self._foreign = ForeignHits(self._tables)
         self._numbers = itertools.count()
-        self._subscriptions: dict[Ticket, _Subscription] = {}
+        self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects: dict[ObjectKey, _Object] = {}
         self._rings: dict[int, Ring] = {}
         self._make_spares()
@@ -182,16 +191,16 @@ class BpfEngine:
         found = source_of(capture, argument, architecture)
         return found.reason if isinstance(found, Unavailable) else None
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
+    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        self._subscriptions[ticket] = _Subscription(Channel(ticket, sink), buffer_bytes, owner)
+        self._subscriptions[subscription_key] = _Subscription(Channel(subscription_key, sink), buffer_bytes, owner)
         # the kernel takes a while to put one in place, which the first library to appear should not wait for
         with contextlib.suppress(OSError):
             self._make_rings([0])
 
-    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
-        subscription = self._subscriptions[ticket]
-        reason = self._removals.why_not(target.owner, MOST_PASSING) if target.is_passing else None
+    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
+        subscription = self._subscriptions[subscription_key]
+        reason = self._removals.why_not(target.owner, MOST_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._removals.why_not(subscription.owner):
             return [Refusal(wanted.capture.site, reason) for wanted in target.sites]
         found = self._object(target)
@@ -201,38 +210,42 @@ class BpfEngine:
         for wanted in target.sites:
             try:
                 site = self._site(found, wanted.capture.site)
-                site.wants[ticket] = _Want(subscription.channel, wanted, _filter(target, wanted))
+                site.consumers[subscription_key] = _Consumer(subscription.channel, wanted, _filter(target, wanted))
             except (TableFullError, ValueError) as error:
                 refusals[wanted.capture.site] = str(error)
             else:
                 sites.append(site)
         try:
-            refused = self._bring_in_step(sites, subscription.owner, ticket)
+            refused = self._bring_in_step(sites, subscription.owner, subscription_key)
         except BaseException:
             # what fails for this one is not to be tried again with whatever others want of its sites
-            self._release(ticket, sites, is_awaited=False)
+            self._release(subscription_key, sites, is_awaited=False)
             raise
-        subscription.sites[found.key] = [site for site in sites if ticket in site.wants]
+        subscription.sites[found.key] = [site for site in sites if subscription_key in site.consumers]
         self._forget_unwanted(found)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
-    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:
-        self._release(ticket, self._subscriptions[ticket].sites.pop(target.key, []), is_awaited=is_awaited)
+    def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
+        self._release(
+            subscription_key, self._subscriptions[subscription_key].sites.pop(target.key, []), is_awaited=is_awaited
+        )
 
-    def close(self, ticket: Ticket) -> Future[None]:
-        subscription = self._subscriptions[ticket]
-        self._release(ticket, [site for sites in subscription.sites.values() for site in sites], is_awaited=True)
-        del self._subscriptions[ticket]
+    def close(self, subscription_key: SubscriptionKey) -> Future[None]:
+        subscription = self._subscriptions[subscription_key]
+        self._release(
+            subscription_key, [site for sites in subscription.sites.values() for site in sites], is_awaited=True
+        )
+        del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._drop_large_rings()
         return self._endings.begin([], [subscription.channel])
 
-    def _release(self, ticket: Ticket, sites: Sequence[_Site], *, is_awaited: bool) -> None:
+    def _release(self, subscription_key: SubscriptionKey, sites: Sequence[_Site], *, is_awaited: bool) -> None:
         for site in sites:
             # it may be gone already, where an earlier try ran out of memory
-            site.wants.pop(ticket, None)
-        owner = self._subscriptions[ticket].owner
+            site.consumers.pop(subscription_key, None)
+        owner = self._subscriptions[subscription_key].owner
         for site, reason in self._bring_in_step(sites, owner, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for found in {site.object for site in sites}:
@@ -244,27 +257,27 @@ class BpfEngine:
     def problem(self) -> str | None:
         return self._reader.problem() or self._tracefs.problem()
 
-    def figures(self) -> EngineFigures:
+    def metrics(self) -> EngineMetrics:
         sites = [site for found in list(self._objects.values()) for site in list(found.sites.values())]
         groups = [site.group for site in sites if site.group is not None]
         rings = [
-            RingFigures(str(ring.stride), min(max(ring.filled, 0), ring.size), ring.size)
+            RingMetrics(str(ring.stride), min(max(ring.filled, 0), ring.size), ring.size)
             for _, ring in sorted(self._rings.copy().items())
         ]
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
-        paging = self._paging.figures()
-        unread = UnreadFigures(
+        paging = self._paging.metrics()
+        unread = UnreadMetrics(
             self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
         )
-        return EngineFigures(len(groups), len({id(group) for group in groups}), tuple(rings), strays, unread)
+        return EngineMetrics(len(groups), len({id(group) for group in groups}), tuple(rings), strays, unread)
 
-    def settled(self, owner: str = "") -> Future[None]:
-        return self._removals.settled(owner)
+    def quiesced(self, owner: str = "") -> Future[None]:
+        return self._removals.quiesced(owner)
 
-    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+    def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         return self._foreign.take()
 
-    def tidy(self) -> None:
+    def retry_cleanup(self) -> None:
         self._removals.try_again()
 
     def shutdown(self) -> None:
@@ -273,8 +286,8 @@ class BpfEngine:
             steps.callback(self._reader.stop)
             steps.callback(self._removals.finish)
             steps.callback(self._endings.finish)
-            for ticket in list(self._subscriptions):
-                steps.callback(self.close, ticket)
+            for subscription_key in list(self._subscriptions):
+                steps.callback(self.close, subscription_key)
 
     def _object(self, target: Target) -> _Object:
         key = target.object.key
@@ -293,34 +306,34 @@ class BpfEngine:
         """Raises TableFullError."""
         known = found.sites.get(site)
         if known is None:
-            known = found.sites[site] = _Site(found, site, self._tables.lend_slot())
+            known = found.sites[site] = _Site(found, site, self._tables.allocate_slot())
         return known
 
     def _forget_unwanted(self, found: _Object) -> None:
-        for site in [site for site in found.sites.values() if not site.wants and site.group is None]:
-            self._tables.give_back_slot(site.slot)
+        for site in [site for site in found.sites.values() if not site.consumers and site.group is None]:
+            self._tables.free_slot(site.slot)
             del found.sites[site.site]
         if not found.sites and self._objects.pop(found.key, None) is not None:
             # hits of plans that ended before may have constants to be read from it
             self._endings.begin([]).add_done_callback(lambda _: os.close(found.descriptor))
 
     def _bring_in_step(
-        self, sites: Sequence[_Site], owner: str, newcomer: Ticket | None = None, *, is_awaited: bool = False
+        self, sites: Sequence[_Site], owner: str, newcomer: SubscriptionKey | None = None, *, is_awaited: bool = False
     ) -> dict[_Site, str]:
-        """Arm, plan and disarm as the wants of some sites say now; answer which could not be served, and why.
+        """Arm, plan and disarm as the consumers of some sites say now; answer which could not be served, and why.
 
-        Those keep the group and plan that they have, and the newcomer's wish is forgotten. There may be others among
-        them, which had to move. owner: who wants it so.
+        Those keep the group and plan that they have, and the newcomer is forgotten. There may be others among
+        them, which had to move. owner: who consumers it so.
         """
         refused: dict[_Site, str] = {}
         for over in self._endings.collect():
-            self._tables.give_back_plan(over.entry)
+            self._tables.free_plan(over.entry)
         plans = self._new_plans(sites, refused)
-        _forget_wishes(newcomer, refused)
+        _forget_consumers(newcomer, refused)
         if plans:
             self._reader.begin(plans.values())
         superseded = self._regroup(sites, plans, refused)
-        _forget_wishes(newcomer, refused)
+        _forget_consumers(newcomer, refused)
         ended = [plan for site, plan in plans.items() if site in refused]
         ended += self._switch(
             dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
@@ -336,7 +349,7 @@ class BpfEngine:
         """Before anything is armed or moved, so that a refusal changes nothing and every hit finds its plan."""
         plans = {}
         for site in sites:
-            if site.wants:
+            if site.consumers:
                 try:
                     plans[site] = self._plan(site)
                 except (TableFullError, OSError, ValueError) as error:
@@ -347,7 +360,7 @@ class BpfEngine:
         """Have sites' hits go by their groups, and by new plans where there are some; answer the plans that ended."""
         ended = []
         for site in sites:
-            plan = plans.get(site, site.plan if site.wants else None)
+            plan = plans.get(site, site.plan if site.consumers else None)
             if plan is None or site.group is None:
                 self._tables.set_slot(site.slot, 0, 0)
             else:
@@ -365,9 +378,9 @@ class BpfEngine:
     ) -> list[_Group]:
         """Give each site a group that patches what is wanted; answer the groups that serve no more."""
         superseded = []
-        homeless = {site for site in sites if site.group is None and site.wants}
+        homeless = {site for site in sites if site.group is None and site.consumers}
         for group in dict.fromkeys(site.group for site in sites if site.group is not None):
-            wanted = [site for site in group.sites if site.wants]
+            wanted = [site for site in group.sites if site.consumers]
             scopes = {site.scope for site in wanted}
             is_whole = len(wanted) == len(group.sites) and len(scopes) == 1
             if not is_whole or not self._reaches(group, scopes.pop()):
@@ -377,8 +390,8 @@ class BpfEngine:
         for site in sorted(homeless, key=lambda site: site.site.site_offset):
             by_scope[site.scope].append(site)
         for scope, members in by_scope.items():
-            for colour in colours([site.site.site_offset for site in members]):
-                self._make_group([members[position] for position in colour.members], scope, plans, refused)
+            for partition in partition_by_page_offset([site.site.site_offset for site in members]):
+                self._make_group([members[position] for position in partition.members], scope, plans, refused)
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
             group.sites = [site for site in group.sites if site.group is group]
@@ -418,12 +431,12 @@ class BpfEngine:
                 site.group = group
 
     def _armed_group(self, sites: list[_Site], scope: Scope, plans: Mapping[_Site, ActivePlan]) -> _Group:
-        (colour,) = colours([site.site.site_offset for site in sites])
-        window = colour.window
+        (partition,) = partition_by_page_offset([site.site.site_offset for site in sites])
+        window = partition.window
         self._removals.collect()
-        first = self._tables.lend_group(window)
+        first = self._tables.allocate_group(window)
         with self._removals.arming(sites[0].object.owner), contextlib.ExitStack() as taken_back:
-            taken_back.callback(self._tables.give_back_group, first, window)
+            taken_back.callback(self._tables.free_group, first, window)
             self._tables.fill_group(first, window, {site.site.site_offset: site.slot for site in sites})
             name = f"g{next(self._numbers)}_{self._owner.group.removeprefix('stapsdtd_')}"
             event = ProbeEvent(self._tracefs, self._owner.group, name, [site.place for site in sites])
@@ -452,7 +465,7 @@ class BpfEngine:
                 site.group = None
         self._removals.begin(
             group.event,
-            lambda: self._tables.give_back_group(group.first, group.window),
+            lambda: self._tables.free_group(group.first, group.window),
             owner=owner,
             is_awaited=is_awaited,
         )
@@ -474,15 +487,18 @@ class BpfEngine:
         most = least + sum(value.limit for value in values)
         if most > _RECORD_BYTES:
             raise ValueError(f"{most} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
-        tested = {Value(index) for want in site.wants.values() for index in want.filter.arguments}
+        tested = {Value(index) for consumer in site.consumers.values() for index in consumer.filter.arguments}
         further = sorted(tested.difference(values))
         own = {value.number: place for place, value in enumerate(values) if not value.is_string}
         places = own | {value.number: place for place, value in enumerate(further, len(operands))}
-        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(want.filter for want in site.wants.values()))}
+        bits = {
+            wanted: bit
+            for bit, wanted in enumerate(dict.fromkeys(consumer.filter for consumer in site.consumers.values()))
+        }
         if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
             raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
         self._make_rings(range(layout.record_class(least), layout.record_class(most) + 1))
-        entry = self._tables.lend_plan(
+        entry = self._tables.allocate_plan(
             operands,
             [fetcher.encode(value) for value in further],
             {bit: wanted for wanted, bit in bits.items()},
@@ -491,8 +507,10 @@ class BpfEngine:
         )
         positions = {value[:2]: position for position, value in enumerate(values)}
         readings = tuple(
-            Reading(want.channel, bits[want.filter], want.target.site_id, fetcher.layout(want, positions))
-            for want in site.wants.values()
+            Reading(
+                consumer.channel, bits[consumer.filter], consumer.target.site_id, fetcher.layout(consumer, positions)
+            )
+            for consumer in site.consumers.values()
         )
         tested_bits = sum(1 << bit for wanted, bit in bits.items() if not wanted.accepts_all)
         return ActivePlan(entry, readings, tested_bits, constants, abs_ip_at=len(values))
@@ -554,17 +572,17 @@ def source_of(capture: Capture, argument: Argument, architecture: str) -> Value 
 
 
 class _Fetcher:
-    """What a site's record has to hold for each of its wants, and how each one reads it."""
+    """What a site's record has to hold for each of its consumers, and how each one reads it."""
 
     def __init__(self, site: _Site) -> None:
         self._arguments = site.site.arguments
         self._architecture = site.object.architecture
         self._sources = {
-            want.channel.ticket: [
+            consumer.channel.subscription_key: [
                 source_of(capture, self._arguments[capture.index], self._architecture)
-                for capture in want.target.capture.captures
+                for capture in consumer.target.capture.captures
             ]
-            for want in site.wants.values()
+            for consumer in site.consumers.values()
         }
 
     def values(self) -> Iterator[Value]:
@@ -580,10 +598,12 @@ class _Fetcher:
     def reads_memory(self, value: Value) -> bool:
         return value.is_text or isinstance(self._arguments[value.number].operand, Memory)
 
-    def layout(self, want: _Want, positions: Mapping[tuple[int, bool], int]) -> Layout:
+    def layout(self, consumer: _Consumer, positions: Mapping[tuple[int, bool], int]) -> Layout:
         """positions: of the record's values, by number and is_string."""
         sources: list[Source] = []
-        for capture, found in zip(want.target.capture.captures, self._sources[want.channel.ticket], strict=True):
+        for capture, found in zip(
+            consumer.target.capture.captures, self._sources[consumer.channel.subscription_key], strict=True
+        ):
             argument = self._arguments[capture.index]
             is_signed = argument.signed
             match found:
@@ -606,18 +626,18 @@ def _check_shares(site: _Site) -> None:
 
     Raises ValueError where others want more than the rest of it.
     """
-    others = [want for want in site.wants.values() if want.filter.owners is not None]
-    filters = {want.filter for want in others}
-    captures = {capture for want in others for capture in want.target.capture.captures}
+    others = [consumer for consumer in site.consumers.values() if consumer.filter.owners is not None]
+    filters = {consumer.filter for consumer in others}
+    captures = {capture for consumer in others for capture in consumer.target.capture.captures}
     steps = sum(wanted.steps for wanted in filters)
     if len(filters) > _OTHERS_FILTERS or steps > _OTHERS_STEPS or len(captures) > _OTHERS_CAPTURES:
         raise ValueError("more is wanted of it than those may have who may not trace everybody's processes")
 
 
-def _forget_wishes(ticket: Ticket | None, sites: Iterable[_Site]) -> None:
-    if ticket is not None:
+def _forget_consumers(subscription_key: SubscriptionKey | None, sites: Iterable[_Site]) -> None:
+    if subscription_key is not None:
         for site in sites:
-            site.wants.pop(ticket, None)
+            site.consumers.pop(subscription_key, None)
 
 
 def _filter(target: Target, wanted: TargetSite) -> Filter:

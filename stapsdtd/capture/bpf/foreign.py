@@ -13,29 +13,29 @@ from dataclasses import dataclass
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.tables import Generation, Tables
-from stapsdtd.capture.engine import Ticket
+from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.model import ObjectKey
 
 
 @dataclass(slots=True)
 class _Followed:
     key: ObjectKey
-    cells: dict[Ticket, int]
-    counted: Counter[Ticket]
+    cells: dict[SubscriptionKey, int]
+    counted: Counter[SubscriptionKey]
 
 
 class ForeignHits:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._plans: dict[Generation, _Followed] = {}
-        self._ended: Counter[tuple[Ticket, ObjectKey]] = Counter()
+        self._ended: Counter[tuple[SubscriptionKey, ObjectKey]] = Counter()
 
-    def begin(self, key: ObjectKey, plan: ActivePlan, tickets: Collection[Ticket]) -> None:
-        """tickets: for whose sake the plan's site is patched in processes that they do not see."""
+    def begin(self, key: ObjectKey, plan: ActivePlan, subscription_keys: Collection[SubscriptionKey]) -> None:
+        """subscription_keys: for whose sake the plan's site is patched in processes that they do not see."""
         cells = {
-            reading.channel.ticket: plan.entry.cell(layout.Counter.EXCLUDED, reading.bit)
+            reading.channel.subscription_key: plan.entry.cell(layout.Counter.EXCLUDED, reading.bit)
             for reading in plan.readings
-            if reading.channel.ticket in tickets
+            if reading.channel.subscription_key in subscription_keys
         }
         if cells:
             self._plans[plan.entry.generation] = _Followed(key, cells, Counter())
@@ -46,7 +46,7 @@ class ForeignHits:
         if followed is not None:
             self._count(followed)
 
-    def take(self) -> dict[tuple[Ticket, ObjectKey], int]:
+    def take(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         """Return how many there were since the last call, where there were any."""
         for followed in self._plans.values():
             self._count(followed)
@@ -54,6 +54,8 @@ class ForeignHits:
         return dict(+found)
 
     def _count(self, followed: _Followed) -> None:
-        for ticket, count in zip(followed.cells, self._tables.sums(list(followed.cells.values())), strict=True):
-            self._ended[ticket, followed.key] += count - followed.counted[ticket]
-            followed.counted[ticket] = count
+        for subscription_key, count in zip(
+            followed.cells, self._tables.sums(list(followed.cells.values())), strict=True
+        ):
+            self._ended[subscription_key, followed.key] += count - followed.counted[subscription_key]
+            followed.counted[subscription_key] = count

@@ -46,7 +46,7 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
-class PagingFigures:
+class PagingMetrics:
     """touched, refused: pages since the daemon began; stuck: workers that have waited for longer than a second."""
 
     touched: int
@@ -55,7 +55,7 @@ class PagingFigures:
 
 
 class Paging:
-    """request() is called by one thread and never waits; figures() by any."""
+    """request() is called by one thread and never waits; metrics() by any."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class Paging:
                 del self._lines[owner]
                 self._refused += 1
 
-    def figures(self) -> PagingFigures:
+    def metrics(self) -> PagingMetrics:
         now = self._clock()
         with self._lock:
             stuck = sum(now - line.since > _STUCK_SECONDS for line in self._lines.values())
-            return PagingFigures(self._touched, self._refused, stuck)
+            return PagingMetrics(self._touched, self._refused, stuck)
 
     def _work(self, owner: int, line: _Line) -> None:
         while True:

@@ -20,7 +20,7 @@ class Pool:
         self._name = name
         self._free = [(first, entries - first)]
 
-    def lend(self, count: int) -> int:
+    def allocate(self, count: int) -> int:
         """Answer where the run begins. Raises TableFullError."""
         for position, (start, length) in enumerate(self._free):
             if length >= count:
@@ -31,7 +31,7 @@ class Pool:
                 return start
         raise TableFullError(f"the bpf engine's table of {self._name} is full")
 
-    def give_back(self, start: int, count: int) -> None:
+    def free(self, start: int, count: int) -> None:
         if not count:
             return
         position = bisect_left(self._free, (start, 0))
@@ -48,17 +48,17 @@ class Shared(Generic[_K]):
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._lent: dict[_K, tuple[int, int, int]] = {}
+        self._allocated: dict[_K, tuple[int, int, int]] = {}
 
-    def lend(self, content: _K, count: int) -> tuple[int, bool]:
+    def allocate(self, content: _K, count: int) -> tuple[int, bool]:
         """Answer where the run begins, and whether it is new and is to be written. Raises TableFullError."""
-        start, count, users = self._lent.get(content) or (self._pool.lend(count), count, 0)
-        self._lent[content] = start, count, users + 1
+        start, count, users = self._allocated.get(content) or (self._pool.allocate(count), count, 0)
+        self._allocated[content] = start, count, users + 1
         return start, not users
 
-    def give_back(self, content: _K) -> None:
-        start, count, users = self._lent.pop(content)
+    def free(self, content: _K) -> None:
+        start, count, users = self._allocated.pop(content)
         if users > 1:
-            self._lent[content] = start, count, users - 1
+            self._allocated[content] = start, count, users - 1
         else:
-            self._pool.give_back(start, count)
+            self._pool.free(start, count)

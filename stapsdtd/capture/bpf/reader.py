@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64, Block
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import Batch
 from stapsdtd.capture.bpf.layout import Counter
@@ -25,7 +24,9 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import Generation, Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
+from stapsdtd.events.columns import U64, Block
+from stapsdtd.runtime.heartbeat import Heartbeat
+from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class Reader:
         self._tables = tables
         self._set_waiting = set_waiting
         self._bring_in = bring_in
-        self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", self._jobs.ask)
+        self._jobs = Mailbox()
+        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
         self._plans: dict[Generation, ActivePlan] = {}

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from stapsdtd.capture.batch import Block, merge
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.tables import PlanEntry
-from stapsdtd.capture.engine import LossStage, Sink, Ticket
+from stapsdtd.capture.engine import LossStage, Sink, SubscriptionKey
+from stapsdtd.events.columns import Block, merge
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Channel:
     then, what plans that could not be replaced still bring is nobody's.
     """
 
-    ticket: Ticket
+    subscription_key: SubscriptionKey
     sink: Sink
     excluded: frozenset[int] = frozenset()
     is_open: bool = True

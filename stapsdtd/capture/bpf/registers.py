@@ -28,7 +28,7 @@ _S390X = _numbered(["pswm", "pswa", *(f"r{number}" for number in range(16))], 1)
 _PPC64LE = _numbered(f"r{number}" for number in range(32)) | {"nip": 32}
 _LOONGARCH64 = _numbered(f"r{number}" for number in range(32)) | {"csr_era": 33}
 
-PLACES: Mapping[str, Mapping[str, int]] = {
+PT_REGS_INDEX: Mapping[str, Mapping[str, int]] = {
     "x86-64": _X86_64, "i386": _I386, "aarch64": _AARCH64, "arm": _ARM, "riscv64": _RISCV64, "s390x": _S390X,
     "ppc64le": _PPC64LE, "loongarch64": _LOONGARCH64,
 }  # fmt: skip

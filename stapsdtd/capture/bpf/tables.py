@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stapsdtd.capture.batch import U64
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.pool import Pool, Shared
+from stapsdtd.events.columns import U64
 from stapsdtd.plan.groups import Window
 
 Slot = int
@@ -81,9 +81,9 @@ class Tables:
         self._cells_used = layout.STRAY_HITS + 1
         self._generations = itertools.count(1)
 
-    def lend_group(self, window: Window) -> int:
+    def allocate_group(self, window: Window) -> int:
         """Answer a group's first entry in the index. Raises TableFullError."""
-        start = self._free_index.lend(window.entries)
+        start = self._free_index.allocate(window.entries)
         self._index[start : start + window.entries] = 0
         return start
 
@@ -92,23 +92,23 @@ class Tables:
         for offset, slot in slots.items():
             self._index[group + window.entry(offset)] = slot
 
-    def give_back_group(self, group: int, window: Window) -> None:
+    def free_group(self, group: int, window: Window) -> None:
         self._index[group : group + window.entries] = 0
-        self._free_index.give_back(group, window.entries)
+        self._free_index.free(group, window.entries)
 
-    def lend_slot(self) -> Slot:
+    def allocate_slot(self) -> Slot:
         """Raises TableFullError."""
-        return self._free_slots.lend(1)
+        return self._free_slots.allocate(1)
 
-    def give_back_slot(self, slot: Slot) -> None:
+    def free_slot(self, slot: Slot) -> None:
         self._slots[slot] = 0
-        self._free_slots.give_back(slot, 1)
+        self._free_slots.free(slot, 1)
 
     def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
         """From now on hits at the site are those of this group, by this plan."""
         self._slots[slot] = group << 32 | plan
 
-    def lend_plan(
+    def allocate_plan(
         self,
         values: Sequence[bytes],
         further: Sequence[bytes],
@@ -127,16 +127,16 @@ class Tables:
         operands, tests = b"".join((*values, *further)), encode_filters(tested, places)
         rows = np.frombuffer(tests, layout.TEST)
         with contextlib.ExitStack() as taken_back:
-            number = self._free_plans.lend(1)
-            taken_back.callback(self._free_plans.give_back, number, 1)
-            first_operand = self._lend_operands(operands)
+            number = self._free_plans.allocate(1)
+            taken_back.callback(self._free_plans.free, number, 1)
+            first_operand = self._allocate_operands(operands)
             if operands:
-                taken_back.callback(self._free_operands.give_back, operands)
-            first_test = self._free_tests.lend(len(rows)) if tests else 0
-            taken_back.callback(self._free_tests.give_back, first_test, len(rows))
+                taken_back.callback(self._free_operands.free, operands)
+            first_test = self._free_tests.allocate(len(rows)) if tests else 0
+            taken_back.callback(self._free_tests.free, first_test, len(rows))
             generation = next(self._generations) << layout.PLAN_BITS | number
             entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(filters))
-            first_counter = self._free_counters.lend(entry.cells)
+            first_counter = self._free_counters.allocate(entry.cells)
             taken_back.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
@@ -148,22 +148,22 @@ class Tables:
         self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = plan
         return entry
 
-    def _lend_operands(self, operands: bytes) -> int:
+    def _allocate_operands(self, operands: bytes) -> int:
         rows = np.frombuffer(operands, layout.OPERAND)
         if not len(rows):
             return 0
-        start, is_new = self._free_operands.lend(operands, len(rows))
+        start, is_new = self._free_operands.allocate(operands, len(rows))
         if is_new:
             self._operands[start : start + len(rows)] = rows
         return start
 
-    def give_back_plan(self, plan: PlanEntry) -> None:
-        """Lend its room again: no slot names it, and no hit is on its way through it."""
-        self._free_plans.give_back(plan.id, 1)
+    def free_plan(self, plan: PlanEntry) -> None:
+        """Allocate its room again: no slot names it, and no hit is on its way through it."""
+        self._free_plans.free(plan.id, 1)
         if plan.operands:
-            self._free_operands.give_back(plan.operands)
-        self._free_tests.give_back(plan.first_test, plan.tests)
-        self._free_counters.give_back(plan.counters, plan.cells)
+            self._free_operands.free(plan.operands)
+        self._free_tests.free(plan.first_test, plan.tests)
+        self._free_counters.free(plan.counters, plan.cells)
 
     def totals(self) -> U64:
         """Sum each counter over all CPUs; a plan's are at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""

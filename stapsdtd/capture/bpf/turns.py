@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 
-MOST_PASSING = 256
+MOST_EPHEMERAL = 256
 """Of one user: each holds its object's file, which nobody else has any more, and three descriptors."""
 MOST_OF_ALL = 4096
 

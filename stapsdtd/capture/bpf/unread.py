@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from stapsdtd.capture.batch import U64, Bools, Indices
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.reading import ActivePlan, TextAt
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.tables import Generation
+from stapsdtd.events.columns import U64, Bools, Indices
 
 _T = TypeVar("_T")
 

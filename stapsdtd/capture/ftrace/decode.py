@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stapsdtd.capture.batch import (
+from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
+from stapsdtd.capture.ftrace.pages import Records
+from stapsdtd.events.columns import (
     COMM_BYTES,
     F64,
     I32,
@@ -22,12 +24,10 @@ from stapsdtd.capture.batch import (
     ValueColumn,
     floats,
 )
-from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
-from stapsdtd.capture.ftrace.pages import Records
 from stapsdtd.model import Argument, Capture, Constant, Register, Unavailable
 from stapsdtd.plan.events import EventSpec, Field
-from stapsdtd.predicates.columns import Hits, Values, evaluate
-from stapsdtd.predicates.program import ACCEPT, Program
+from stapsdtd.query.columns import Hits, Values, evaluate
+from stapsdtd.query.program import ACCEPT, Program
 
 PidsOf = Callable[[I32], I32]
 """From thread ids to the ids of their processes, of the same shape."""
@@ -38,7 +38,7 @@ EVERYTHING = Program((), ACCEPT)
 
 
 @dataclass(frozen=True, slots=True)
-class SiteWish:
+class SiteConsumer:
     """What one subscription wants of a site.
 
     width: how many of the plan's values are delivered; those behind them are there for the program to read.
@@ -57,7 +57,7 @@ class Decoder:
 
     spec: EventSpec
     format: EventFormat
-    sites: tuple[SiteWish, ...]
+    sites: tuple[SiteConsumer, ...]
 
     def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[Block]:
         """One block for each site that fired; it may be shorter than what fired, as records are filtered."""
@@ -69,7 +69,7 @@ class Decoder:
 
     def _site_block(self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> Block:
         fields = self.format.fields
-        wish = self.sites[position]
+        consumer = self.sites[position]
         tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
         pids = pids_of(tids)
         comms = _comms(records, fields["comm"])
@@ -84,27 +84,27 @@ class Decoder:
             tids,
             np.full(len(records), records.cpu, np.uint16),
             comms,
-            np.full(len(records), wish.site_id, np.uint32),
-            tuple(self._values(position, number, records) for number in range(wish.width)),
+            np.full(len(records), consumer.site_id, np.uint32),
+            tuple(self._values(position, number, records) for number in range(consumer.width)),
         )
 
     def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> Bools:
-        wish = self.sites[position]
+        consumer = self.sites[position]
         wanted: Bools = ~np.isin(hits.pid, list(excluded)) if excluded else np.ones(len(records), np.bool_)
-        if wish.pids is not None:
-            wanted &= np.isin(hits.pid, list(wish.pids))
-        if wish.program is not EVERYTHING:
+        if consumer.pids is not None:
+            wanted &= np.isin(hits.pid, list(consumer.pids))
+        if consumer.program is not EVERYTHING:
             captures = self.spec.sites[position].capture.captures
             numbers = {
                 index: self._numbers(position, captures.index(Capture(index)), records)
-                for index in wish.program.arguments
+                for index in consumer.program.arguments
             }
             arguments = {
                 # no program reads a floating-point number
                 index: Values(column.data.view(np.uint64), column.unavailable)
                 for index, column in numbers.items()
             }
-            wanted &= evaluate(wish.program, replace(hits, arguments=arguments))
+            wanted &= evaluate(consumer.program, replace(hits, arguments=arguments))
         return wanted
 
     def _values(self, position: int, number: int, records: Records) -> ValueColumn:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from stapsdtd.capture.engine import EngineFigures, Refusal, Sink, Target, Ticket
-from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteWish
+from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target
+from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteConsumer
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.reader import Reader
 from stapsdtd.capture.names import Owner
@@ -22,15 +22,15 @@ from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCaptu
 from stapsdtd.plan.actions import Enable, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
-from stapsdtd.predicates.expression import ArgumentValue, Expression, Field
-from stapsdtd.predicates.program import comparisons, compile_for, why_not
+from stapsdtd.query.expression import ArgumentValue, Expression, Field
+from stapsdtd.query.program import comparisons, compile_for, why_not
 
 _log = logging.getLogger(__name__)
 
 _WAKE_PERCENT = 25
 _PASSING_BUFFER_KIB = 256
 _MAX_PASSING = 128
-_TOO_MANY_PASSING = (
+_TOO_MANY_EPHEMERAL = (
     f"the ftrace engine holds {_MAX_PASSING} memfds, deleted files and containers' files for a subscription, not more"
 )
 NOT_OWN = 'the ftrace engine cannot tell whose process fires, so it serves roles with trace = "all"; the bpf engine can'
@@ -43,7 +43,7 @@ _NO_STRINGS = (
 
 @dataclass(slots=True)
 class _Subscription:
-    """instances: the one of each passing object, and under None the one that all others share."""
+    """instances: the one of each ephemeral object, and under None the one that all others share."""
 
     sink: Sink
     kernel_buffer_kib: int
@@ -59,7 +59,7 @@ class FtraceEngine:
     """See `capture.engine.Engine`.
 
     An event that is removed empties the rings that it was ever enabled in (`plan.actions`). So an object that may go
-    before the subscription does (Target.is_passing) gets a ring of its own, which is drained and removed with it.
+    before the subscription does (Target.is_ephemeral) gets a ring of its own, which is drained and removed with it.
     """
 
     name = "ftrace"
@@ -73,21 +73,23 @@ class FtraceEngine:
         self._executor = Executor(tracefs, owner.group)
         self._reader = Reader(tracefs, pids_of)
         self._numbers = itertools.count(1)
-        self._subscriptions: dict[Ticket, _Subscription] = {}
+        self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._doomed: list[Instance] = []
         self._tidying = False
 
-    def open(self, ticket: Ticket, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
+    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         subscription = _Subscription(sink, kernel_buffer_kib)
-        self._reader.open(ticket, sink)
+        self._reader.open(subscription_key, sink)
         try:
-            subscription.instances[None] = self._make_instance(ticket, subscription, kernel_buffer_kib)
+            subscription.instances[None] = self._make_instance(subscription_key, subscription, kernel_buffer_kib)
         except BaseException:
-            self._reader.close(ticket)
+            self._reader.close(subscription_key)
             raise
-        self._subscriptions[ticket] = subscription
+        self._subscriptions[subscription_key] = subscription
 
-    def _make_instance(self, ticket: Ticket, subscription: _Subscription, buffer_kib: int) -> Instance:
+    def _make_instance(
+        self, subscription_key: SubscriptionKey, subscription: _Subscription, buffer_kib: int
+    ) -> Instance:
         """Raises LimitReachedError and TracefsRejectedError."""
         buffer_bytes = buffer_kib * 1024 * len(online_cpus())
         if sum(self._buffer_bytes.values()) + buffer_bytes > self._max_buffer_bytes:
@@ -105,7 +107,7 @@ class FtraceEngine:
             self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
             self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
             self._exclude_in(instance, subscription.excluded)
-            self._reader.add(ticket, instance, online_cpus(), buffer_kib)
+            self._reader.add(subscription_key, instance, online_cpus(), buffer_kib)
         except BaseException:
             self._tracefs.remove_instance(instance)
             raise
@@ -128,29 +130,29 @@ class FtraceEngine:
         if threads:
             self._tracefs.append(f"instances/{instance}/set_event_notrace_pid", " ".join(map(str, threads)))
 
-    def arm(self, ticket: Ticket, target: Target) -> list[Refusal]:
-        subscription = self._subscriptions[ticket]
+    def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
+        subscription = self._subscriptions[subscription_key]
         key = target.object.key
-        wishes, refusals = _wishes(target)
-        if not wishes:
+        consumers, refusals = _consumers(target)
+        if not consumers:
             return refusals
-        self._reader.exclude(ticket, target.exclude_pids | target.exclude_later)
+        self._reader.exclude(subscription_key, target.exclude_pids | target.exclude_later)
         self._exclude(subscription, target.exclude_pids)
-        if target.is_passing and len(subscription.instances) > _MAX_PASSING:
-            return refusals + [Refusal(capture.site, _TOO_MANY_PASSING) for capture in wishes]
-        if target.is_passing and key not in subscription.instances:
+        if target.is_ephemeral and len(subscription.instances) > _MAX_PASSING:
+            return refusals + [Refusal(capture.site, _TOO_MANY_EPHEMERAL) for capture in consumers]
+        if target.is_ephemeral and key not in subscription.instances:
             buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
             try:
-                subscription.instances[key] = self._make_instance(ticket, subscription, buffer_kib)
+                subscription.instances[key] = self._make_instance(subscription_key, subscription, buffer_kib)
             except LimitReachedError as error:
-                return refusals + [Refusal(capture.site, str(error)) for capture in wishes]
+                return refusals + [Refusal(capture.site, str(error)) for capture in consumers]
         no_strings = _NO_STRINGS if procfs.panics_on_warning() else ""
         instance = subscription.instance_of(key)
-        pending = list(group_sites(instance, key, target.object.parsed.architecture, tuple(wishes), no_strings))
+        pending = list(group_sites(instance, key, target.object.parsed.architecture, tuple(consumers), no_strings))
         while pending:
             spec = pending.pop()
             try:
-                self._arm_event(ticket, spec, wishes, target.file_path)
+                self._arm_event(subscription_key, spec, consumers, target.file_path)
             except TracefsRejectedError as error:
                 if len(spec.sites) > 1:
                     pending += split(spec)
@@ -162,16 +164,20 @@ class FtraceEngine:
         return refusals
 
     def _arm_event(
-        self, ticket: Ticket, spec: EventSpec, wishes: Mapping[SiteCapture, SiteWish], file_path: str
+        self,
+        subscription_key: SubscriptionKey,
+        spec: EventSpec,
+        consumers: Mapping[SiteCapture, SiteConsumer],
+        file_path: str,
     ) -> None:
         """Before an event is enabled the reader learns it, so that it never meets an unknown record."""
-        own = {known: standing for known, standing in self._executor.state().items() if known == spec}
+        own = {known: state for known, state in self._executor.state().items() if known == spec}
         try:
             for action in changes({spec}, own):
                 if isinstance(action, Enable):
-                    sites = tuple(wishes[plan.capture] for plan in spec.sites)
+                    sites = tuple(consumers[plan.capture] for plan in spec.sites)
                     decoder = Decoder(spec, self._executor.installed[spec].format, sites)
-                    self._reader.decode_with(ticket, spec.instance, decoder)
+                    self._reader.decode_with(subscription_key, spec.instance, decoder)
                 self._executor.run([action], file_path)
         except TracefsRejectedError:
             self._bring_in_step()
@@ -186,7 +192,7 @@ class FtraceEngine:
         }
 
     def _bring_in_step(self) -> None:
-        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again; see tidy()."""
+        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again; see retry_cleanup()."""
         for action in changes(self._wanted(), self._executor.state()):
             try:
                 self._executor.run([action])
@@ -196,30 +202,32 @@ class FtraceEngine:
     def _tell_refusal(self, error: TracefsRejectedError) -> None:
         _log.log(logging.DEBUG if self._tidying else logging.WARNING, "%s; it is tried again later", error)
 
-    def disarm(self, ticket: Ticket, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
-        subscription = self._subscriptions[ticket]
+    def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
+        subscription = self._subscriptions[subscription_key]
         subscription.wanted.pop(target.key, None)
         self._bring_in_step()
         instance = subscription.instances.pop(target.key, None)
         if instance is not None:
-            self._remove_instance(ticket, subscription, instance)
+            self._remove_instance(subscription_key, subscription, instance)
 
-    def close(self, ticket: Ticket) -> Future[None]:
+    def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         """It has the rest of the events before it returns."""
-        subscription = self._subscriptions.pop(ticket)
+        subscription = self._subscriptions.pop(subscription_key)
         with contextlib.ExitStack() as steps:
-            steps.callback(self._reader.close, ticket)
+            steps.callback(self._reader.close, subscription_key)
             for instance in subscription.instances.values():
-                steps.callback(self._remove_instance, ticket, subscription, instance)
+                steps.callback(self._remove_instance, subscription_key, subscription, instance)
             self._bring_in_step()
-        return self.settled()
+        return self.quiesced()
 
-    def _remove_instance(self, ticket: Ticket, subscription: _Subscription, instance: Instance) -> None:
+    def _remove_instance(
+        self, subscription_key: SubscriptionKey, subscription: _Subscription, instance: Instance
+    ) -> None:
         """Deliver what is left in it, remove it, and then the events that wrote to it."""
         try:
             # hits of the excluded are counted too, and are no loss
             hits = None if subscription.excluded else self._hits(instance)
-            self._reader.finish(ticket, instance, hits)
+            self._reader.finish(subscription_key, instance, hits)
         finally:
             self._doomed.append(instance)
             self._remove_doomed()
@@ -254,21 +262,21 @@ class FtraceEngine:
     def problem(self) -> str | None:
         return self._reader.problem() or self._tracefs.problem()
 
-    def figures(self) -> EngineFigures:
+    def metrics(self) -> EngineMetrics:
         specs = list(self._executor.installed)
-        return EngineFigures(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.figures()))
+        return EngineMetrics(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.metrics()))
 
-    def settled(self, owner: str = "") -> Future[None]:  # noqa: ARG002
+    def quiesced(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         """It takes events away before it returns."""
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def foreign_hits(self) -> dict[tuple[Ticket, ObjectKey], int]:
+    def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         """They are not told apart in the kernel, and never counted."""
         return {}
 
-    def tidy(self) -> None:
+    def retry_cleanup(self) -> None:
         self._tidying = True
         try:
             self._remove_doomed()
@@ -279,13 +287,13 @@ class FtraceEngine:
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.stop)
             steps.callback(self._remove_doomed)
-            for ticket in list(self._subscriptions):
-                steps.callback(self.close, ticket)
+            for subscription_key in list(self._subscriptions):
+                steps.callback(self.close, subscription_key)
 
 
-def _wishes(target: Target) -> tuple[dict[SiteCapture, SiteWish], list[Refusal]]:
+def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Refusal]]:
     """What is fetched of each site and what is wanted of that, and which sites' hits cannot be tested."""
-    wishes: dict[SiteCapture, SiteWish] = {}
+    consumers: dict[SiteCapture, SiteConsumer] = {}
     refusals: list[Refusal] = []
     for wanted in target.sites:
         capture = wanted.capture
@@ -302,8 +310,8 @@ def _wishes(target: Target) -> tuple[dict[SiteCapture, SiteWish], list[Refusal]]
         read = map(Capture, program.arguments)
         more = tuple(each for each in read if each not in capture.captures)
         fetched = replace(capture, captures=capture.captures + more)
-        wishes[fetched] = SiteWish(wanted.site_id, len(capture.captures), wanted.pids, program)
-    return wishes, refusals
+        consumers[fetched] = SiteConsumer(wanted.site_id, len(capture.captures), wanted.pids, program)
+    return consumers, refusals
 
 
 def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:

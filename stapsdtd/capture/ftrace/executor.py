@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stapsdtd.capture.ftrace.format import EventFormat
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, Remove, Standing, undo
+from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, undo
 from stapsdtd.plan.events import EventSpec, Instance
 
 _HITS = re.compile(r"\s(\S+)\s+(\d+)$", re.MULTILINE)
@@ -24,7 +24,7 @@ class InstalledEvent:
 
     name: str
     format: EventFormat
-    standing: Standing = Standing.DEFINED
+    state: EventState = EventState.DEFINED
 
 
 class Executor:
@@ -39,15 +39,15 @@ class Executor:
         self._numbers = itertools.count()
         self.installed: dict[EventSpec, InstalledEvent] = {}
 
-    def state(self) -> dict[EventSpec, Standing]:
+    def state(self) -> dict[EventSpec, EventState]:
         """Answer the state that `plan.changes` starts from."""
-        return {spec: event.standing for spec, event in self.installed.items()}
+        return {spec: event.state for spec, event in self.installed.items()}
 
     def instance_gone(self, instance: Instance) -> None:
         """An instance was removed, and with it the ring that the removal of its events would empty."""
         for spec, event in self.installed.items():
             if spec.instance == instance:
-                event.standing = Standing.DEFINED
+                event.state = EventState.DEFINED
 
     def hits(self, instance: Instance) -> int:
         """Answer how often the events of an instance fired, by the kernel's count; exact once they are disabled."""
@@ -71,7 +71,7 @@ class Executor:
         inverse = undo(action)
         if inverse is None:
             return
-        if isinstance(inverse, Remove) and self.installed[inverse.spec].standing is not Standing.DEFINED:
+        if isinstance(inverse, Remove) and self.installed[inverse.spec].state is not EventState.DEFINED:
             return
         # the first error is the one to report
         with contextlib.suppress(TracefsRejectedError):
@@ -83,10 +83,10 @@ class Executor:
                 self._define(spec, file_path)
             case Enable(spec):
                 self._switch(spec, "1")
-                self.installed[spec].standing = Standing.ENABLED
+                self.installed[spec].state = EventState.ENABLED
             case Disable(spec):
                 self._switch(spec, "0")
-                self.installed[spec].standing = Standing.DISABLED
+                self.installed[spec].state = EventState.DISABLED
             case Remove(spec):
                 try:
                     self._remove(self.installed[spec].name)

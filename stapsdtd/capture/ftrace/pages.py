@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stapsdtd.capture.batch import I64, U32, Indices
 from stapsdtd.capture.ftrace.format import PageFormat
+from stapsdtd.events.columns import I64, U32, Indices
 
 _LARGE, _PADDING, _TIME_EXTEND, _TIME_STAMP = 0, 29, 30, 31
 _TYPE_BITS = 5

@@ -19,14 +19,15 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from stapsdtd.capture.batch import merge
-from stapsdtd.capture.engine import LossStage, RingFigures, Sink, Ticket
+from stapsdtd.capture.engine import LossStage, RingMetrics, Sink, SubscriptionKey
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
-from stapsdtd.capture.jobs import Jobs, Pulse, ThreadEndedError
+from stapsdtd.events.columns import merge
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
+from stapsdtd.runtime.heartbeat import Heartbeat
+from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
 
 _log = logging.getLogger(__name__)
 
@@ -84,30 +85,30 @@ class Reader:
     def __init__(self, tracefs: Tracefs, pids_of: PidsOf) -> None:
         self._tracefs = tracefs
         self._pids_of = pids_of
-        self._channels: dict[Ticket, _Channel] = {}
-        self._jobs = Jobs()
-        self._pulse = Pulse("the thread that reads events", self._jobs.ask)
+        self._channels: dict[SubscriptionKey, _Channel] = {}
+        self._jobs = Mailbox()
+        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
         self._thread.start()
 
-    def open(self, ticket: Ticket, sink: Sink) -> None:
+    def open(self, subscription_key: SubscriptionKey, sink: Sink) -> None:
         def job() -> None:
-            self._channels[ticket] = _Channel(sink)
+            self._channels[subscription_key] = _Channel(sink)
 
         self._jobs.call(job)
 
-    def exclude(self, ticket: Ticket, pids: frozenset[int]) -> None:
+    def exclude(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> None:
         """Deliver no events of these processes from now on, nor of those that were named before."""
 
         def job() -> None:
-            self._channels[ticket].excluded |= pids
+            self._channels[subscription_key].excluded |= pids
 
         self._jobs.call(job)
 
-    def add(self, ticket: Ticket, instance: Instance, cpus: list[int], buffer_kib: int) -> None:
+    def add(self, subscription_key: SubscriptionKey, instance: Instance, cpus: list[int], buffer_kib: int) -> None:
         """Begin to read an instance that exists; buffer_kib: each CPU's."""
         rings: list[_Ring] = []
         page_format = PageFormat.parse(self._tracefs.read("events/header_page"))
@@ -129,22 +130,22 @@ class Reader:
             raise
 
         def job() -> None:
-            self._channels[ticket].decoders[instance] = {}
-            self._channels[ticket].rings += rings
+            self._channels[subscription_key].decoders[instance] = {}
+            self._channels[subscription_key].rings += rings
             for ring in rings:
                 self._epoll.register(ring.descriptor, select.EPOLLIN)
 
         self._jobs.call(job)
 
-    def decode_with(self, ticket: Ticket, instance: Instance, decoder: Decoder) -> None:
+    def decode_with(self, subscription_key: SubscriptionKey, instance: Instance, decoder: Decoder) -> None:
         """Tell how to read an event's records, before the event is enabled in an instance of the channel."""
 
         def job() -> None:
-            self._channels[ticket].decoders[instance][decoder.format.id] = decoder
+            self._channels[subscription_key].decoders[instance][decoder.format.id] = decoder
 
         self._jobs.call(job)
 
-    def finish(self, ticket: Ticket, instance: Instance, hits: int | None) -> None:
+    def finish(self, subscription_key: SubscriptionKey, instance: Instance, hits: int | None) -> None:
         """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it.
 
         hits: how often its events fired, None where that is not known. The kernel drops a record that is larger than a
@@ -152,7 +153,7 @@ class Reader:
         """
 
         def job() -> None:
-            channel = self._channels[ticket]
+            channel = self._channels[subscription_key]
             try:
                 self._drain(channel)
                 self._tell_losses(channel)
@@ -169,11 +170,11 @@ class Reader:
 
         self._jobs.call(job)
 
-    def close(self, ticket: Ticket) -> None:
+    def close(self, subscription_key: SubscriptionKey) -> None:
         """End a channel, all of whose instances are finished."""
 
         def job() -> None:
-            del self._channels[ticket]
+            del self._channels[subscription_key]
 
         self._jobs.call(job)
 
@@ -194,14 +195,14 @@ class Reader:
         """Answer why it reads nothing any more; None where it does."""
         return self._pulse.problem()
 
-    def figures(self) -> list[RingFigures]:
+    def metrics(self) -> list[RingMetrics]:
         """Of each CPU's rings together, as they were some 200 ms ago at most."""
         found: dict[int, list[_Ring]] = {}
         for channel in list(self._channels.values()):
             for ring in list(channel.rings):
                 found.setdefault(ring.cpu, []).append(ring)
         return [
-            RingFigures(f"cpu{cpu}", sum(ring.filled_bytes for ring in rings), sum(ring.size_bytes for ring in rings))
+            RingMetrics(f"cpu{cpu}", sum(ring.filled_bytes for ring in rings), sum(ring.size_bytes for ring in rings))
             for cpu, rings in sorted(found.items())
         ]
 

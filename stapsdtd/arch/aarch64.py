@@ -1,0 +1,81 @@
+"""Operands of aarch64 as gcc and clang write them.
+
+    5   -9   x0   w3   [x1]   [sp, 96]   [x29, #-8]   [x0, x1]   [x0, x1, lsl 3]   counter   table+24
+
+A symbol alone is its address. These cannot be fetched: `[x0, w5, sxtw 3]`, whose index is half a register, and
+`[x21, #:lo12:counter]`, which the linker may have changed together with the instruction that set x21.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.model import Constant, Operand, Register, Unavailable
+
+_NAME = "aarch64"
+_WORD_BYTES = 8
+
+_GENERAL = {
+    **{f"x{number}": f"x{number}" for number in range(31)},
+    "sp": "sp", "lr": "x30", "fp": "x29", "ip0": "x16", "ip1": "x17",
+}  # fmt: skip
+_HALVES = {**{f"w{number}": f"x{number}" for number in range(31)}, "wsp": "sp"}
+
+_NOT_SAVED = re.compile(r"[bhsdqvz](?:[12]?[0-9]|3[01])(?:\.[0-9]*[bhsdq](?:\[[0-9]+\])?)?|p(?:1[0-5]|[0-9])|ffr")
+"""Of the floating-point, vector and predicate registers none is in pt_regs."""
+
+_MEMORY = re.compile(r"\[([^\[\]]*)\]")
+_LOW_BITS = re.compile(r"#?:[a-z0-9_]+:.*")
+_SHIFT = re.compile(r"(?:lsl|sxtx|uxtx)(?:\s+#?([0-4])|)")
+"""sxtx and uxtx extend from 64 bits, so they change nothing."""
+
+_EXTENSION = re.compile(r"[su]xtw(?:\s+#?[0-4])?")
+
+
+def parse_operand(text: str) -> tuple[Operand, int]:
+    """The operand and its own width in bytes: a register's, else the word's."""
+    if text in _GENERAL:
+        return Register(_GENERAL[text]), _WORD_BYTES
+    if text in _HALVES:
+        return Register(_HALVES[text]), 4
+    if text in ("xzr", "wzr"):
+        return Constant(0), _WORD_BYTES if text == "xzr" else 4
+    return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
+
+
+def _parse_other(text: str) -> Operand | None:
+    if _NOT_SAVED.fullmatch(text):
+        return not_saved(text)
+    if memory := _MEMORY.fullmatch(text):
+        return _parse_memory([part.strip() for part in memory[1].split(",")])
+    return parse_value(text.removeprefix("#"))
+
+
+def _parse_memory(parts: list[str]) -> Operand | None:
+    """`base`, `base, displacement`, `base, index` or `base, index, shift`."""
+    base, *rest = parts
+    if base in _HALVES:
+        return Unavailable("a base register of 4 bytes is not supported")
+    if base not in _GENERAL:
+        return Unavailable(f"the base is not a register of {_NAME}")
+    match rest:
+        case []:
+            return parse_memory("", _GENERAL[base])
+        case [displacement] if _LOW_BITS.fullmatch(displacement):
+            return RELOCATED
+        case [index] if index in _GENERAL and index != "sp":
+            return parse_memory("", _GENERAL[base], _GENERAL[index])
+        case [displacement]:
+            return _parse_displacement(displacement.removeprefix("#"), _GENERAL[base])
+        case [index, shift] if index in _HALVES and _EXTENSION.fullmatch(shift):
+            return Unavailable(f"an index in half a register, {index}, is not supported")
+        case [index, shift] if index in _GENERAL and index != "sp" and (amount := _SHIFT.fullmatch(shift)):
+            return parse_memory("", _GENERAL[base], _GENERAL[index], 1 << int(amount[1] or "0"))
+        case _:
+            return None
+
+
+def _parse_displacement(text: str, base: str) -> Operand | None:
+    """The assembler knows numbers here; `[x0, counter]` is nothing."""
+    return parse_memory(text, base) if isinstance(parse_value(text), Constant) else None

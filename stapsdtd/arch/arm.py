@@ -1,0 +1,86 @@
+"""Operands of 32-bit arm as gcc and clang write them.
+
+    #5   #-9   r0   ip   [r3]   [fp, #-8]   [sp, #96]   [r3, r4]   [r0, r4, lsl #2]   #counter   table+12
+
+gcc writes the address of a symbol with `#`, clang without. A symbol alone may be memory too, but only in a
+literal pool, whose labels (`.L7`) no symbol table has. A value of 8 bytes in registers is in two of them, of
+which the note names one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.model import Constant, Operand, Register, Unavailable
+
+_NAME = "arm"
+_WORD_BYTES = 4
+
+_GENERAL = {
+    **{f"r{number}": f"r{number}" for number in range(16)},
+    **{f"a{number}": f"r{number - 1}" for number in range(1, 5)},
+    **{f"v{number}": f"r{number + 3}" for number in range(1, 9)},
+    "sb": "r9", "sl": "r10", "fp": "r11", "ip": "r12", "sp": "r13", "lr": "r14", "pc": "r15",
+}  # fmt: skip
+
+_NOT_SAVED = re.compile(r"[sd](?:[12]?[0-9]|3[01])|q(?:1[0-5]|[0-9])|[cs]psr|fpscr")
+"""Floating-point and vector registers are not in pt_regs, and status registers mean nothing to a probe."""
+
+_MEMORY = re.compile(r"\[([^\[\]]*)\]")
+_RELOCATED = re.compile(r"#?:[a-z0-9_]+:.*")
+_LEFT_SHIFT = re.compile(r"lsl\s+#?([12]?[0-9]|3[01])")
+_RIGHT_SHIFT = re.compile(r"(?:lsr|asr|ror)\s+#?[0-9]{1,2}|rrx")
+
+
+def parse_operand(text: str) -> tuple[Operand, int]:
+    """The operand and its own width in bytes, which is always the word's."""
+    if text in _GENERAL:
+        return Register(_GENERAL[text]), _WORD_BYTES
+    return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
+
+
+def _parse_other(text: str) -> Operand | None:
+    if _NOT_SAVED.fullmatch(text):
+        return not_saved(text)
+    if _RELOCATED.fullmatch(text):
+        return RELOCATED
+    if memory := _MEMORY.fullmatch(text):
+        return _parse_memory([part.strip() for part in memory[1].split(",")])
+    return parse_value(text.removeprefix("#"))
+
+
+def _parse_memory(parts: list[str]) -> Operand | None:
+    """`base`, `base, displacement`, `base, index` or `base, index, shift`."""
+    base, rest = _GENERAL.get(parts[0]), parts[1:]
+    if base is None:
+        return Unavailable(f"the base is not a register of {_NAME}")
+    if base == "r15":
+        return Unavailable("which instruction's pc is meant is not known")
+    if rest and rest[0].startswith("-") and rest[0][1:] in _GENERAL:
+        return Unavailable("an index that is subtracted is not supported")
+    match rest:
+        case []:
+            return parse_memory("", base, word_bytes=_WORD_BYTES)
+        case [displacement] if _RELOCATED.fullmatch(displacement):
+            return RELOCATED
+        case [index] if index.removeprefix("+") in _GENERAL:
+            return _parse_index(base, index, 0)
+        case [displacement]:
+            return _parse_displacement(displacement.removeprefix("#"), base)
+        case [index, shift] if index.removeprefix("+") in _GENERAL and (amount := _LEFT_SHIFT.fullmatch(shift)):
+            return _parse_index(base, index, int(amount[1]))
+        case [index, shift] if index.removeprefix("+") in _GENERAL and _RIGHT_SHIFT.fullmatch(shift):
+            return Unavailable("an index that is shifted to the right is not supported")
+        case _:
+            return None
+
+
+def _parse_index(base: str, index: str, shift: int) -> Operand | None:
+    full = _GENERAL[index.removeprefix("+")]
+    return parse_memory("", base, full, 1 << shift, word_bytes=_WORD_BYTES) if full != "r15" else None
+
+
+def _parse_displacement(text: str, base: str) -> Operand | None:
+    """The assembler knows numbers here; `[r0, counter]` is nothing."""
+    return parse_memory(text, base, word_bytes=_WORD_BYTES) if isinstance(parse_value(text), Constant) else None

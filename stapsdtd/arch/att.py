@@ -1,0 +1,53 @@
+"""What i386 and x86-64 share: AT&T syntax, with parts of registers that have names of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stapsdtd.arch.expressions import not_saved
+from stapsdtd.model import Operand, Register, Unavailable
+
+REGISTER = re.compile(r"%([a-z][a-z0-9]*(?:\([0-7]\))?)")
+SEGMENTED = re.compile(r"%[cdefgs]s:.*")
+MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
+SCALES = ("", "1", "2", "4", "8")
+
+NO_SEGMENTS = Unavailable("memory relative to a segment register cannot be reached")
+
+
+class Part(NamedTuple):
+    """What a register's name stands for: bytes `width` of the register `full`, from `first_bit` on."""
+
+    full: str
+    width: int
+    first_bit: int = 0
+
+
+class Registers(NamedTuple):
+    """parts: by their names, without `%`. unsaved: those that exist and are not in pt_regs, or mean nothing there."""
+
+    architecture: str
+    word_bytes: int
+    parts: Mapping[str, Part]
+    unsaved: re.Pattern[str]
+
+    def value(self, name: str) -> tuple[Operand, int]:
+        """The operand that a register is, and its own width in bytes."""
+        if part := self.parts.get(name):
+            return Register(part.full, part.first_bit), part.width
+        if self.unsaved.fullmatch(name):
+            return not_saved(f"%{name}"), self.word_bytes
+        return Unavailable(f"%{name} is not a register of {self.architecture}"), self.word_bytes
+
+    def address(self, text: str) -> str | Unavailable | None:
+        """The register that an address is made of; None where the text is empty."""
+        if not text:
+            return None
+        part = self.parts.get(text[1:]) if text.startswith("%") else None
+        if part is None:
+            return Unavailable(f"the base is not a register of {self.architecture}")
+        if part.width != self.word_bytes:
+            return Unavailable(f"a base register of {part.width} bytes is not supported")
+        return part.full

@@ -1,0 +1,77 @@
+"""Operands of i386 as gcc -m32 and clang -m32 write them, in AT&T syntax.
+
+    $-9   $counter   %eax   %ah   (%edx)   -8(%ebp)   (%ebx,%eax,4)   counter   pairs(,%eax,4)   table+4(%ecx)
+
+Position-independent code reaches its variables by their distance from the global offset table, whose address is
+in a register, `hidden@GOTOFF(%eax)`. Those of a thread, `%gs:mine@ntpoff`, cannot be fetched. A value of 8 bytes in
+registers is in two of them, of which the note names one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SCALES, SEGMENTED, Part, Registers
+from stapsdtd.arch.expressions import GOTOFF, not_an_operand, parse_memory, parse_value
+from stapsdtd.model import Memory, Operand, Unavailable
+
+_NAME = "i386"
+_WORD_BYTES = 4
+
+
+def _general_registers() -> dict[str, Part]:
+    parts: dict[str, Part] = {}
+    for letter in "abcd":
+        full = f"e{letter}x"
+        parts |= {full: Part(full, 4), f"{letter}x": Part(full, 2)}
+        parts |= {f"{letter}l": Part(full, 1), f"{letter}h": Part(full, 1, first_bit=8)}
+    for name in ("si", "di", "bp", "sp"):
+        parts |= {f"e{name}": Part(f"e{name}", 4), name: Part(f"e{name}", 2)}
+    return parts
+
+
+_REGISTERS = Registers(
+    _NAME,
+    _WORD_BYTES,
+    _general_registers(),
+    re.compile(r"[xyz]mm[0-9]+|mm[0-7]|st(\([0-7]\))?|k[0-7]|[cdefgs]s|[cdt]r[0-7]|eip"),
+)
+
+
+def parse_operand(text: str) -> tuple[Operand, int]:
+    """The operand and its own width in bytes: a register's, else the word's."""
+    if register := REGISTER.fullmatch(text):
+        return _REGISTERS.value(register[1])
+    return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
+
+
+def _parse_other(text: str) -> Operand | None:
+    if text.startswith("$"):
+        return parse_value(text[1:])
+    if SEGMENTED.fullmatch(text):
+        return NO_SEGMENTS
+    if memory := MEMORY.fullmatch(text):
+        return _parse_registers(memory[1], [part.strip() for part in memory[2].split(",")])
+    return parse_memory(text, base=None, word_bytes=_WORD_BYTES) if text else None
+
+
+def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
+    """`displacement(base,index,scale)`, of which any may be missing."""
+    if displacement.endswith(GOTOFF):
+        plain = _parse_registers(displacement.removesuffix(GOTOFF), parts)
+        if not isinstance(plain, Memory) or plain.symbol is None:
+            return plain
+        return replace(plain, symbol=plain.symbol + GOTOFF)
+    base_text, index_text, scale_text, *more = [*parts, "", ""][: max(3, len(parts))]
+    known = parse_memory(displacement, None, word_bytes=_WORD_BYTES)
+    if known is None or isinstance(known, Unavailable):
+        return known
+    if more or not (base_text or index_text) or scale_text not in SCALES or (scale_text and not index_text):
+        return None
+    base, index = _REGISTERS.address(base_text), _REGISTERS.address(index_text)
+    if isinstance(base, Unavailable):
+        return base
+    if isinstance(index, Unavailable):
+        return index
+    return replace(known, base=base, index=index, scale=int(scale_text or "1"))

@@ -1,0 +1,161 @@
+"""Removes events in a thread of its own: the kernel takes some 100 ms for each, and nobody else needs to wait.
+
+More threads would not help: closing an event's last descriptor holds the kernel's event_mutex all the while. See
+`turns` for who comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from stapsdtd.capture.bpf.turns import MOST_OF_ALL, Turns
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.probe_events import ProbeEvent
+
+_log = logging.getLogger(__name__)
+
+
+class EventReaper:
+    """Called from one thread.
+
+    owner: for whom an event is removed, such as "objects of uid 1000".
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker = ThreadPoolExecutor(1, "stapsdtd-reaper")
+        self._gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._turns = Turns[Work](clock)
+        self._refused: list[tuple[str, ProbeEvent]] = []
+        self._is_arming = False
+        self._is_finishing = False
+
+    def begin(self, event: ProbeEvent, gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
+        """Remove an event that no slot goes by any more; gone is for what may be used again then, see collect()."""
+        self._put(owner, Work(partial(self._remove, owner, event, gone), event), is_awaited=is_awaited)
+
+    def try_again(self) -> None:
+        """Remove what the kernel refused to remove, which patches nobody and is merely there."""
+        with self._changed:
+            refused, self._refused = self._refused, []
+        for owner, event in refused:
+            self._put(owner, Work(partial(self._remove_again, owner, event), event), is_awaited=False)
+
+    def why_not(self, owner: str, most: int = MOST_OF_ALL) -> str | None:
+        """Return why nothing more should be armed that is to be removed for this owner; None where it may be."""
+        with self._changed:
+            waiting, allowed = self._turns.count(owner), min(most, self._turns.share)
+        if waiting < allowed:
+            return None
+        return f"{owner} come and go faster than the kernel removes events: {waiting} wait"
+
+    @contextmanager
+    def arming(self, owner: str) -> Iterator[None]:
+        """Remove nothing within, nor for a moment after what is of an owner whose objects come and go all the time."""
+        with self._changed:
+            self._is_arming = True
+            self._turns.armed(owner)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_arming = False
+                self._changed.notify_all()
+
+    def _put(self, owner: str, work: Work, *, is_awaited: bool) -> None:
+        with self._changed:
+            self._turns.put(owner, work, is_awaited=is_awaited)
+            self._changed.notify_all()
+        self._worker.submit(self._do_next)
+
+    def _do_next(self) -> None:
+        with self._changed:
+            while (work := self._next()) is None:
+                self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
+        work.run()
+
+    def _next(self) -> Work | None:
+        return None if self._is_arming else self._turns.take(is_last=self._is_finishing)
+
+    def _wait_for_arming(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_arming)
+
+    def _remove(self, owner: str, event: ProbeEvent, gone: Callable[[], None]) -> None:
+        try:
+            event.disarm()
+            # the rest holds event_mutex, for which an arming would wait
+            self._wait_for_arming()
+            event.remove()
+        except TracefsRejectedError as error:
+            _log.warning("%s; it is tried again, by the next start at the latest", error)
+            with self._changed:
+                self._refused.append((owner, event))
+        except Exception:  # noqa: BLE001 - the others are to go as well
+            _log.exception("an event could not be removed")
+        self._gone.put(gone)
+
+    def _remove_again(self, owner: str, event: ProbeEvent) -> None:
+        try:
+            event.remove()
+        except TracefsRejectedError as error:
+            _log.debug("%s; it is tried again", error)
+            with self._changed:
+                self._refused.append((owner, event))
+
+    def collect(self) -> None:
+        """Run in the caller's thread what was to be done when events are gone, of those that are."""
+        for gone in self._finished():
+            gone()
+
+    def _finished(self) -> Iterator[Callable[[], None]]:
+        while True:
+            try:
+                yield self._gone.get_nowait()
+            except Empty:
+                return
+
+    def quiesced(self, owner: str = "") -> Future[None]:
+        """Return what is done when all that was begun so far for this owner, and is awaited, is gone."""
+        done: Future[None] = Future()
+        self._put(owner, Work(partial(_settle, done)), is_awaited=True)
+        return done
+
+    def finish(self) -> None:
+        """Wait until all are gone, but for what the kernel refuses to the end."""
+        with self.arming(""):
+            with self._changed:
+                self._is_finishing = True
+                waiting = self._turns.items()
+            # at once, since it takes long until the last one's turn comes
+            for work in waiting:
+                work.unpatch()
+        self._worker.shutdown()
+        refused, self._refused = self._refused, []
+        for owner, event in refused:
+            self._remove_again(owner, event)
+        self.collect()
+
+
+class Work:
+    """Of the worker. event: what it is to remove."""
+
+    def __init__(self, run: Callable[[], None], event: ProbeEvent | None = None) -> None:
+        self.run = run
+        self._event = event
+
+    def unpatch(self) -> None:
+        if self._event is not None:
+            self._event.unpatch()
+
+
+def _settle(done: Future[None]) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_result(None)

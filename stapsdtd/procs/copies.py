@@ -1,0 +1,180 @@
+"""Copies of files on file systems whose servers may not reply, to be parsed in place of the files.
+
+    mapping ──► one process for each user copies into a memfd ──► parsed as any other file ──► listed
+                                └─ 5 s and no reply: killed, and that user's such files wait for it to end
+
+A thread of the daemon's own that waits for a FUSE server cannot be ended, and keeps the daemon from exiting. What a
+server holds here is a process that does nothing else; the kernel ends it when the server replies or goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError
+from stapsdtd.model import Mapping, ObjectKey
+from stapsdtd.procs import copying
+from stapsdtd.procs.objects import Copy
+
+_log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-I", "-S", copying.__file__)
+
+_SECONDS = 5.0
+_PROCESSES = 4
+"""At once, one for each user."""
+_MOST_BYTES = 32 << 20
+_KEPT = 4
+_REFUSED_SECONDS = 30.0
+"""Before a file that could not be copied is tried again, ..."""
+_REFUSED_KEPT = 1000
+"""... and of how many that is known."""
+
+_SAID_BYTES = 1000
+_TO_END_SECONDS = 0.5
+
+_File = tuple[int, int]
+"""Device and inode."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """pids: who maps files that wait for it. is_late: it was killed, and did not end yet."""
+
+    file: _File
+    path: str
+    user: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    target: int
+    deadline: asyncio.TimerHandle
+    pids: set[int] = field(default_factory=set)
+    is_late: bool = False
+
+
+class FileCopies:
+    """See `watch.objects.Copies`. Runs on an event loop. on_done: told whose files are worth another look."""
+
+    def __init__(
+        self,
+        on_done: Callable[[Iterable[int]], None],
+        seconds: float = _SECONDS,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        self._on_done = on_done
+        self._seconds = seconds
+        self._command = command
+        self._loop = asyncio.get_running_loop()
+        self._jobs: dict[int, _Job] = {}
+        self._copies: OrderedDict[_File, Copy] = OrderedDict()
+        self._refused: OrderedDict[_File, float] = OrderedDict()
+
+    def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
+        """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""
+        file = mapping.dev, mapping.inode
+        if file in self._copies:
+            return self._copies[file]
+        if any(self._refused.get(each, 0.0) > self._loop.time() for each in (file, _all_of(file))):
+            raise ObjectGoneError(mapping.path)
+        job = self._jobs.get(user)
+        if job is None and len(self._jobs) == _PROCESSES:
+            job = next(iter(self._jobs.values()))
+        if job is None:
+            job = self._jobs[user] = self._begin(pid, user, mapping)
+        job.pids.add(pid)
+        raise ObjectPendingError
+
+    def drop(self, copy: Copy) -> None:
+        """It is not needed any more."""
+        for file in [file for file, known in self._copies.items() if known is copy]:
+            del self._copies[file]
+            os.close(copy.descriptor)
+
+    def close(self) -> None:
+        """What its server holds is left to the kernel."""
+        for job in self._jobs.values():
+            job.deadline.cancel()
+            self._loop.remove_reader(job.pidfd)
+            job.process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                job.process.wait(_TO_END_SECONDS)
+            self._release(job)
+        self._jobs.clear()
+        for copy in list(self._copies.values()):
+            self.drop(copy)
+
+    def _begin(self, pid: int, user: int, mapping: Mapping) -> _Job:
+        """Raises OSError."""
+        target = os.memfd_create("stapsdt-copy", os.MFD_CLOEXEC)
+        try:
+            path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+            process = subprocess.Popen(
+                [*self._command, path, str(_MOST_BYTES)],
+                stdin=subprocess.DEVNULL,
+                stdout=target,
+                stderr=subprocess.PIPE,
+            )
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            os.close(target)
+            raise
+        deadline = self._loop.call_later(self._seconds, self._give_up, user)
+        job = _Job((mapping.dev, mapping.inode), mapping.path, user, process, pidfd, target, deadline)
+        self._loop.add_reader(pidfd, self._end, job)
+        return job
+
+    def _give_up(self, user: int) -> None:
+        job = self._jobs[user]
+        job.is_late = True
+        job.process.kill()
+        _log.warning(
+            "%s: its file system does not reply; until it does, no file on one of these is looked into for uid %d",
+            job.path,
+            user,
+        )
+
+    def _end(self, job: _Job) -> None:
+        """Its process ended, which is to be waited for no more."""
+        self._loop.remove_reader(job.pidfd)
+        job.deadline.cancel()
+        code = job.process.wait()
+        assert job.process.stderr is not None  # noqa: S101 - it is a pipe
+        said = job.process.stderr.read(_SAID_BYTES).decode(errors="replace")
+        del self._jobs[job.user]
+        if code == 0 and not job.is_late:
+            device, inode, size, mtime_ns = map(int, said.split())
+            self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
+            if len(self._copies) > _KEPT:
+                self.drop(next(iter(self._copies.values())))
+        elif not job.is_late and said.strip() != os.strerror(errno.ENOENT):
+            # where it is gone from that process, another one may map it
+            _log.info("%s is not looked into: %s", job.path, said.strip() or f"its copying ended with {code}")
+            # who is not let in is not let in anywhere there
+            self._refuse(_all_of(job.file) if said.strip() == os.strerror(errno.EACCES) else job.file)
+        self._release(job)
+        self._on_done(job.pids)
+
+    def _refuse(self, file: _File) -> None:
+        self._refused[file] = self._loop.time() + _REFUSED_SECONDS
+        while len(self._refused) > _REFUSED_KEPT:
+            self._refused.popitem(last=False)
+
+    def _release(self, job: _Job) -> None:
+        if job.process.stderr is not None:
+            job.process.stderr.close()
+        os.close(job.pidfd)
+        os.close(job.target)
+
+
+def _all_of(file: _File) -> _File:
+    """What stands for all files of a device: an inode that none has."""
+    return file[0], 0

@@ -1,0 +1,260 @@
+"""From a mapping to the object behind it: reached through /proc, parsed once while the file stays the same."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from stapsdtd.errors import ObjectForeignError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.overlays import real_file
+from stapsdtd.kernel.reach import FileStatus, status_of
+from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
+from stapsdtd.procs.budgets import user_of
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 500_000
+"""Files and notes together: an object of 400,000 notes, more than any program has, takes some 50 MiB."""
+
+_FIRST_PROCESS = 1
+_NOTHING = ParsedObject("", None, (), ())
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class Parse(Protocol):
+    """Reads the ELF file that is open there. Raises ObjectUnreadableError; OSError where that may pass; and
+    ObjectPendingError where it takes a while, after which it answers.
+    """
+
+    def __call__(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        """pid: of a process that maps it. owner: whose the file is, where that is not the open file's own."""
+
+
+class Copies(Protocol):
+    """Copies of files whose file systems may not reply; see `watch.copies`."""
+
+    def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
+        """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""
+
+    def drop(self, copy: Copy) -> None:
+        """It is not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """descriptor: of the copy, which belongs to Copies. key: of the file that was copied."""
+
+    descriptor: int
+    key: ObjectKey
+
+
+class ObjectStore:
+    """Remembers what it parsed, files without probes too, until so many newer ones came."""
+
+    def __init__(self, parse: Parse, filesystems: Filesystems, copies: Copies) -> None:
+        self._parse_file = parse
+        self._filesystems = filesystems
+        self._copies = copies
+        self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
+        self._identities: dict[tuple[int, int], ObjectKey] = {}
+        self._weight = 0
+
+    def recall(self, dev: int, inode: int, path: str) -> Object | None:
+        """Answer as `resolve` does for a file that is known, has this path here too and did not change since.
+
+        Raises KeyError where it takes more to tell.
+        """
+        key = self._identities[dev, inode]
+        try:
+            status = self._filesystems.status_at(path)
+        except OSError:
+            raise KeyError(path) from None
+        if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != (dev, inode, key.size, key.mtime_ns):
+            raise KeyError(path)
+        parsed = self._parsed[key]
+        self._parsed.move_to_end(key)
+        return _object(key, path, parsed)
+
+    def resolve(self, pid: int, mapping: Mapping) -> Object | None:
+        """Answer the object that a process maps; None where it has nothing to say of probes.
+
+        Raises ObjectGoneError where it cannot be reached, OSError where this process is out of descriptors, and
+        ObjectPendingError where it will be known later.
+        """
+        with contextlib.suppress(KeyError):
+            return self.recall(mapping.dev, mapping.inode, mapping.path)
+        for way in procfs.ways_to(pid, mapping):
+            try:
+                with self._filesystems.held(way) as descriptor:
+                    key = _key(descriptor, pid, mapping, way)
+                    if key is None:
+                        continue
+                    if self._filesystems.why_not(descriptor, pid) is not None:
+                        return self._resolve_copy(pid, mapping, key)
+                    parsed = self._parsed.get(key)
+                    if parsed is None:
+                        parsed = self._parse(descriptor, pid, mapping, key, way)
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    raise
+                continue
+            if parsed is None:
+                continue
+            self._remember(key, parsed)
+            return _object(self._identity(key, parsed), mapping.path, parsed)
+        raise ObjectGoneError(mapping.path)
+
+    def _resolve_copy(self, pid: int, mapping: Mapping, seen: ObjectKey) -> Object | None:
+        """A file that this process must not open. seen: as the kernel knows it, which may be out of date."""
+        known = self._identities.get((seen.dev, seen.inode))
+        parsed = self._parsed.get(known) if known == seen else None
+        if parsed is None:
+            user = user_of(pid)
+            copy = self._copies.take(pid, user, mapping)
+            seen = copy.key
+            try:
+                parsed = self._parse_file(copy.descriptor, pid, user)
+            except ObjectUnreadableError as error:
+                _log.debug("%s: %s", mapping.path, error)
+                parsed = _NOTHING
+            self._copies.drop(copy)
+        self._remember(seen, parsed)
+        return _object(self._identity(seen, parsed), mapping.path, parsed)
+
+    def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
+        if key not in self._parsed:
+            self._weight += _weight(parsed)
+        self._parsed[key] = parsed
+        self._parsed.move_to_end(key)
+        while self._weight > _REMEMBERED and len(self._parsed) > 1:
+            self._forget(next(iter(self._parsed)))
+
+    def _forget(self, key: ObjectKey) -> None:
+        self._weight -= _weight(self._parsed.pop(key))
+        if self._identities.get((key.dev, key.inode)) == key:
+            del self._identities[key.dev, key.inode]
+
+    def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
+        """A file that was touched, and says the same of its probes, is still the same object: the kernel arms the
+        inode, so that two of them would give each event twice.
+        """
+        earlier = self._identities.get((key.dev, key.inode))
+        if earlier is not None and self._parsed.get(earlier) == parsed and (parsed.sites or parsed.problems):
+            self._parsed.move_to_end(earlier)
+            return earlier
+        if earlier is not None and earlier != key and earlier in self._parsed:
+            self._forget(earlier)
+        self._identities[key.dev, key.inode] = key
+        return key
+
+    def _parse(self, held: int, pid: int, mapping: Mapping, key: ObjectKey, way: str) -> ParsedObject | None:
+        with open(f"/proc/self/fd/{held}", "rb", opener=_open_now) as file:
+            if _key(file.fileno(), pid, mapping, way) != key:
+                return None
+            try:
+                return self._parse_file(file.fileno(), pid)
+            except ObjectUnreadableError as error:
+                _log.debug("%s: %s", mapping.path, error)
+                return _NOTHING
+
+
+def _object(key: ObjectKey, path: str, parsed: ParsedObject) -> Object | None:
+    return Object(key, path, parsed) if parsed.sites or parsed.problems else None
+
+
+def _weight(parsed: ParsedObject) -> int:
+    return 1 + len(parsed.sites) + len(parsed.problems)
+
+
+def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
+    """Open the very file that was parsed, through any process that maps it.
+
+    Raises ObjectGoneError, and ObjectForeignError for a file that must not be armed, which it does not open.
+    """
+    for pid, mapping in mappings:
+        for way in procfs.ways_to(pid, mapping):
+            try:
+                with filesystems.held(way) as held:
+                    key = _key(held, pid, mapping, way)
+                    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+                        continue
+                    if reason := filesystems.why_not(held, pid):
+                        raise ObjectForeignError(reason)
+                    descriptor = _open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
+            except (OSError, ObjectPendingError):
+                continue
+            key = _key(descriptor, pid, mapping, way)
+            if _leads_to(descriptor, key, found, partial(parse, pid=pid)):
+                return descriptor
+            os.close(descriptor)
+    raise ObjectGoneError(found.path)
+
+
+def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Callable[[int], ParsedObject]) -> bool:
+    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+        return False
+    if key == found.key:
+        return True
+    # touched or written to since; it counts whether a probe would still be where it was
+    try:
+        return parse(descriptor) == found.parsed
+    except (ObjectUnreadableError, ObjectPendingError, OSError):
+        return False
+
+
+def _open_now(path: str, flags: int) -> int:
+    """A process may put a FIFO where a file was a moment ago, and opening that would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def is_host_file(found: Object, filesystems: Filesystems) -> bool:
+    """Answer whether the object's path still leads to it: a later process may map it from there.
+
+    A file that was written to meanwhile is another object, though it has the same inode.
+    """
+    return any(key == found.key for key in _keys_at(found.path, filesystems))
+
+
+def was_written_to(found: Object, filesystems: Filesystems) -> bool:
+    """Answer whether the object's path leads to the same file with something else in it."""
+    file = found.key.dev, found.key.inode
+    return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
+
+
+def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey]:
+    """Of what a path leads to from here, and from where the host's first process is, which no sandbox hides it from."""
+    for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
+        try:
+            status = filesystems.status_at(f"{root}{path}")
+        except OSError:
+            continue
+        yield _key_of(real_file(pid, path, status) or status)
+
+
+def _key(descriptor: int, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
+    """None where a way led to another file than the one mapped. A file of an overlay is its layer's.
+
+    map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
+    another inode in maps than stat does (overlayfs before Linux 6.8), so there the path may vouch for it.
+    """
+    status = status_of(descriptor)
+    if not status.is_regular:
+        return None
+    if "/map_files/" in way:
+        is_it = status.st_ino == mapping.inode or procfs.shown_link(f"/proc/self/fd/{descriptor}") == mapping.path
+    else:
+        is_it = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
+    return _key_of(real_file(pid, mapping.path, status) or status) if is_it else None
+
+
+def _key_of(status: FileStatus) -> ObjectKey:
+    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,44 @@
+"""A client's scope and its expression, as one predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.query.expression import And, Cgroup, Comparison, Expression, Field, Operator, Or
+from stapsdtd.query.program import MAX_TESTS, comparisons
+
+
+def combined(
+    where: Expression | None,
+    uids: Sequence[int],
+    execnames: Sequence[bytes],
+    cgroups: Sequence[Cgroup],
+    containers: Sequence[Cgroup] = (),
+) -> Expression | None:
+    """Of each kind that is not empty one has to be met, and the expression too; None where nothing is asked for.
+
+    Raises InvalidArgumentError where that is more than can be tested.
+    """
+    kinds: list[tuple[Field, Sequence[int | bytes | Cgroup]]] = [
+        (Field.UID, uids), (Field.CGROUP, cgroups), (Field.CGROUP, containers), (Field.EXECNAME, execnames),
+    ]  # fmt: skip
+    parts = [_any_of(field, values) for field, values in kinds if values]
+    if where is not None:
+        parts.append(where)
+    if not parts:
+        return None
+    whole = parts[0] if len(parts) == 1 else And(tuple(parts))
+    count = sum(1 for _ in comparisons(whole))
+    if count > MAX_TESTS:
+        raise InvalidArgumentError(
+            "scope",
+            f"its uids, execnames, cgroups and containers take, with where, {count} comparisons; "
+            f"{MAX_TESTS} are possible",
+        )
+    return whole
+
+
+def _any_of(field: Field, values: Sequence[int | bytes | Cgroup]) -> Expression:
+    distinct = tuple(Comparison(field, Operator.EQ, value) for value in dict.fromkeys(values))
+    return distinct[0] if len(distinct) == 1 else Or(distinct)

@@ -1,0 +1,1 @@
+"""Threads and their mailboxes, health, the service manager, logs: what any daemon has."""

@@ -1,0 +1,167 @@
+"""Events go one after the other in a thread of their own, and their caller is told in its own."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.probe_events import ProbeEvent
+from tests.support import wait_for
+
+PATIENCE_SECONDS = 20
+
+
+class Event:
+    """Takes as long to remove as a test likes."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_go = threading.Event()
+        self.is_patched = True
+        self.thread: threading.Thread | None = None
+        self._error = error
+
+    def unpatch(self) -> None:
+        self.is_patched = False
+
+    disarm = unpatch
+
+    def remove(self) -> None:
+        assert self.may_go.wait(PATIENCE_SECONDS)
+        self.thread = threading.current_thread()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def removals() -> Iterator[EventReaper]:
+    made = EventReaper()
+    yield made
+    made.finish()
+
+
+def begin(removals: EventReaper, event: Event, gone: list[tuple[Event, threading.Thread]]) -> None:
+    removals.begin(cast("ProbeEvent", event), lambda: gone.append((event, threading.current_thread())))
+
+
+def test_what_is_awaited_comes_first(removals: EventReaper) -> None:
+    first, *passing, awaited = (Event() for _ in range(5))
+    gone: list[tuple[Event, threading.Thread]] = []
+    begin(removals, first, gone)
+    for event in passing:
+        removals.begin(cast("ProbeEvent", event), lambda: None, is_awaited=False)
+    begin(removals, awaited, gone)
+    quiesced = removals.quiesced()
+    first.may_go.set()
+    awaited.may_go.set()
+    quiesced.result(PATIENCE_SECONDS)
+    removals.collect()
+    assert [event for event, _ in gone] == [first, awaited]
+    for event in passing:
+        event.may_go.set()
+
+
+def test_caller_does_not_wait_and_is_told_in_its_own_thread(removals: EventReaper) -> None:
+    event, gone = Event(), list[tuple[Event, threading.Thread]]()
+    begin(removals, event, gone)
+    quiesced = removals.quiesced()
+    removals.collect()
+    assert not quiesced.done()
+    assert gone == []
+    event.may_go.set()
+    quiesced.result(PATIENCE_SECONDS)
+    assert gone == []
+    removals.collect()
+    removals.collect()
+    assert gone == [(event, threading.current_thread())]
+    assert event.thread is not threading.current_thread()
+
+
+def test_settled_is_of_what_was_begun_before_and_may_be_given_up(removals: EventReaper) -> None:
+    first, second, gone = Event(), Event(), list[tuple[Event, threading.Thread]]()
+    begin(removals, first, gone)
+    quiesced = removals.quiesced()
+    begin(removals, second, gone)
+    assert removals.quiesced().cancel()
+    first.may_go.set()
+    quiesced.result(PATIENCE_SECONDS)
+    assert second.thread is None
+    second.may_go.set()
+    removals.finish()
+    assert [event for event, _ in gone] == [first, second]
+
+
+@pytest.mark.parametrize("error", [TracefsRejectedError("uprobe_events", "-:g/e", errno.EBUSY, "busy"), KeyError("x")])
+def test_event_that_cannot_be_removed_holds_up_no_other(
+    removals: EventReaper, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    events, gone = [Event(error), Event()], list[tuple[Event, threading.Thread]]()
+    for event in events:
+        event.may_go.set()
+        begin(removals, event, gone)
+    removals.finish()
+    assert [event for event, _ in gone] == events
+    assert len(caplog.records) == 1
+
+
+def test_nothing_is_removed_while_something_is_armed(removals: EventReaper) -> None:
+    event, gone = Event(), list[tuple[Event, threading.Thread]]()
+    event.may_go.set()
+    with removals.arming("objects of uid 1000"):
+        begin(removals, event, gone)
+        quiesced = removals.quiesced()
+        with pytest.raises(TimeoutError):
+            quiesced.result(0.1)
+        assert event.thread is None
+    quiesced.result(PATIENCE_SECONDS)
+    assert event.thread is not None
+
+
+def test_settled_waits_for_no_other_owner(removals: EventReaper) -> None:
+    held, gone = Event(), list[tuple[Event, threading.Thread]]()
+    own = [Event() for _ in range(3)]
+    begin(removals, held, gone)
+    for _ in range(50):
+        removals.begin(cast("ProbeEvent", held), lambda: None, owner="anne")
+    for event in own:
+        event.may_go.set()
+        removals.begin(cast("ProbeEvent", event), lambda: None, owner="bert")
+    quiesced = removals.quiesced("bert")
+    # what is under way, and one of Anne's for each of Bert's
+    held.may_go.set()
+    quiesced.result(PATIENCE_SECONDS)
+    assert all(event.thread for event in own)
+
+
+def test_all_are_out_of_the_processes_before_the_first_is_gone() -> None:
+    removals = EventReaper()
+    events, gone = [Event() for _ in range(5)], list[tuple[Event, threading.Thread]]()
+    for event in events:
+        begin(removals, event, gone)
+    finishing = threading.Thread(target=removals.finish)
+    finishing.start()
+    wait_for(lambda: not any(event.is_patched for event in events), "all to be unpatched")
+    assert gone == []
+    for event in events:
+        event.may_go.set()
+    finishing.join(PATIENCE_SECONDS)
+    assert len(gone) == 5
+
+
+def test_only_so_many_wait_of_an_owner(removals: EventReaper) -> None:
+    event = Event()
+    for number in range(3):
+        assert removals.why_not("objects of uid 1000", 3) is None, number
+        begin_for = "objects of uid 1000"
+        removals.begin(cast("ProbeEvent", event), lambda: None, owner=begin_for, is_awaited=False)
+    # one of them is being removed
+    removals.begin(cast("ProbeEvent", event), lambda: None, owner="objects of uid 1000", is_awaited=False)
+    reason = "objects of uid 1000 come and go faster than the kernel removes events: 3 wait"
+    assert wait_for(lambda: removals.why_not("objects of uid 1000", 3), "the line to be full") == reason
+    assert removals.why_not("objects of uid 1001", 3) is None
+    event.may_go.set()

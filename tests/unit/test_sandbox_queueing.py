@@ -1,0 +1,183 @@
+"""Which files are waited for, and which are parsed behind everybody's back. The parsers are a test's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
+from stapsdtd.model import ParsedObject
+from stapsdtd.sandbox import queueing
+from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
+from stapsdtd.sandbox.queueing import QueueingParser
+from tests.support import descriptors, require, wait_for
+
+SOMEBODY, OTHER = 61_234, 61_235
+
+
+class Parsers:
+    """Both of them: what is slow is too slow for whoever gives it seconds. What is held waits to be let go."""
+
+    def __init__(self) -> None:
+        self.slow: set[int] = set()
+        self.calls: list[tuple[int, float | None]] = []
+        self.go_on = threading.Semaphore(0)
+        self.held = threading.Event()
+        self.is_aborted = False
+        self.failure: Exception | None = None
+
+    def parse(self, descriptor: int, pid: int, seconds: float | None = None) -> ParsedObject:  # noqa: ARG002
+        inode = os.fstat(descriptor).st_ino
+        self.calls.append((inode, seconds))
+        if inode not in self.slow:
+            return ParsedObject("x86-64", None, (), ())
+        if seconds is not None:
+            raise TooSlowError("it takes longer")
+        self.held.set()
+        assert self.go_on.acquire(timeout=20)
+        if self.failure is not None:
+            raise self.failure
+        return ParsedObject("slow", None, (), ())
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.failure = OSError(5, "aborted")
+        self.go_on.release(100)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def parsers(monkeypatch: pytest.MonkeyPatch) -> Parsers:
+    found = Parsers()
+    monkeypatch.setattr(queueing, "SandboxedParser", lambda: found)
+    return found
+
+
+@pytest.fixture
+def parser(parsers: Parsers) -> Iterator[QueueingParser]:
+    made = QueueingParser(cast("SandboxedParser", parsers))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def file(parsers: Parsers, tmp_path: Path) -> Iterator[Callable[..., int]]:
+    require(os.geteuid() == 0, "root, who can give files away")
+    opened: list[int] = []
+
+    def make(name: str, owner: int = SOMEBODY, *, slow: bool = True) -> int:
+        path = tmp_path / name
+        path.write_text(name)
+        os.chown(path, owner, owner)
+        opened.append(os.open(path, os.O_RDONLY))
+        if slow:
+            parsers.slow.add(path.stat().st_ino)
+        return opened[-1]
+
+    yield make
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def pending(parser: QueueingParser, descriptor: int, pid: int = 1) -> None:
+    with pytest.raises(ObjectPendingError):
+        parser.parse(descriptor, pid)
+
+
+def test_quick_file_is_answered_at_once(parser: QueueingParser, file: Callable[..., int]) -> None:
+    assert parser.parse(file("quick", slow=False), 1).architecture == "x86-64"
+
+
+def test_roots_file_is_waited_for(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    parsers.go_on.release()
+    assert parser.parse(file("root's", 0), 1).architecture == "slow"
+
+
+def test_slow_file_is_known_later(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    slow = file("slow")
+    pending(parser, slow, 7)
+    pending(parser, slow, 8)
+    assert parser.parse(file("quick", slow=False), 9).architecture == "x86-64"
+    parsers.go_on.release()
+    wait_for(lambda: done == [{7, 8}], "the processes to be told")
+    assert parser.parse(slow, 7).architecture == "slow"
+
+
+@pytest.mark.parametrize("failure", [ObjectUnreadableError("broken"), OSError(12, "no memory")])
+def test_slow_file_that_cannot_be_read(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int], failure: Exception
+) -> None:
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    parsers.failure = failure
+    slow = file("slow")
+    pending(parser, slow)
+    parsers.go_on.release()
+    wait_for(lambda: done, "the end")
+    with pytest.raises(type(failure), match=str(failure.args[-1])):
+        parser.parse(slow, 1)
+    # it may be another time
+    pending(parser, slow)
+
+
+def test_owners_take_turns(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    many = [file(f"many{number}") for number in range(5)]
+    pending(parser, many[0])
+    assert parsers.held.wait(20)
+    for descriptor in many[1:]:
+        pending(parser, descriptor)
+    one = file("one", OTHER)
+    pending(parser, one)
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    for count in range(1, 4):
+        parsers.go_on.release()
+        wait_for(lambda count=count: len(done) == count, "the next one")  # type: ignore[misc]
+    slow = [inode for inode, seconds in parsers.calls if seconds is None]
+    assert slow.index(os.fstat(one).st_ino) <= 2
+
+
+def test_line_is_bounded(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    pending(parser, file("first"))
+    assert parsers.held.wait(20)
+    for number in range(64):
+        pending(parser, file(f"file{number}"))
+    asked = len(parsers.calls)
+    one_too_many = file("one too many", slow=False)
+    pending(parser, one_too_many, 2)
+    assert len(parsers.calls) == asked, "nobody waits for it, not even for a moment"
+    pending(parser, file("another's", OTHER))
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    parsers.go_on.release(100)
+    wait_for(lambda: {1, 2} in done, "the last in the line to be done")
+    assert parser.parse(one_too_many, 2).architecture == "x86-64"
+
+
+def test_patience_shrinks_with_an_owner_of_slow_files(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int]
+) -> None:
+    for name, owner in (("one", SOMEBODY), ("two", SOMEBODY), ("three", OTHER)):
+        pending(parser, file(name, owner))
+    assert [seconds for _, seconds in parsers.calls if seconds is not None] == [0.25, 0.02, 0.25]
+
+
+def test_close_waits_for_nobody_and_leaves_no_descriptor(parsers: Parsers, file: Callable[..., int]) -> None:
+    files = [file(f"file{number}") for number in range(3)]
+    before = descriptors(os.getpid())
+    parser = QueueingParser(cast("SandboxedParser", parsers))
+    for descriptor in files:
+        pending(parser, descriptor)
+    assert parsers.held.wait(20)
+    parser.close()
+    assert parsers.is_aborted
+    assert descriptors(os.getpid()) == before
