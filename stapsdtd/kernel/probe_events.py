@@ -8,6 +8,7 @@ arms nobody, and no hit finds a site patched and the program not there yet.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from stapsdtd.kernel.libbpf import link_perf_event
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
@@ -21,7 +22,7 @@ _KERNEL_THREAD = 2
 class ProbeEvent:
     """A multi-probe uprobe event, defined, armed for processes, and linked with a program."""
 
-    def __init__(self, tracefs: Tracefs, group: str, name: str, places: list[str]) -> None:
+    def __init__(self, tracefs: Tracefs, group: str, name: str, places: Sequence[str]) -> None:
         """places: `PATH:0xOFFSET(0xREFCTR)` of each site. Raises TracefsRejectedError; nothing is left then."""
         self._tracefs = tracefs
         self._name = f"{group}/{name}"

@@ -14,11 +14,11 @@ from typing import BinaryIO
 import numpy as np
 
 from stapsdtd.api import convert
-from stapsdtd.capture.bpf import engine as bpf_engine
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import encode_value
-from stapsdtd.capture.bpf.engine import source_of
+from stapsdtd.capture.bpf.site_plans import source_of
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object
@@ -286,8 +286,8 @@ def _check_definitions(parsed: ParsedObject) -> None:
 def _definitions(parsed: ParsedObject) -> Iterator[str]:
     """Through the code of the engines that writes them."""
     file = ReadOnlyFile(_DESCRIPTOR, parsed.read_only)
-    armed = bpf_engine._Object(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "", file)
-    places = [bpf_engine._Site(armed, site, Slot(0)).place for site in parsed.sites]
+    armed = ArmedObject(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "", file)
+    places = [ArmedSite(armed, site, Slot(0)).definition for site in parsed.sites]
     for place in places:
         require(PLACE.fullmatch(place), f"the place {place!r}")
     tracefs = _Lines()

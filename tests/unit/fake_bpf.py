@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.bpf import engine, layout, reaper, rings
+from stapsdtd.capture.bpf import layout, reaper, rings
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
@@ -29,7 +29,6 @@ from stapsdtd.capture.bpf.registers import PT_REGS_INDEX
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import Block
-from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
 from tests.unit.samples import event_rows
 
@@ -327,8 +326,6 @@ class FakeKernel:
     def in_place(self) -> Iterator[FakeKernel]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rings, "create_ring", memory)
-            patch.setattr(engine, "Ring", self.loaded.make_ring)
-            patch.setattr(engine, "ProbeEvent", self._define)
             patch.setattr(reaper, "ThreadPoolExecutor", _AtOnce)
             yield self
         for ring in [*self.loaded.made, *self.loaded.spares.values()]:
@@ -339,7 +336,7 @@ class FakeKernel:
         self.memory |= {there: data for there, data in self.on_disk.items() if there == address}
         self.touched.append((pid, address, byte_count))
 
-    def _define(self, _tracefs: Tracefs, group: str, name: str, places: Sequence[str]) -> FakeEvent:
+    def make_event(self, group: str, name: str, places: Sequence[str]) -> FakeEvent:
         assert name.endswith(group.removeprefix("stapsdtd"))
         return FakeEvent(self, name, places)
 

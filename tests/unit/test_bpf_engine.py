@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.bpf import engine as engine_module
-from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf import layout, ring_set
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
 from stapsdtd.capture.bpf.reaper import Work
@@ -78,9 +77,15 @@ def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
         yield made
 
 
+def made_engine(kernel: FakeKernel, tracefs: str = "/nowhere", *, max_buffer_bytes: int = 1 << 40) -> BpfEngine:
+    return BpfEngine(
+        Tracefs(tracefs), OWNER, kernel.loaded, kernel.paging, max_buffer_bytes, make_event=kernel.make_event
+    )
+
+
 @pytest.fixture
 def engine(kernel: FakeKernel) -> Iterator[BpfEngine]:
-    made = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
+    made = made_engine(kernel)
     yield made
     kernel.fail = lambda _step: None
     kernel.before_step = lambda: None
@@ -134,7 +139,7 @@ def refused(refusals: Sequence[Refusal]) -> dict[str, str]:
 
 def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
     """What each pool has to allocate, once all is over that ended until now."""
-    engine._removals.collect()
+    engine._reaper.collect()
     engine._endings.begin([]).result(PATIENCE_SECONDS)
     engine._bring_in_step([], "")
     return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
@@ -750,8 +755,8 @@ def test_ring_is_read_as_soon_as_hits_write_to_it(
 
 
 def test_large_rings_go_with_the_last_subscription(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_KEPT_RING_BYTES", 64 * 1024)
-    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
+    monkeypatch.setattr(ring_set, "_KEPT_BYTES", 64 * 1024)
+    engine = made_engine(kernel)
     for kib in (4, 64, 256):
         opened(engine, kib, kib)
         engine.arm(kib, target(kernel, A))
@@ -942,7 +947,7 @@ def test_rings_are_as_large_as_the_largest_that_was_asked_for(kernel: FakeKernel
 
 
 def test_rings_stay_within_what_all_may_take(kernel: FakeKernel) -> None:
-    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging, 1 << 20)
+    engine = made_engine(kernel, max_buffer_bytes=1 << 20)
     opened(engine, 1, 1 << 16)
     engine.arm(1, target(kernel, A))
     assert kernel.loaded.puts == [(0, 1 << 17)]
@@ -964,7 +969,7 @@ def test_part_of_a_site_is_kept_for_who_may_trace_everybody(kernel: FakeKernel, 
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
     hers = replace(target(kernel, A), is_ephemeral=True, owner="objects of uid 1000")
     for _ in range(MOST_EPHEMERAL):
-        engine._removals._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
+        engine._reaper._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
     reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
     assert refused(engine.arm(1, hers)) == {"a": reason}
     assert kernel.events == {}
@@ -1284,7 +1289,7 @@ def test_event_that_cannot_be_removed_harms_no_other(
 
 
 def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel) -> None:
-    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
+    engine = made_engine(kernel)
     sinks = [opened(engine, subscription_key) for subscription_key in range(3)]
     for subscription_key, each in enumerate((A, B, C)):
         engine.arm(subscription_key, target(kernel, each))
@@ -1301,7 +1306,7 @@ def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel
 
 
 def test_shutdown_goes_on_where_a_removal_fails_unexpectedly(kernel: FakeKernel) -> None:
-    engine = BpfEngine(Tracefs("/nowhere"), OWNER, kernel.loaded, kernel.paging)
+    engine = made_engine(kernel)
     for subscription_key, each in enumerate((A, B, C)):
         opened(engine, subscription_key)
         engine.arm(subscription_key, target(kernel, each))
@@ -1340,7 +1345,7 @@ def test_figures_count_what_subscriptions_share_once(
 
 
 def test_engine_says_why_nothing_can_be_armed(kernel: FakeKernel, tmp_path: Path) -> None:
-    engine = BpfEngine(Tracefs(str(tmp_path)), OWNER, kernel.loaded, kernel.paging)
+    engine = made_engine(kernel, str(tmp_path))
     try:
         assert engine.problem() == f"{tmp_path}/uprobe_events cannot be written: No such file or directory"
         (tmp_path / "uprobe_events").write_text("kept")
@@ -1355,7 +1360,7 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "uprobe_events").touch()
-    engine = BpfEngine(Tracefs(str(tmp_path)), OWNER, kernel.loaded, kernel.paging)
+    engine = made_engine(kernel, str(tmp_path))
     opened(engine, 1)
     engine.arm(1, target(kernel, A))
     engine.ask().result(20)

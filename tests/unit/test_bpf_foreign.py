@@ -10,7 +10,7 @@ from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
-from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.bpf.tables import PlanSpec, Tables
 from stapsdtd.events.columns import U64
 from stapsdtd.model import ObjectKey
 from tests.unit.fake_bpf import FakeLoaded, RecordingSink
@@ -44,7 +44,7 @@ class Host:
     def begin(self, *filters: Filter, subscription_keys: tuple[int, ...] = (1,)) -> ActivePlan:
         """A plan with a subscription for each filter, numbered from 1 on."""
         bits = dict(enumerate(filters))
-        entry = self.tables.allocate_plan([], [], bits, {}, has_texts=False)
+        entry = self.tables.allocate_plan(PlanSpec([], [], bits, {}, has_texts=False))
         readings = tuple(Reading(Channel(bit + 1, RecordingSink()), bit, 1, ()) for bit in bits)
         plan = ActivePlan(entry, readings, len(bits))
         self.hits.begin(LIBRARY, plan, subscription_keys)

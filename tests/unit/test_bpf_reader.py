@@ -20,7 +20,7 @@ from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.rings import Records
-from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.bpf.tables import PlanSpec, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import Block
 from stapsdtd.model import Memory, Operand
@@ -59,9 +59,8 @@ class Host:
         self, *sinks: RecordingSink, filters: Sequence[Filter] = (EVERYTHING,), operand: Operand = RDI
     ) -> ActivePlan:
         """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last."""
-        entry = self.tables.allocate_plan(
-            [encode_value(Value(0), argument(operand), "x86-64")], [], dict(enumerate(filters)), {0: 0}, has_texts=False
-        )
+        value = encode_value(Value(0), argument(operand), "x86-64")
+        entry = self.tables.allocate_plan(PlanSpec([value], [], dict(enumerate(filters)), {0: 0}, has_texts=False))
         readings = tuple(
             Reading(Channel(number, sink), min(number, len(filters)) - 1, number, (NumberAt(0, is_signed=False),))
             for number, sink in enumerate(sinks or (self.sink,), 1)

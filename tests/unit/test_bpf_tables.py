@@ -14,7 +14,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, encode_filters, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.pool import TableFullError
-from stapsdtd.capture.bpf.tables import PlanEntry, Tables
+from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec, Tables
 from stapsdtd.model import Memory
 from stapsdtd.plan.groups import Window, partition_by_page_offset
 from stapsdtd.plan.values import Value
@@ -85,13 +85,14 @@ def allocate(
     has_texts: bool = False,
 ) -> PlanEntry:
     """Take numbers in place of operands."""
-    return kernel.tables.allocate_plan(
+    spec = PlanSpec(
         [operand(number) for number in values],
         [operand(number) for number in further],
         {0: EVERYTHING} if filters is None else filters,
         {},
         has_texts=has_texts,
     )
+    return kernel.tables.allocate_plan(spec)
 
 
 def allocate_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[int, Filter]) -> tuple[int, str]:
@@ -205,7 +206,7 @@ def test_plan_names_its_operands_and_tests(kernel: Kernel) -> None:
     program = Program((One(Source.ARGUMENT, 5, Relation.GT, 0xFF, 3, bytes(16), ACCEPT, REJECT),))
     filters = {0: EVERYTHING, 2: only(8, 9), 5: Filter(None, frozenset({4}), program), 63: EVERYTHING}
     entry = kernel.tables.allocate_plan(
-        [operand(1), operand(2), operand(3)], [operand(4)], filters, {5: 3}, has_texts=True
+        PlanSpec([operand(1), operand(2), operand(3)], [operand(4)], filters, {5: 3}, has_texts=True)
     )
     plan = kernel.plan(entry)
     assert plan["always"] == 1 << 63 | 1
@@ -329,11 +330,11 @@ def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter
 def test_operands_become_full(kernel: Kernel) -> None:
     most = 1 << 12
     for number in range(layout.MAX_OPERANDS // most):
-        kernel.tables.allocate_plan([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+        kernel.tables.allocate_plan(PlanSpec([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False))
     with pytest.raises(TableFullError, match="operands"):
         allocate(kernel, [99])
     # what is there already costs nothing more
-    kernel.tables.allocate_plan([operand(0)], [operand(0)] * (most - 1), {}, {}, has_texts=False)
+    kernel.tables.allocate_plan(PlanSpec([operand(0)], [operand(0)] * (most - 1), {}, {}, has_texts=False))
 
 
 def test_tests_become_full(kernel: Kernel) -> None:

@@ -10,6 +10,7 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
+from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.features import Feature
@@ -43,6 +44,10 @@ class Loaded:
 
     def table(self, name: str) -> mmap.mmap:
         return self._object.table(name)
+
+    def make_ring(self, stride: int, size: int) -> Ring:
+        """Raises OSError where the kernel has no memory for it."""
+        return Ring(stride, size)
 
     def put_ring(self, record_class: int, ring: int) -> None:
         """Let records of a class go to a ring. Raises OSError."""

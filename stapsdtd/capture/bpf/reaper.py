@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
 
+from stapsdtd.capture.bpf.armed import Event
 from stapsdtd.capture.bpf.turns import MOST_OF_ALL, Turns
 from stapsdtd.errors import TracefsRejectedError
-from stapsdtd.kernel.probe_events import ProbeEvent
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ class EventReaper:
         self._gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)
-        self._refused: list[tuple[str, ProbeEvent]] = []
+        self._refused: list[tuple[str, Event]] = []
         self._is_arming = False
         self._is_finishing = False
 
-    def begin(self, event: ProbeEvent, gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
+    def begin(self, event: Event, gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
         """Remove an event that no slot goes by any more; gone is for what may be used again then, see collect()."""
         self._put(owner, Work(partial(self._remove, owner, event, gone), event), is_awaited=is_awaited)
 
@@ -88,7 +88,7 @@ class EventReaper:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_arming)
 
-    def _remove(self, owner: str, event: ProbeEvent, gone: Callable[[], None]) -> None:
+    def _remove(self, owner: str, event: Event, gone: Callable[[], None]) -> None:
         try:
             event.disarm()
             # the rest holds event_mutex, for which an arming would wait
@@ -102,7 +102,7 @@ class EventReaper:
             _log.exception("an event could not be removed")
         self._gone.put(gone)
 
-    def _remove_again(self, owner: str, event: ProbeEvent) -> None:
+    def _remove_again(self, owner: str, event: Event) -> None:
         try:
             event.remove()
         except TracefsRejectedError as error:
@@ -147,7 +147,7 @@ class EventReaper:
 class Work:
     """Of the worker. event: what it is to remove."""
 
-    def __init__(self, run: Callable[[], None], event: ProbeEvent | None = None) -> None:
+    def __init__(self, run: Callable[[], None], event: Event | None = None) -> None:
         self.run = run
         self._event = event
 

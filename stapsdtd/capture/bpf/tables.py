@@ -59,6 +59,21 @@ class PlanEntry:
         return 1 + layout.COUNTERS_OF_FILTER * (max(self.bits, default=-1) + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class PlanSpec:
+    """What the program is to do at a site.
+
+    values: operands of the record's values, strings or raw bytes among them where it has_texts. tested: operands that
+    only tests read. filters: by their bits. argument_places: where an argument's number is among all operands.
+    """
+
+    values: Sequence[bytes]
+    tested: Sequence[bytes]
+    filters: Mapping[int, Filter]
+    argument_places: Mapping[int, int]
+    has_texts: bool
+
+
 class Tables:
     """Changed by one thread; counters may be read by another."""
 
@@ -108,23 +123,10 @@ class Tables:
         """From now on hits at the site are those of this group, by this plan."""
         self._slots[slot] = group << 32 | plan
 
-    def allocate_plan(
-        self,
-        values: Sequence[bytes],
-        further: Sequence[bytes],
-        filters: Mapping[int, Filter],
-        places: Mapping[int, int],
-        *,
-        has_texts: bool,
-    ) -> PlanEntry:
-        """Write a plan that no slot names yet.
-
-        values: operands of the record's values, strings or raw bytes among them where it has_texts; further: those
-        that only tests read. filters: by their bits. places: where an argument's operand is among all of them. Raises
-        TableFullError.
-        """
-        tested = [(bit, wanted) for bit, wanted in filters.items() if not wanted.accepts_all]
-        operands, tests = b"".join((*values, *further)), encode_filters(tested, places)
+    def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
+        """Write a plan that no slot names yet. Raises TableFullError."""
+        tested = [(bit, wanted) for bit, wanted in plan.filters.items() if not wanted.accepts_all]
+        operands, tests = b"".join((*plan.values, *plan.tested)), encode_filters(tested, plan.argument_places)
         rows = np.frombuffer(tests, layout.TEST)
         with contextlib.ExitStack() as taken_back:
             number = self._free_plans.allocate(1)
@@ -135,17 +137,17 @@ class Tables:
             first_test = self._free_tests.allocate(len(rows)) if tests else 0
             taken_back.callback(self._free_tests.free, first_test, len(rows))
             generation = next(self._generations) << layout.PLAN_BITS | number
-            entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(filters))
+            entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(plan.filters))
             first_counter = self._free_counters.allocate(entry.cells)
             taken_back.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
-        always = sum(1 << bit for bit, wanted in filters.items() if wanted.accepts_all)
+        always = sum(1 << bit for bit, wanted in plan.filters.items() if wanted.accepts_all)
         heads = always, entry.generation, first_operand, first_test, first_counter
-        plan = _PLAN.pack(*heads, len(values), bool(tested), has_texts)
-        self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = plan
+        row = _PLAN.pack(*heads, len(plan.values), bool(tested), plan.has_texts)
+        self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = row
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:

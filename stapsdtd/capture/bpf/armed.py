@@ -1,0 +1,117 @@
+"""What is armed: objects, their sites, and the groups of sites that are attached together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stapsdtd.capture.bpf.constants import ReadOnlyFile
+from stapsdtd.capture.bpf.encode import Filter
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.tables import Slot
+from stapsdtd.capture.engine import SubscriptionKey, TargetSite
+from stapsdtd.model import ObjectKey
+from stapsdtd.model import Site as ModelSite
+from stapsdtd.plan.attachments import Scope
+from stapsdtd.plan.groups import Window
+
+_NOBODY = frozenset[int]()
+
+
+class Event(Protocol):
+    """See `kernel.probe_events.ProbeEvent`."""
+
+    def arm(self, pid: int | None, program: int, cookie: int) -> None: ...
+
+    def unpatch(self) -> None: ...
+
+    def disarm(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """What one subscription wants of a site."""
+
+    channel: Channel
+    target: TargetSite
+    filter: Filter
+
+
+@dataclass(slots=True, eq=False)
+class ArmedObject:
+    """A file that is armed. The descriptor stays open as long as that lasts, and until all hits are delivered."""
+
+    key: ObjectKey
+    path: str
+    architecture: str
+    descriptor: int
+    owner: str
+    constants: ReadOnlyFile
+    sites: dict[ModelSite, ArmedSite] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ArmedSite:
+    """A site with all that want it; group and plan are None until it is attached."""
+
+    object: ArmedObject
+    site: ModelSite
+    slot: Slot
+    consumers: dict[SubscriptionKey, Consumer] = field(default_factory=dict)
+    group: Group | None = None
+    plan: ActivePlan | None = None
+
+    @property
+    def site_offset(self) -> int:
+        return self.site.site_offset
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.consumers)
+
+    @property
+    def scope(self) -> Scope:
+        pids = _NOBODY
+        for consumer in self.consumers.values():
+            if consumer.target.pids is None:
+                return None
+            pids |= consumer.target.pids
+        return pids
+
+    @property
+    def keys_with_foreign_hits(self) -> list[SubscriptionKey]:
+        """Subscriptions for whose sake processes are patched that they do not see; none where another sees them all."""
+        consumers = self.consumers.values()
+        if any(consumer.filter.owners is None and consumer.target.pids is None for consumer in consumers):
+            return []
+        is_for_all = self.scope is None
+        return [
+            key
+            for key, consumer in self.consumers.items()
+            if consumer.filter.owners is not None and (consumer.target.pids is None or not is_for_all)
+        ]
+
+    @property
+    def definition(self) -> str:
+        """`PATH:0xOFFSET(0xREFCTR)`, as tracefs names it."""
+        semaphore = self.site.semaphore_offset
+        counter = "" if semaphore is None else f"({semaphore:#x})"
+        return f"/proc/self/fd/{self.object.descriptor}:{self.site.site_offset:#x}{counter}"
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Sites behind one tracefs event. first: its first entry in the index, which identifies it to the program."""
+
+    event: Event
+    window: Window
+    first: int
+    scope: Scope
+    sites: list[ArmedSite]
+
+    @property
+    def cookie(self) -> int:
+        """What the program is told of a hit: where in the index to look, by which bits of its address."""
+        return self.first | (self.window.entries - 1) << 32 | self.window.shift << 48

@@ -1,0 +1,133 @@
+"""Attaches and detaches groups of sites as `plan.attachments` says, and takes back what the kernel refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
+from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.reading import ActivePlan
+from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.names import Owner
+from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.plan.attachments import Scope, changes
+from stapsdtd.plan.groups import partition_by_page_offset
+
+_log = logging.getLogger(__name__)
+
+MakeEvent = Callable[[str, str, Sequence[str]], Event]
+"""Takes its group, its name and its sites' definitions. Raises TracefsRejectedError."""
+
+
+class Groups:
+    """Called from one thread."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        program: int,
+        tables: Tables,
+        reaper: EventReaper,
+        make_event: MakeEvent,
+    ) -> None:
+        """program: the descriptor of what runs at each hit."""
+        self._owner = owner
+        self._program = program
+        self._tables = tables
+        self._reaper = reaper
+        self._make_event = make_event
+        self._event_ids = itertools.count()
+
+    def regroup(
+        self, sites: Sequence[ArmedSite], plans: Mapping[ArmedSite, ActivePlan], refused: dict[ArmedSite, str]
+    ) -> list[Group]:
+        """Give each site a group that patches what is wanted. Return the groups that serve nobody any more, which are
+        attached until detach() is called.
+
+        plans: of the sites that are wanted. refused: gets those that the kernel refused; they stay where they were.
+        """
+        groups = list(dict.fromkeys(site.group for site in sites if site.group is not None))
+        ungrouped = [site for site in sites if site.group is None]
+        needed = changes(groups, ungrouped)
+        if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
+            needed = changes(groups, ungrouped, fixed)
+        for wanted in needed.attach:
+            self._attach(wanted.sites, wanted.scope, plans, refused)
+        kept = {site.group for site in refused if site.group is not None}
+        for group in kept:
+            group.sites = [site for site in group.sites if site.group is group]
+        return [group for group in needed.detach if group not in kept]
+
+    def detach(self, group: Group, owner: str, *, is_awaited: bool) -> None:
+        """Begin to remove a group whose sites have others by now, or none. owner: see `reaper`."""
+        if not is_awaited:
+            owner = group.sites[0].object.owner or owner
+        for site in group.sites:
+            if site.group is group:
+                site.group = None
+        free = partial(self._tables.free_group, group.first, group.window)
+        self._reaper.begin(group.event, free, owner=owner, is_awaited=is_awaited)
+
+    def _widen(self, group: Group, pids: Iterable[int]) -> bool:
+        """Patch further processes as well; report whether the kernel let it."""
+        try:
+            for pid in sorted(pids):
+                self._patch(group, pid)
+        except OSError as error:
+            _log.info("%s: %s", group.sites[0].object.path, error)
+            return False
+        group.scope = (group.scope or frozenset()) | frozenset(pids)
+        return True
+
+    def _attach(
+        self,
+        sites: Sequence[ArmedSite],
+        scope: Scope,
+        plans: Mapping[ArmedSite, ActivePlan],
+        refused: dict[ArmedSite, str],
+    ) -> None:
+        """Attach sites in a group of their own; one that the kernel refuses is found by halving."""
+        try:
+            group = self._attached(sites, scope, plans)
+        except (TracefsRejectedError, OSError, TableFullError) as error:
+            if len(sites) == 1:
+                _log.info("%s: %s", sites[0].object.path, error)
+                refused[sites[0]] = str(error)
+                return
+            middle = len(sites) // 2
+            self._attach(sites[:middle], scope, plans, refused)
+            self._attach(sites[middle:], scope, plans, refused)
+        else:
+            for site in sites:
+                site.group = group
+
+    def _attached(self, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]) -> Group:
+        (partition,) = partition_by_page_offset([site.site_offset for site in sites])
+        window = partition.window
+        self._reaper.collect()
+        first = self._tables.allocate_group(window)
+        with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as taken_back:
+            taken_back.callback(self._tables.free_group, first, window)
+            self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
+            name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
+            event = self._make_event(self._owner.group, name, [site.definition for site in sites])
+            taken_back.callback(event.remove)
+            group = Group(event, window, first, scope, list(sites))
+            for site in sites:
+                if site.group is None:
+                    # the first hit finds it
+                    self._tables.set_slot(site.slot, first, plans[site].entry.id)
+            for pid in [None] if scope is None else sorted(scope):
+                self._patch(group, pid)
+            taken_back.pop_all()
+        return group
+
+    def _patch(self, group: Group, pid: int | None) -> None:
+        # a process that is gone needs nothing
+        with contextlib.suppress(ProcessLookupError):
+            group.event.arm(pid, self._program, group.cookie)

@@ -1,0 +1,85 @@
+"""The rings that hits write to: one for each size of record, and a spare one."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.engine import RingMetrics
+
+_log = logging.getLogger(__name__)
+
+_LEAST_RECORDS = 4
+_SPARE_BYTES = 64 << 10
+_KEPT_BYTES = 16 << 20
+
+
+class RingSet:
+    """All subscriptions share the rings. Each is as large as the largest that any subscription asked for.
+
+    Changed by one thread; metrics() may be called by any.
+    """
+
+    def __init__(self, loaded: Loaded, reader: Reader, max_total_bytes: int) -> None:
+        """max_total_bytes: of all rings together."""
+        self._max_bytes = 1 << (max_total_bytes // len(layout.STRIDES)).bit_length() - 1
+        self._loaded = loaded
+        self._reader = reader
+        self._rings: dict[int, Ring] = {}
+        self._make_spares()
+
+    def provide(self, classes: Iterable[int], buffer_bytes: int) -> None:
+        """Have rings of these record classes that are at least so large, as far as allowed. Raises OSError."""
+        for record_class in classes:
+            stride = layout.STRIDES[record_class]
+            wanted = min(buffer_bytes, self._max_bytes)
+            size = 1 << (max(wanted, _LEAST_RECORDS * stride, mmap.PAGESIZE) - 1).bit_length()
+            old = self._rings.get(record_class)
+            if old is None or old.size < size:
+                self._rings[record_class] = self._new(stride, size, partial(self._loaded.put_ring, record_class))
+                if old is not None:
+                    self._reader.retire_ring(old)
+
+    def drop_large(self) -> None:
+        """Free what takes much memory, since nobody is subscribed. Putting a ring in place takes a while, so small ones
+        stay.
+        """
+        for record_class, ring in list(self._rings.items()):
+            if ring.size > _KEPT_BYTES:
+                self._loaded.take_ring(record_class)
+                self._reader.retire_ring(ring)
+                del self._rings[record_class]
+
+    def metrics(self) -> tuple[RingMetrics, ...]:
+        return tuple(
+            RingMetrics(str(ring.stride), min(max(ring.filled, 0), ring.size), ring.size)
+            for _, ring in sorted(self._rings.copy().items())
+        )
+
+    def _new(self, stride: int, size: int, put: Callable[[int], None]) -> Ring:
+        """put: hands the ring's descriptor to the program. Raises OSError."""
+        ring = self._loaded.make_ring(stride, size)
+        # hits write to it before put() returns, and plans end meanwhile whose records are to be read first
+        self._reader.add_ring(ring)
+        try:
+            put(ring.fileno())
+        except OSError:
+            self._reader.retire_ring(ring)
+            raise
+        return ring
+
+    def _make_spares(self) -> None:
+        """Put them in place once and for all, since that takes the kernel a while."""
+        for record_class, stride in enumerate(layout.STRIDES):
+            size = max(_SPARE_BYTES, _LEAST_RECORDS * stride)
+            try:
+                self._new(stride, size, partial(self._loaded.put_spare, record_class))
+            except OSError as error:
+                _log.warning("a process that floods the daemon may cost others events: no spare ring: %s", error)
+                return

@@ -1,0 +1,169 @@
+"""What the program does at a site: one record that holds what every consumer takes, and their filters.
+
+consumers ──► values, each once ──► operands ──┐
+└─► filters, each once ──► tests ────┴─► SitePlan ──Tables.allocate_plan──► ActivePlan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
+from stapsdtd.capture.bpf.constants import SiteConstants
+from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_abs_ip, encode_value
+from stapsdtd.capture.bpf.reading import ActivePlan, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
+from stapsdtd.model import Argument, Capture, Constant, Memory, Unavailable
+from stapsdtd.plan.values import Value, united, value_of
+
+_RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
+"""The program begins a string only where the longest one has room."""
+
+_OTHERS_FILTERS = 3 * layout.MAX_FILTERS // 4
+_OTHERS_STEPS = 3 * layout.MAX_STEPS // 4
+_OTHERS_CAPTURES = layout.MAX_VALUES // 2
+
+
+def source_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
+    """Return what a record holds for a capture, or the constant or reason that stands in its place."""
+    source = value_of(capture, argument, architecture)
+    if isinstance(source, Value):
+        try:
+            encode_value(source, argument, architecture)
+        except NotEncodableError as error:
+            return Unavailable(str(error))
+    return source
+
+
+@dataclass(frozen=True, slots=True)
+class SitePlan:
+    """spec: for the program. least_bytes, most_bytes: a record's size. layouts: how each consumer reads a record.
+
+    constants: the file's, where values may have to be read from it; the last value is abs_ip then.
+    """
+
+    spec: PlanSpec
+    least_bytes: int
+    most_bytes: int
+    bits: Mapping[Filter, int]
+    layouts: tuple[tuple[Consumer, Layout], ...]
+    constants: SiteConstants | None
+
+    @classmethod
+    def of(cls, site: ArmedSite) -> SitePlan:
+        """Raises ValueError where more is wanted of a site than the program can do."""
+        consumers = list(site.consumers.values())
+        _check_shares(consumers)
+        fetcher = _Fetcher(site)
+        values = united(fetcher.values())
+        operands = [fetcher.encode(value) for value in values]
+        constants = None
+        if any(map(fetcher.reads_memory, values)):
+            constants = SiteConstants.around(site.object.constants, site.site.site_offset)
+        if constants is not None:
+            operands.append(encode_abs_ip(site.object.architecture))
+        if len(operands) > layout.MAX_VALUES:
+            raise ValueError(f"{len(operands)} values are wanted of it, and {layout.MAX_VALUES} are possible")
+        least_bytes = layout.RECORD.itemsize + 8 * len(operands)
+        most_bytes = least_bytes + sum(value.limit for value in values)
+        if most_bytes > _RECORD_BYTES:
+            raise ValueError(f"{most_bytes} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
+        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
+        if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
+            raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
+        read = {Value(index) for wanted in bits for index in wanted.arguments}
+        tested = sorted(read.difference(values))
+        places = {value.number: place for place, value in enumerate(values) if not value.is_string}
+        places |= {value.number: place for place, value in enumerate(tested, len(operands))}
+        positions = {value[:2]: position for position, value in enumerate(values)}
+        spec = PlanSpec(
+            tuple(operands),
+            tuple(map(fetcher.encode, tested)),
+            {bit: wanted for wanted, bit in bits.items()},
+            places,
+            has_texts=most_bytes > least_bytes,
+        )
+        layouts = tuple((consumer, fetcher.layout(consumer, positions)) for consumer in consumers)
+        return cls(spec, least_bytes, most_bytes, bits, layouts, constants)
+
+    @property
+    def record_classes(self) -> range:
+        """Sizes of records that its hits may write."""
+        return range(layout.record_class(self.least_bytes), layout.record_class(self.most_bytes) + 1)
+
+    def active(self, entry: PlanEntry) -> ActivePlan:
+        """Return how its records are read, once it is in the kernel's table."""
+        readings = tuple(
+            Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
+            for consumer, layout in self.layouts
+        )
+        tested_bits = sum(1 << bit for wanted, bit in self.bits.items() if not wanted.accepts_all)
+        return ActivePlan(entry, readings, tested_bits, self.constants, abs_ip_at=len(self.spec.values) - 1)
+
+
+class _Fetcher:
+    """What a site's record has to hold for each of its consumers, and how each one reads it."""
+
+    def __init__(self, site: ArmedSite) -> None:
+        self._arguments = site.site.arguments
+        self._architecture = site.object.architecture
+        self._sources = {
+            key: [
+                source_of(capture, self._arguments[capture.index], self._architecture)
+                for capture in consumer.target.capture.captures
+            ]
+            for key, consumer in site.consumers.items()
+        }
+
+    def values(self) -> Iterator[Value]:
+        for sources in self._sources.values():
+            for source in sources:
+                if isinstance(source, Value):
+                    yield source
+
+    def encode(self, value: Value) -> bytes:
+        """Raises NotEncodableError."""
+        return encode_value(value, self._arguments[value.number], self._architecture)
+
+    def reads_memory(self, value: Value) -> bool:
+        return value.is_text or isinstance(self._arguments[value.number].operand, Memory)
+
+    def layout(self, consumer: Consumer, positions: Mapping[tuple[int, bool], int]) -> Layout:
+        """positions: of the record's values, by number and is_string."""
+        sources = self._sources[consumer.channel.subscription_key]
+        return tuple(
+            self._reading_of(capture, source, positions)
+            for capture, source in zip(consumer.target.capture.captures, sources, strict=True)
+        )
+
+    def _reading_of(
+        self, capture: Capture, source: Value | Constant | Unavailable, positions: Mapping[tuple[int, bool], int]
+    ) -> Source:
+        argument = self._arguments[capture.index]
+        match source:
+            case Value(is_text=True):
+                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
+            case Value():
+                float_bytes = argument.size if argument.is_float else 0
+                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
+            case Constant(value=number):
+                return Fixed(number, argument.signed)
+            case Unavailable() if capture.is_string:
+                return NoText()
+            case Unavailable():
+                return Fixed(None, argument.signed, argument.is_float)
+
+
+def _check_shares(consumers: Sequence[Consumer]) -> None:
+    """Keep a part of what a site can do for those who may trace everybody's processes.
+
+    Raises ValueError where others want more than the rest of it.
+    """
+    others = [consumer for consumer in consumers if consumer.filter.owners is not None]
+    filters = {consumer.filter for consumer in others}
+    captures = {capture for consumer in others for capture in consumer.target.capture.captures}
+    steps = sum(wanted.steps for wanted in filters)
+    if len(filters) > _OTHERS_FILTERS or steps > _OTHERS_STEPS or len(captures) > _OTHERS_CAPTURES:
+        raise ValueError("more is wanted of it than those may have who may not trace everybody's processes")

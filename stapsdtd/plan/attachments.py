@@ -1,0 +1,109 @@
+"""(sites, what is wanted of them) -> changes of groups.
+
+    wanted                    installed               changes
+    0x10 everybody            group 0: 0x10, 0x20     detach group 0
+    0x20 nobody          +    scope: everybody    ─►  attach 0x10, scope: everybody
+    0x30 process 7            group 1: 0x30           widen group 1 by process 8
+         and 8                scope: process 7
+
+A group patches all of its sites for one scope. So where a site is wanted no more, or its scope shrinks, the others of
+its group get a new one. It is attached before the old one is detached, so that no hit is missed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from stapsdtd.plan.groups import partition_by_page_offset
+
+Scope = frozenset[int] | None
+"""Processes that are patched; None is all of them."""
+
+
+class Site(Protocol):
+    """is_wanted: by anyone; scope: for which processes then."""
+
+    @property
+    def site_offset(self) -> int: ...
+
+    @property
+    def is_wanted(self) -> bool: ...
+
+    @property
+    def scope(self) -> Scope: ...
+
+
+S = TypeVar("S", bound=Site)
+
+
+class Group(Protocol[S]):
+    """Sites that are attached together."""
+
+    sites: list[S]
+    scope: Scope
+
+
+G = TypeVar("G", bound=Group)  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True, slots=True)
+class Attach(Generic[S]):
+    """Patch sites that can share a group, in a new one."""
+
+    sites: tuple[S, ...]
+    scope: Scope
+
+
+@dataclass(slots=True)
+class Changes(Generic[S, G]):
+    """widen: which processes a group is to reach as well."""
+
+    widen: list[tuple[G, frozenset[int]]] = field(default_factory=list)
+    attach: list[Attach[S]] = field(default_factory=list)
+    detach: list[G] = field(default_factory=list)
+
+
+def changes(groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = ()) -> Changes[S, G]:
+    """Return what serves every site that is wanted, and patches nobody else.
+
+    groups: those of sites whose consumers changed. ungrouped: sites that are in none. fixed: groups that cannot be
+    widened.
+    """
+    result: Changes[S, G] = Changes()
+    homeless = [site for site in ungrouped if site.is_wanted]
+    for group in groups:
+        wanted = [site for site in group.sites if site.is_wanted]
+        further = _further(group, wanted)
+        if further is None or (further and group in fixed):
+            result.detach.append(group)
+            homeless += wanted
+        elif further:
+            result.widen.append((group, further))
+    by_scope: defaultdict[Scope, list[S]] = defaultdict(list)
+    for site in sorted(homeless, key=lambda site: site.site_offset):
+        by_scope[site.scope].append(site)
+    for scope, sites in by_scope.items():
+        result.attach += [Attach(tuple(members), scope) for members in share_groups(sites)]
+    return result
+
+
+def share_groups(sites: Sequence[S]) -> list[list[S]]:
+    """Partition sites into such as can share a group."""
+    partitions = partition_by_page_offset([site.site_offset for site in sites])
+    return [[sites[position] for position in partition.members] for partition in partitions]
+
+
+def _further(group: Group[S], wanted: Sequence[S]) -> frozenset[int] | None:
+    """Return the processes that the group has yet to reach; None where it has to go."""
+    scopes = {site.scope for site in wanted}
+    if len(wanted) != len(group.sites) or len(scopes) != 1:
+        return None
+    (scope,) = scopes
+    if scope == group.scope:
+        return frozenset()
+    if scope is None or group.scope is None or not group.scope < scope:
+        return None
+    return scope - group.scope
