@@ -1,4 +1,4 @@
-"""Whose a process is, by the rules of ptrace(2) for who has no capabilities; as `owner_of` in bpf/stapsdt.bpf.c."""
+"""Whose a process is, by the rules of ptrace(2) for who has no capabilities; as `owner_of` in bpf/filter.h."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def _operands(plan: ActivePlan) -> np.ndarray[tuple[int], np.dtype[np.void]]:
 
 
 def narrowed(data: bytes, operand: np.void) -> np.uint64:
-    """Cut a number out of its operand's memory as `fetch` in bpf/stapsdt.bpf.c does."""
+    """Cut a number out of its operand's memory as `fetch` in bpf/fetch.h does."""
     left, right = int(operand["left"]), int(operand["right"])
     bits = int.from_bytes(data, sys.byteorder) << left & _ALL_BITS
     if operand["is_signed"] and bits >> 63:

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+#ifndef STAPSDT_FILTER_H
+#define STAPSDT_FILTER_H
+
+/* For which subscriptions a hit is. */
+
+#include "fetch.h"
+
+/* include/linux/sched/coredump.h */
+#define MMF_DUMPABLE_MASK 3
+#define SUID_DUMP_USER 1
+
+#define MAX_NAMESPACES 8 /* of users, in each other; the kernel allows 32 */
+
+typedef struct {
+	__u32 val;
+} kuid_t, kgid_t;
+
+struct user_namespace {
+	const struct user_namespace *parent;
+	int level;
+	kuid_t owner;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	__u64 val; /* before Linux 6.3 two halves */
+} kernel_cap_t;
+
+struct cred {
+	kuid_t uid, suid, euid;
+	kgid_t gid, sgid, egid;
+	kernel_cap_t cap_permitted;
+	const struct user_namespace *user_ns;
+} __attribute__((preserve_access_index));
+
+struct mm_struct {
+	unsigned long flags;
+} __attribute__((preserve_access_index));
+
+/* Since Linux 6.18. */
+typedef struct {
+	unsigned long __mm_flags[1];
+} mm_flags_t;
+
+struct mm_struct___bitmap {
+	mm_flags_t flags;
+} __attribute__((preserve_access_index));
+
+static __always_inline bool holds(__u32 relation, __u64 left, __u64 right)
+{
+	switch (relation) {
+	case RELATION_EQ: return left == right;
+	case RELATION_NE: return left != right;
+	case RELATION_LT: return left < right;
+	case RELATION_LE: return left <= right;
+	case RELATION_GT: return left > right;
+	case RELATION_GE: return left >= right;
+	case RELATION_SIGNED_LT: return (__s64)left < (__s64)right;
+	case RELATION_SIGNED_LE: return (__s64)left <= (__s64)right;
+	case RELATION_SIGNED_GT: return (__s64)left > (__s64)right;
+	default: return (__s64)left >= (__s64)right;
+	}
+}
+
+static __always_inline bool has_name(const struct test *test)
+{
+	__u64 comm[COMM_BYTES / 8] = {};
+
+	bpf_get_current_comm(comm, sizeof(comm));
+	return comm[0] == test->comm[0] && comm[1] == test->comm[1];
+}
+
+/* What prctl(2) calls dumpable: no program that has other rights than its user, nor one that asked to be left alone. */
+static __always_inline bool is_dumpable(const struct mm_struct *mm)
+{
+	const struct mm_struct___bitmap *newer = (const void *)mm;
+	unsigned long flags;
+
+	if (bpf_core_field_exists(newer->flags))
+		flags = newer->flags.__mm_flags[0];
+	else
+		flags = mm->flags;
+	return (flags & MMF_DUMPABLE_MASK) == SUID_DUMP_USER;
+}
+
+/*
+ * Whether root made a namespace, or one around it, as for a service with PrivateUsers=. Its users may not trace what is
+ * in it. An ordinary user's namespace holds that user's processes, and those of subordinate ids, who are nobody else.
+ */
+static __always_inline bool is_made_by_root(const struct user_namespace *namespace)
+{
+	if (namespace->level == 0)
+		return false;
+#pragma unroll
+	for (int depth = 1; depth < MAX_NAMESPACES; depth++)
+		if (namespace->level > 1)
+			namespace = namespace->parent;
+	return namespace->level != 1 || namespace->owner.val == 0;
+}
+
+/* Return the user who owns the process outright, by the rules of ptrace(2) for users without capabilities. */
+static __always_inline __u32 owner_of(const struct task_struct *task)
+{
+	const struct cred *cred = task->real_cred;
+	__u32 uid = cred->uid.val, gid = cred->gid.val;
+	__u64 capabilities = 0;
+
+	/* those that it has in a user namespace of its own are over that alone */
+	if (uid && cred->user_ns->level == 0 &&
+	    (bpf_probe_read_kernel(&capabilities, sizeof(capabilities), &cred->cap_permitted) || capabilities))
+		return NOBODY;
+	if (cred->euid.val != uid || cred->suid.val != uid || cred->egid.val != gid || cred->sgid.val != gid)
+		return NOBODY;
+	if (uid && is_made_by_root(cred->user_ns))
+		return NOBODY;
+	return is_dumpable(task->mm) ? uid : NOBODY;
+}
+
+/* Run one test; return where to go on. */
+static __always_inline __u32 decide(const struct hit *hit, const struct test *test)
+{
+	__u64 value = 0;
+	bool result;
+
+	switch (test->source) {
+	case SOURCE_ARGUMENT:
+		if (!fetch(hit, &operands[(hit->plan->operands + test->index) & (MAX_OPERANDS - 1)], &value))
+			return JUMP_REJECT;
+		break;
+	case SOURCE_PID: value = hit->task->tgid; break;
+	case SOURCE_TID: value = hit->task->pid; break;
+	case SOURCE_UID: value = (__u32)bpf_get_current_uid_gid(); break;
+	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
+	case SOURCE_EXECNAME: value = !has_name(test); break;
+	case SOURCE_OWNER: value = owner_of(hit->task); break;
+	default: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
+	}
+	result = holds(test->relation, value & test->mask, test->value);
+	return result ? test->on_true : test->on_false;
+}
+
+static long step(__u32 number __attribute__((unused)), struct hit *hit)
+{
+	const struct test *test = &tests[(hit->plan->tests + hit->next_test) & (MAX_TESTS - 1)];
+	__u32 next = decide(hit, test);
+	__u32 filter = test->filter & (MAX_FILTERS - 1);
+
+	if (next == JUMP_ACCEPT)
+		hit->matched |= 1ULL << filter;
+	else if (next == JUMP_REJECT)
+		count_of(hit, filter, COUNTER_FILTERED);
+	else if (next == JUMP_EXCLUDE)
+		count_of(hit, filter, COUNTER_EXCLUDED);
+	hit->next_test = next < JUMP_END ? next : test->next_filter;
+	return hit->next_test == JUMP_END;
+}
+
+static __always_inline void run_filters(struct hit *hit)
+{
+	if (hit->plan->has_tests)
+		bpf_loop(MAX_STEPS, step, hit, 0);
+}
+
+#endif
