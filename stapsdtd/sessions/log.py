@@ -141,39 +141,39 @@ class EventLog:
         self._lost = SeqRanges()
 
     def append(self, blocks: Sequence[Block], *, is_short: bool = False) -> None:
-        """Number events of one stretch of time across blocks, each of which is in the order of time.
+        """Number events of one stretch of time across blocks, each of which is in the order of time: all of them, or
+        where it raises, none.
 
         is_short: room is, so that a few events join the entry before, if nobody has read that.
         """
+        # only this thread makes entries, so that what may fail can be done before anything is changed
+        entries: list[Entry] = []
+        next_seq = self._next_seq
         for part in _parts(blocks):
-            self._append(part, is_short=is_short)
+            entries.append(_numbered(part, next_seq))
+            next_seq = entries[-1].next_seq
+        with self._lock:
+            if is_short and entries:
+                entries[0] = self._joined(entries[0])
+            for entry in entries:
+                self._add(entry)
         self._notify()
 
-    def _append(self, blocks: Sequence[Block], *, is_short: bool) -> None:
-        count = sum(map(len, blocks))
-        ranks = np.arange(count, dtype=np.uint64)
-        if len(blocks) > 1:
-            order = np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")
-            ranks[order] = ranks.copy()
-        nbytes = rows_bytes(blocks)
-        with self._lock:
-            numbers = ranks + np.uint64(self._next_seq)
-            numbered = []
-            start = 0
-            for block in blocks:
-                numbered.append(Numbered(numbers[start : start + len(block)], block))
-                start += len(block)
-            entry = Entry(self._next_seq, count, ENTRY_OVERHEAD + nbytes, tuple(numbered))
-            if is_short and (last := self._last_unread()) and last.nbytes + nbytes <= self._max_bytes // _JOINED_PART:
-                entry = last.followed_by(entry)
-            else:
-                nbytes = entry.nbytes
-            self._bytes += nbytes
-            self._end_bytes += nbytes
-            self._entries[entry.first_seq] = replace(entry, end_bytes=self._end_bytes)
-            self._next_seq += count
-            while self._bytes > self._max_bytes and len(self._entries) > 1:
-                self._evict()
+    def _joined(self, entry: Entry) -> Entry:
+        """Return it with the events of the entry before, where nobody has read that and there is room."""
+        last = self._last_unread()
+        joins = last is not None and last.nbytes + entry.nbytes - ENTRY_OVERHEAD <= self._max_bytes // _JOINED_PART
+        return last.followed_by(entry) if last is not None and joins else entry
+
+    def _add(self, entry: Entry) -> None:
+        old = self._entries.get(entry.first_seq)
+        nbytes = entry.nbytes - (old.nbytes if old else 0)
+        self._bytes += nbytes
+        self._end_bytes += nbytes
+        self._entries[entry.first_seq] = replace(entry, end_bytes=self._end_bytes)
+        self._next_seq = entry.next_seq
+        while self._bytes > self._max_bytes and len(self._entries) > 1:
+            self._evict()
 
     def _last_unread(self) -> Entry | None:
         last = self._entries[next(reversed(self._entries))] if self._entries else None
@@ -267,6 +267,18 @@ class EventLog:
             received = self._next_seq - 1
             lost = self._lost.count
             return LogCounts(received, self._delivered, lost, received - self._delivered - lost)
+
+
+def _numbered(blocks: Sequence[Block], first_seq: int) -> Entry:
+    """Number events in the order of time, from first_seq on."""
+    count = sum(map(len, blocks))
+    numbers = np.arange(first_seq, first_seq + count, dtype=np.uint64)
+    if len(blocks) > 1:
+        order = np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")
+        numbers[order] = numbers.copy()
+    ends = np.cumsum([len(block) for block in blocks]).tolist()
+    numbered = tuple(Numbered(numbers[end - len(block) : end], block) for block, end in zip(blocks, ends, strict=True))
+    return Entry(first_seq, count, ENTRY_OVERHEAD + rows_bytes(blocks), numbered)
 
 
 def rows_bytes(blocks: Sequence[Block]) -> int:

@@ -7,7 +7,7 @@ from stapsdtd.errors import LimitReachedError
 from stapsdtd.sessions.token_bucket import TokenBucket
 
 
-class Client:
+class Principal:
     """Belongs to the control thread but for events, which any thread may use.
 
     subscriptions, queue_bytes, sites: what it has now. events: what it may have a second; None for no bound.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
@@ -19,7 +20,9 @@ from stapsdtd.query.expression import Expression
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
-from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.principal import Principal
+
+_log = logging.getLogger(__name__)
 
 _RESERVE = 8
 """When only an eighth of the queue is left, what comes in is shared out among the processes, ..."""
@@ -159,7 +162,7 @@ class Subscription:
         spec: SubscriptionSpec,
         own_pid: int,
         why_not: WhyNot,
-        client: Client | None = None,
+        client: Principal | None = None,
         clients: ConnectedClients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -168,7 +171,7 @@ class Subscription:
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
         self._why_not = why_not
-        self.client = client or Client()
+        self.client = client or Principal()
         self.id = ident
         self.subscription_key = subscription_key
         self.spec = spec
@@ -208,42 +211,60 @@ class Subscription:
 
     def _notify(self) -> None:
         for waiter in list(self._waiters):
-            waiter()
+            try:
+                waiter()
+            except Exception:  # noqa: BLE001 - what there is to read is there, whoever learns of it
+                _log.exception("%s: a stream could not be woken", self.id)
 
     # the engine's side: capture.engine.Sink
 
     def deliver(self, blocks: Sequence[Block]) -> None:
-        if self._client_filter is not None:
-            before = sum(map(len, blocks))
-            blocks = self._client_filter.rest(blocks)
-            self.filtered(before - sum(map(len, blocks)))
+        """Each event is counted once: as filtered, as lost, or by the log, which takes all that it is given or none."""
+        rest = blocks
+        try:
+            rest = self._without_clients(rest)
+            rest = self._within_quota(rest)
+            if not rest:
+                return
+            if self._left() - rows_bytes(rest) > self.spec.queue_bytes // _RESERVE:
+                self.log.append(rest)
+                return
+            rest = admitted = self._within_queue(rest)
+            if admitted:
+                self.log.append(admitted, is_short=True)
+                rest = ()
+                self._admission.admitted(admitted, self.log.positions().end)
+        except Exception:  # noqa: BLE001 - what is not in the log by now never will be
+            _log.exception("%s: events could not be kept", self.id)
+            self.lost(LossStage.DECODE, sum(map(len, rest)))
+
+    def _without_clients(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        if self._client_filter is None:
+            return blocks
+        kept = self._client_filter.rest(blocks)
+        self.filtered(sum(map(len, blocks)) - sum(map(len, kept)))
+        return kept
+
+    def _within_quota(self, blocks: Sequence[Block]) -> Sequence[Block]:
         # another policy may put another one in its place meanwhile
         quota = self.client.events
         count = sum(map(len, blocks))
-        if quota is not None and (granted := quota.take(count)) < count:
-            blocks = self._instead_of(blocks, shared_out(blocks, granted), LossStage.QUOTA)
-        if not blocks:
-            return
-        if self._left() - rows_bytes(blocks) > self.spec.queue_bytes // _RESERVE:
-            self.log.append(blocks)
-        else:
-            self._admit(blocks)
+        if quota is None or (granted := quota.take(count)) == count:
+            return blocks
+        return self._instead_of(blocks, shared_out(blocks, granted), LossStage.QUOTA)
+
+    def _within_queue(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """Return as much as may come in where the client reads too slowly."""
+        self._admission.read(self.log.positions().read)
+        free = self._left() * sum(map(len, blocks)) // rows_bytes(blocks)
+        return self._instead_of(blocks, self._admission.admit(blocks, free, _ALWAYS_ROOM), LossStage.QUEUE)
 
     def _left(self) -> int:
         """Bytes that the next entry may take before unread events have to go for it."""
         return max(self.spec.queue_bytes - self.log.unread_bytes - ENTRY_OVERHEAD, 0)
 
-    def _admit(self, blocks: Sequence[Block]) -> None:
-        """Append as much as may come in where the client reads too slowly."""
-        self._admission.read(self.log.positions().read)
-        free = self._left() * sum(map(len, blocks)) // rows_bytes(blocks)
-        admitted = self._instead_of(blocks, self._admission.admit(blocks, free, _ALWAYS_ROOM), LossStage.QUEUE)
-        if admitted:
-            self.log.append(admitted, is_short=True)
-            self._admission.admitted(admitted, self.log.positions().end)
-
     def _instead_of(self, blocks: Sequence[Block], kept: Sequence[Block], stage: LossStage) -> Sequence[Block]:
-        """Count what is missing in kept as lost; answer kept."""
+        """Count what is missing in kept as lost, and return kept."""
         if lost := sum(map(len, blocks)) - sum(map(len, kept)):
             self.lost(stage, lost)
         return kept

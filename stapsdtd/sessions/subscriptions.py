@@ -39,7 +39,7 @@ from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.own_clients import ConnectedClients
-from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, SubscriptionSpec
 from stapsdtd.sessions.totals import AccountTotals
 
@@ -80,7 +80,7 @@ class Subscriptions:
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._held: dict[str, _Held] = {}
-        self._clients: dict[str, Client] = {}
+        self._clients: dict[str, Principal] = {}
         self._closing = False
         self._ended: dict[str, Subscription] = {}
         self.totals = AccountTotals()
@@ -89,7 +89,7 @@ class Subscriptions:
         self._stop_listening = registry.listen(self._on_change)
         self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
         self.foreign = ForeignBounds()
-        self._clients_of: dict[SubscriptionKey, Client] = {}
+        self._clients_of: dict[SubscriptionKey, Principal] = {}
         self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
 
     def subscribe(
@@ -132,7 +132,7 @@ class Subscriptions:
         self._start_lease(held)
         return subscription, statuses
 
-    def _begin(self, spec: SubscriptionSpec, name: str, quotas: Quotas) -> Client:
+    def _begin(self, spec: SubscriptionSpec, name: str, quotas: Quotas) -> Principal:
         """Count a subscription as its client's. Raises LimitReachedError."""
         limits = self._limits
         if len(self._held) >= limits.max_subscriptions:
@@ -147,7 +147,7 @@ class Subscriptions:
             # how much others have is not to be told
             most = limits.max_total_queue_bytes
             raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
-        client = self._clients.get(name) or Client(name)
+        client = self._clients.get(name) or Principal(name)
         client.change_quotas(quotas)
         client.begin(spec.queue_bytes, sum(kept for owner, kept in ended if owner == name))
         self._clients[name] = client
@@ -204,7 +204,7 @@ class Subscriptions:
         # it refers to itself, and the collector may take its time
         ended.log.forget()
 
-    def quiesced(self, client: Client) -> Future[None]:
+    def quiesced(self, client: Principal) -> Future[None]:
         """Answer what is done when all that was disarmed so far for a client is out of the processes."""
         return self._engine.quiesced(_owner_of(client))
 
@@ -532,7 +532,7 @@ def _bringer(pids: Iterable[int]) -> str:
     return next((f"objects of uid {user_of(pid)}" for pid in pids), "")
 
 
-def _owner_of(client: Client) -> str:
+def _owner_of(client: Principal) -> str:
     return f"subscriptions of {client.name}"
 
 

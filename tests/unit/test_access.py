@@ -15,7 +15,7 @@ from stapsdtd.api.access import NO_USERS, Gate, Peer, Policy, Rights
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
-from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
 
@@ -161,7 +161,7 @@ class TestRights:
     )
     def test_subscriptions(self, client: str, owners: set[int] | None, *, may: bool, manager_may: bool) -> None:
         spec = SubscriptionSpec((parse("a:b"),), Scope(), 1, 1, 1, owners=None if owners is None else frozenset(owners))
-        subscription = Subscription("id", 1, spec, 1, lambda *_: None, Client(client))
+        subscription = Subscription("id", 1, spec, 1, lambda *_: None, Principal(client))
         assert self.OWN.may_use(subscription) is may
         assert replace(self.OWN, manage=True).may_use(subscription) is manager_may
 

@@ -8,21 +8,21 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.errors import LimitReachedError
-from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
 from tests.unit.samples import block
 
 
 def test_no_quotas() -> None:
-    client = Client()
+    client = Principal()
     for _ in range(1000):
         client.begin(1 << 40)
     assert (client.sites_left, client.events) == (None, None)
 
 
 def test_subscriptions_and_queues() -> None:
-    client = Client("uid 7", Quotas(max_subscriptions=2, max_queue_bytes=100))
+    client = Principal("uid 7", Quotas(max_subscriptions=2, max_queue_bytes=100))
     client.begin(40)
     with pytest.raises(LimitReachedError, match="uid 7's queues would take 101 bytes, and its role allows 100"):
         client.begin(61)
@@ -35,7 +35,7 @@ def test_subscriptions_and_queues() -> None:
 
 
 def test_sites() -> None:
-    client = Client("uid 7", Quotas(max_sites=5))
+    client = Principal("uid 7", Quotas(max_sites=5))
     client.sites = 3
     assert client.sites_left == 2
     client.change_quotas(Quotas(max_sites=2))
@@ -43,7 +43,7 @@ def test_sites() -> None:
 
 
 def test_what_it_has_beyond_new_quotas_it_keeps() -> None:
-    client = Client("uid 7", Quotas(max_subscriptions=2))
+    client = Principal("uid 7", Quotas(max_subscriptions=2))
     client.begin(10)
     client.begin(10)
     client.change_quotas(Quotas(max_subscriptions=1, max_queue_bytes=5))
@@ -55,7 +55,7 @@ def test_what_it_has_beyond_new_quotas_it_keeps() -> None:
 
 
 def test_equal_quotas_fill_no_bucket() -> None:
-    client = Client("uid 7", Quotas(max_events_per_second=1000))
+    client = Principal("uid 7", Quotas(max_events_per_second=1000))
     before = client.events
     assert before is not None
     client.change_quotas(Quotas(max_events_per_second=1000))
@@ -69,12 +69,12 @@ def test_equal_quotas_fill_no_bucket() -> None:
 
 def test_quota_that_goes_while_events_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader's thread delivers what SIGHUP's has another policy for."""
-    client = Client("uid 7", Quotas(max_events_per_second=1))
+    client = Principal("uid 7", Quotas(max_events_per_second=1))
     subscription = Subscription(
         "id", 1, SubscriptionSpec((parse("a:b"),), Scope(), 30, 1 << 20, 64), 999, lambda *_: None, client
     )
 
-    class Vanishing(Client):
+    class Vanishing(Principal):
         _asked = 0
 
         @property

@@ -12,7 +12,7 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import Quotas
 from stapsdtd.events.columns import Block
 from stapsdtd.sessions.fairness import Admission, shared_out
-from stapsdtd.sessions.principal import Client
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
 from tests.unit.samples import block, unsigned
@@ -128,7 +128,7 @@ def test_account_holds_under_pressure(
 ) -> None:
     """Fired = delivered + filtered + lost + pending, whatever queue and quota withhold."""
     spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, queue_bytes, 64)
-    client = Client("uid 1", Quotas(max_events_per_second=per_second))
+    client = Principal("uid 1", Quotas(max_events_per_second=per_second))
     # time stands still, so that there are no more than these
     client.events = None if per_second is None else TokenBucket(per_second, lambda: 0.0)
     subscription = Subscription("id", 1, spec, 999, lambda *_: None, client)

@@ -1,22 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import pytest
 
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import SelectedSite, parse
+from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.model import Capture
+from stapsdtd.sessions import log
 from stapsdtd.sessions import subscription as under_test
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, SubscriptionSpec
 from tests.unit.samples import argument, block, captured, sample_object, site
+
+_T = TypeVar("_T")
 
 OWN_PID = 999
 FOUND = sample_object(site("a", 1), site("b", 2, [argument()]))
 A, B = FOUND.parsed.sites
 
 
-def make(queue_bytes: int = 1 << 20, exclude_pids: frozenset[int] = frozenset()) -> Subscription:
+def make(
+    queue_bytes: int = 1 << 20, exclude_pids: frozenset[int] = frozenset(), quotas: Quotas = NO_QUOTAS
+) -> Subscription:
     spec = SubscriptionSpec((parse("app:*"),), Scope(exclude_pids=exclude_pids), 30, queue_bytes, 64)
-    return Subscription("id", 1, spec, OWN_PID, lambda *_: None)
+    return Subscription("id", 1, spec, OWN_PID, lambda *_: None, Principal("", quotas))
 
 
 def status(subscription: Subscription, selected: SelectedSite, state: SiteState = SiteState.ARMED) -> SiteStatus:
@@ -73,6 +83,49 @@ def test_events_that_made_room_are_lost_in_the_queue() -> None:
     assert subscription.losses()[LossStage.QUEUE] == 4
     account = subscription.account()
     assert (account.lost_queue, account.in_flight, account.fired) == (4, 1, 5)
+
+
+def fails_after(count: int, work: Callable[..., _T]) -> Callable[..., _T]:
+    """Do work so many times, and have no memory for more."""
+    left = iter(range(count))
+
+    def limited(*arguments: Any) -> _T:
+        if next(left, None) is None:
+            raise MemoryError
+        return work(*arguments)
+
+    return limited
+
+
+@pytest.mark.parametrize("max_events", [None, 8])
+def test_events_that_cannot_be_kept_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, max_events: int | None
+) -> None:
+    subscription = make(quotas=Quotas(max_events_per_second=max_events))
+    subscription.deliver([block([1])])
+    subscription.fired(11)
+    # the second of two entries cannot be made, so neither is there
+    monkeypatch.setattr(log, "_ROWS_PER_ENTRY", 4)
+    blocks = [block([time, time + 100]) for time in range(10, 20, 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_numbered", fails_after(1, log._numbered))
+        subscription.deliver(blocks)
+    account = subscription.account()
+    kept = 10 if max_events is None else max_events - 1
+    assert (account.in_flight, account.lost_decode, account.lost_quota) == (1, kept, 10 - kept)
+    assert account.fired == 11
+    assert "events could not be kept" in caplog.text
+
+
+def test_waiter_that_fails_costs_no_event_and_no_other_waiter(caplog: pytest.LogCaptureFixture) -> None:
+    subscription = make()
+    woken: list[int] = []
+    subscription.wake_with(lambda: 1 // 0)
+    subscription.wake_with(lambda: woken.append(1))
+    subscription.deliver([block([1, 2])])
+    account = subscription.account()
+    assert (woken, account.in_flight, account.lost) == ([1], 2, 0)
+    assert "could not be woken" in caplog.text
 
 
 def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:
