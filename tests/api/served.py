@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -184,6 +185,7 @@ class Served:
         max_connections: int,
         patience: Patience,
         idle_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         self.folder = folder
         self.socket = folder / "served.sock"
@@ -207,6 +209,7 @@ class Served:
                 connected=connected,
                 nops=NOPS,
                 filesystems=Filesystems(),
+                clock=clock,
             )
         )
         self._peers = PeerTable(connected)
@@ -351,9 +354,10 @@ def served(
     max_connections: int = 100,
     patience: Patience = LONG_PATIENCE,
     idle_seconds: float = 600,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Served]:
-    """listeners: beside Served.socket, which is the stub's."""
-    server = Served(folder, limits or Limits(), roles, listeners, max_connections, patience, idle_seconds)
+    """listeners: beside Served.socket, which is the stub's. clock: what bounds go by."""
+    server = Served(folder, limits or Limits(), roles, listeners, max_connections, patience, idle_seconds, clock)
     try:
         yield server
     finally:

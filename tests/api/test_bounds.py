@@ -12,7 +12,6 @@ import grpc
 import pytest
 
 from stapsdtd.config import Limits, Quotas, Role
-from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
@@ -34,8 +33,13 @@ class Clock:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path, roles=[BOUNDED]) as started:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: Clock) -> Iterator[Served]:
+    with served(tmp_path, roles=[BOUNDED], clock=clock) as started:
         yield started
 
 
@@ -64,9 +68,9 @@ def refusals(call: Any) -> list[str]:
     return []
 
 
-def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(server: Served, pids: list[int]) -> None:
-    clock = Clock()
-    server.subscriptions.foreign = ForeignBounds(clock)
+def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(
+    server: Served, clock: Clock, pids: list[int]
+) -> None:
     costly, cheap = server.file_object(site("a"), site("b")), server.file_object(site("c"), name="other")
     server.map(pids[0], costly)
     server.map(pids[1], cheap, "other")
@@ -89,9 +93,7 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(server:
     call.cancel()
 
 
-def test_what_ended_meanwhile_counts_too(server: Served, pids: list[int]) -> None:
-    clock = Clock()
-    server.subscriptions.foreign = ForeignBounds(clock)
+def test_what_ended_meanwhile_counts_too(server: Served, clock: Clock, pids: list[int]) -> None:
     found = server.file_object(site("a"))
     server.map(pids[0], found)
     first = server.subscribe()

@@ -19,8 +19,9 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Object, Unavailable
+from stapsdtd.sessions.admission import AdmissionControl
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
-from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -558,12 +559,12 @@ def test_subscription_that_ends_is_known_all_the_while(server: Served, monkeypat
     """A stream asks for it from another thread."""
     ident = server.subscribe("app:number()").subscription_id
     seen: list[str] = []
-    end = Subscriptions._end
+    release = AdmissionControl.release
 
-    def looked_up(subscriptions: Subscriptions, subscription: Subscription) -> None:
-        seen.append(subscriptions.get(ident).id)
-        end(subscriptions, subscription)
+    def looked_up(admission: AdmissionControl, principal: Principal, queue_bytes: int) -> None:
+        seen.append(server.subscriptions.get(ident).id)
+        release(admission, principal, queue_bytes)
 
-    monkeypatch.setattr(Subscriptions, "_end", looked_up)
+    monkeypatch.setattr(AdmissionControl, "release", looked_up)
     server.unsubscribe(ident)
     assert seen == [ident]

@@ -1,0 +1,53 @@
+"""Who may have another subscription."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from stapsdtd.config import Limits, Quotas
+from stapsdtd.errors import LimitReachedError
+from stapsdtd.sessions.principal import Principal
+from stapsdtd.sessions.subscription import Subscription
+
+
+class AdmissionControl:
+    """Holds subscriptions against the server's limits and their clients' quotas. Called from one thread."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._principals: dict[str, Principal] = {}
+
+    def admit(
+        self,
+        queue_bytes: int,
+        name: str,
+        quotas: Quotas,
+        living: Collection[Subscription],
+        ended: Collection[Subscription],
+    ) -> Principal:
+        """Count one more subscription as its client's, until release().
+
+        ended: subscriptions whose events are still kept for a stream. Raises LimitReachedError.
+        """
+        limits = self._limits
+        if len(living) >= limits.max_subscriptions:
+            raise LimitReachedError(
+                f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
+            )
+        # a stream that nobody reads keeps what it is for as long as the client likes
+        kept = [(each.client.name, each.log.kept_bytes) for each in ended]
+        total = queue_bytes + sum(each.spec.queue_bytes for each in living) + sum(size for _, size in kept)
+        if total > limits.max_total_queue_bytes:
+            # how much others have is not to be told
+            most = limits.max_total_queue_bytes
+            raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
+        principal = self._principals.get(name) or Principal(name)
+        principal.change_quotas(quotas)
+        principal.begin(queue_bytes, sum(size for owner, size in kept if owner == name))
+        self._principals[name] = principal
+        return principal
+
+    def release(self, principal: Principal, queue_bytes: int) -> None:
+        principal.end(queue_bytes)
+        if not principal.subscriptions:
+            del self._principals[principal.name]

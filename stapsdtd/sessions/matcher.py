@@ -1,0 +1,42 @@
+"""What a subscription wants of an object, by its selectors and scope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stapsdtd import model
+from stapsdtd.catalog.selectors import SelectedSite, choose
+from stapsdtd.kernel.ownership import belongs
+from stapsdtd.model import Object
+from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+
+
+def selected_sites(
+    spec: SubscriptionSpec, found: Object, mappings: Mapping[int, model.Mapping]
+) -> tuple[SelectedSite, ...]:
+    """Return the sites that are wanted of an object, by pid of those that map it."""
+    if not mappings:
+        return ()
+    # a file with several names is one object, which is known by the first that was seen
+    names = dict.fromkeys([found.path, *(mapping.path for mapping in mappings.values())])
+    by_name = (choose(spec.selectors, name, found.parsed.sites) for name in names)
+    chosen = next(filter(None, by_name), [])
+    return tuple(selected for selected in chosen if wanted_pids(spec.scope, selected) != frozenset())
+
+
+def wanted_pids(scope: Scope, selected: SelectedSite) -> frozenset[int] | None:
+    """Return the processes whose hits of a site count; None for all."""
+    if not scope.pids:
+        return selected.pids
+    return scope.pids if selected.pids is None else scope.pids & selected.pids
+
+
+def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:
+    """Report whether any of the processes that map an object is in the subscription's scope."""
+    spec = subscription.spec
+    wanted = set(pids) - subscription.excluded
+    if spec.scope.pids:
+        wanted &= spec.scope.pids
+    if all(each.pids is not None for each in selected):
+        wanted &= frozenset().union(*(each.pids or () for each in selected))
+    return bool(wanted) if spec.owners is None else any(belongs(pid, spec.owners) for pid in wanted)
