@@ -21,11 +21,8 @@ import logging
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import TypeVar
 
 from stapsdtd.api.access import Gate, Policy
 from stapsdtd.api.relay import PeerTable, Relay
@@ -51,6 +48,7 @@ from stapsdtd.metrics.sources import Sources
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
@@ -61,49 +59,8 @@ from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _LEAST_DESCRIPTORS = 256
 """A daemon with nothing to do has some 90 open."""
-
-
-class ControlThread:
-    """An event loop in a thread of its own: what it owns is never waited for by the API's loop, nor the other way
-    round.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="stapsdtd-control", daemon=True)
-        self._thread.start()
-
-    async def run(self, work: Callable[[], _T]) -> _T:
-        """Do work there and answer what it answers, or raise what it raises."""
-        done: Future[_T] = Future()
-
-        async def within() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the caller gets it
-                done.set_exception(error)
-
-        asyncio.run_coroutine_threadsafe(within(), self._loop)
-        outcome = asyncio.wrap_future(done)
-        # whoever gave up meanwhile does not care how it ended
-        outcome.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return await asyncio.shield(outcome)
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def ask(self) -> Future[None]:
-        """Answer what is done when it has done what it was asked to do before."""
-
-        async def nothing() -> None:
-            pass
-
-        return asyncio.run_coroutine_threadsafe(nothing(), self._loop)
 
 
 def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:

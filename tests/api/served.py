@@ -31,7 +31,6 @@ from stapsdtd.capture.engine import (
 )
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
-from stapsdtd.daemon import ControlThread
 from stapsdtd.events.columns import Block
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.filesystems import Filesystems
@@ -49,6 +48,7 @@ from stapsdtd.model import (
     Unavailable,
 )
 from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb

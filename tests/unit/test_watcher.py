@@ -20,6 +20,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
+from stapsdtd.procs import kernel_events
 from stapsdtd.procs import watcher as module
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
@@ -93,9 +94,9 @@ class Host:
         self.changes: list[Change] = []
         self.registry.listen(self.changes.append)
         self.threads = Threads()
-        monkeypatch.setattr(module, "MappingRing", lambda _cpu: self.ring)
-        monkeypatch.setattr(module, "ProcessConnector", lambda: self.connector)
-        monkeypatch.setattr(module, "online_cpus", lambda: [0])
+        monkeypatch.setattr(kernel_events, "MappingRing", lambda _cpu: self.ring)
+        monkeypatch.setattr(kernel_events, "ProcessConnector", lambda: self.connector)
+        monkeypatch.setattr(kernel_events, "online_cpus", lambda: [0])
         monkeypatch.setattr(module, "ObjectStore", lambda *_: self.files)
         monkeypatch.setattr(procfs, "pids", self._pids)
         monkeypatch.setattr(procfs, "stat", self._stat)
@@ -380,7 +381,7 @@ def test_threads_may_outlive_their_leader(host: Host, threads_are_from_before: b
         host.live(1, state="Z")
         await until(lambda: host.mapped() == {})
         # when it was forgotten, another look may have been due already
-        await until(lambda: not watcher._timers and watcher._turn is None)
+        await until(lambda: watcher.is_idle)
         looks = host.looks[1]
         await some_turns()
         assert host.looks[1] == looks
@@ -542,8 +543,8 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(
     def refuse(*_: object) -> None:
         raise KernelFeatureError("perf events", "not here", "go elsewhere")
 
-    monkeypatch.setattr(module, "MappingRing", refuse)
-    monkeypatch.setattr(module, "ProcessConnector", refuse)
+    monkeypatch.setattr(kernel_events, "MappingRing", refuse)
+    monkeypatch.setattr(kernel_events, "ProcessConnector", refuse)
 
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)

@@ -1,0 +1,98 @@
+"""What the kernel tells of processes: mappings by perf's rings, forks, execs and exits by the process connector."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel.connector import Exited, Forked, Overflowed, ProcessConnector, ProcessEvent
+from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
+from stapsdtd.procs.threads import Threads
+
+_log = logging.getLogger(__name__)
+
+
+class KernelEvents:
+    """fileno() is readable once there is something new. All but catch_up() is called from one thread."""
+
+    def __init__(self, threads: Threads, wake: Callable[[], None]) -> None:
+        """threads: is told of those that begin and end, at once. wake: in any thread, when catch_up() found some."""
+        self._threads = threads
+        self._wake = wake
+        self._rings: list[MappingRing] = []
+        self._connector: ProcessConnector | None = None
+        self._connector_lock = threading.Lock()
+        self._processes: deque[ProcessEvent] = deque()
+        self._epoll = select.epoll()
+
+    def open(self) -> list[KernelFeatureError]:
+        """Begin to listen. Return what the kernel does not have."""
+        missing = []
+        try:
+            self._rings = [MappingRing(cpu) for cpu in online_cpus()]
+        except KernelFeatureError as error:
+            missing.append(error)
+        try:
+            self._connector = ProcessConnector()
+        except KernelFeatureError as error:
+            missing.append(error)
+        return missing
+
+    def follow(self) -> None:
+        """Have fileno() and catch_up() tell of what comes from now on."""
+        for ring in self._rings:
+            self._epoll.register(ring.fileno(), select.EPOLLIN)
+        if self._connector is not None:
+            self._threads.follow(self.catch_up)
+            self._epoll.register(self._connector.fileno(), select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._epoll.closed
+
+    def close(self) -> None:
+        self._epoll.close()
+        for ring in self._rings:
+            ring.close()
+        self._threads.unfollow()
+        if self._connector is not None:
+            with self._connector_lock:
+                self._connector.close()
+                self._connector = None
+
+    def read(self) -> Iterator[Mapped | Lost | ProcessEvent]:
+        """Give what came since the last time. Processes come last, so that what one mapped is known when it ends."""
+        for ring in self._rings:
+            yield from ring.read()
+        self._read_connector()
+        while self._processes:
+            yield self._processes.popleft()
+
+    def catch_up(self) -> None:
+        """Read the connector, in any thread: threads are known at once, and processes are looked at in their turn."""
+        self._read_connector()
+        if self._processes:
+            self._wake()
+
+    def _read_connector(self) -> None:
+        with self._connector_lock:
+            if self._connector is None:
+                return
+            for event in self._connector.read():
+                match event:
+                    case Forked(tid, pid):
+                        self._threads.forked(tid, pid)
+                    case Exited(tid, pid):
+                        self._threads.exited(tid, pid)
+                    case Overflowed():
+                        self._threads.missed()
+                    case _:
+                        pass
+                self._processes.append(event)

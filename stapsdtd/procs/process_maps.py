@@ -1,0 +1,144 @@
+"""From a process's maps to the registry: which objects it maps, read once while it maps them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stapsdtd.catalog.registry import Change, Registry
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.locked import LockedCalls
+from stapsdtd.kernel.perf import Mapped
+from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
+from stapsdtd.procs.budgets import MemoryBudget
+from stapsdtd.procs.objects import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+_DEAD = frozenset("ZX")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at a process found.
+
+    threads: 0 where it has ended. is_unsettled: it has no maps yet, or none any more. is_partial: its user's time was
+    up before all of its files were known.
+    """
+
+    threads: int
+    is_unsettled: bool = False
+    is_partial: bool = False
+
+
+class ProcessMaps:
+    """Called from one thread."""
+
+    def __init__(self, registry: Registry, store: ObjectStore, calls: LockedCalls) -> None:
+        """calls: reads maps that a process may lock."""
+        self._registry = registry
+        self._store = store
+        self._calls = calls
+        self._seen: dict[int, tuple[ProcessKey, dict[Mapping, Object | None]]] = {}
+        self._memory = MemoryBudget()
+        self._excessive: set[int] = set()
+        self._stop_listening = registry.listen(self._on_change)
+
+    def close(self) -> None:
+        self._stop_listening()
+
+    def pids(self) -> set[int]:
+        """Return the processes that were alive when they were looked at last."""
+        return set(self._seen)
+
+    def look_at(self, pid: int, user: int, records: Sequence[Mapped], seconds: float) -> Look:
+        """Bring the registry in step with a process.
+
+        records: what the kernel told of it. seconds: how long its files may take. Raises OSError, and
+        ObjectPendingError where its maps cannot be read now.
+        """
+        mappings = self._calls.call(pid, lambda: procfs.executable_mappings(pid))
+        stat = procfs.stat(pid)
+        if stat is None or (stat.state in _DEAD and stat.threads <= 1):
+            self.ended(pid, user, records)
+            return Look(threads=0)
+        is_unsettled = not mappings and pid not in self._seen
+        is_partial = False
+        if mappings or stat.state not in _DEAD:
+            is_partial = self._update(stat.key, user, mappings, time.monotonic() + seconds)
+        return Look(stat.threads, is_unsettled, is_partial)
+
+    def ended(self, pid: int, user: int, records: Iterable[Mapped]) -> None:
+        """A process that ended before anyone looked may have been the first of many that map an object."""
+        self.forget(pid)
+        mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
+        for mapping, found in self._resolved(pid, records):
+            if self._memory.admit(user, found):
+                mapped.setdefault(found.key, (found, mapping))
+        if mapped:
+            # its start time cannot be known any more, and nobody asks for it
+            self._registry.update(ProcessKey(pid, 0), mapped)
+            self._registry.gone(pid)
+
+    def _resolved(self, pid: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
+        for record in records:
+            try:
+                found = self._store.resolve(pid, record.mapping)
+            except (ObjectGoneError, ObjectPendingError, OSError) as error:
+                _log.debug("pid %d, which ended: %s", pid, error)
+            else:
+                if found is not None:
+                    yield record.mapping, found
+
+    def forget(self, pid: int) -> None:
+        self._seen.pop(pid, None)
+        self._registry.gone(pid)
+
+    def _update(self, process: ProcessKey, user: int, mappings: Iterable[Mapping], deadline: float) -> bool:
+        """Report whether the deadline came before all files were known."""
+        known, before = self._seen.get(process.pid, (process, {}))
+        if known != process:
+            before = {}
+        now: dict[Mapping, Object | None] = {}
+        files: dict[tuple[int, int], Object | None] = {}
+        mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
+        is_partial = False
+        for mapping in mappings:
+            file = mapping.dev, mapping.inode
+            try:
+                if mapping in before:
+                    found = before[mapping]
+                elif file in files:
+                    found = files[file]
+                elif time.monotonic() > deadline:
+                    is_partial = True
+                    continue
+                else:
+                    found = self._store.resolve(process.pid, mapping)
+            except ObjectGoneError as error:
+                _log.debug("pid %d: %s", process.pid, error)
+                continue
+            except ObjectPendingError:
+                # the watcher is told to look again when it is known
+                continue
+            if found is not None and not self._memory.admit(user, found):
+                self._tell_of_excess(user)
+                found = None
+            now[mapping] = files[file] = found
+            if found is not None:
+                mapped.setdefault(found.key, (found, mapping))
+        self._seen[process.pid] = process, now
+        self._registry.update(process, mapped)
+        return is_partial
+
+    def _tell_of_excess(self, user: int) -> None:
+        if user not in self._excessive:
+            self._excessive.add(user)
+            _log.warning("user %d has more probes than are known of one user; the others of them are not found", user)
+
+    def _on_change(self, change: Change) -> None:
+        if change.vanished:
+            self._memory.release(change.object.key)

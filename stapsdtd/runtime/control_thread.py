@@ -1,0 +1,49 @@
+"""The thread that owns what is armed, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class ControlThread:
+    """An event loop in a thread of its own. The API's loop never blocks on it, nor the other way round."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="stapsdtd-control", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[], _T]) -> _T:
+        """Do work in the thread. Return what it returns, or raise what it raises."""
+        done: Future[_T] = Future()
+
+        async def within() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                done.set_exception(error)
+
+        asyncio.run_coroutine_threadsafe(within(), self._loop)
+        outcome = asyncio.wrap_future(done)
+        # a caller that gave up does not care how it ended
+        outcome.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(outcome)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def ask(self) -> Future[None]:
+        """Return what is done when the thread has done all that it was asked to do before."""
+
+        async def nothing() -> None:
+            pass
+
+        return asyncio.run_coroutine_threadsafe(nothing(), self._loop)

@@ -1,0 +1,34 @@
+"""A timer that runs once for any number of requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Timer:
+    """Runs on an event loop."""
+
+    def __init__(self, seconds: float, work: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._work = work
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._handle is not None
+
+    def set(self) -> None:
+        """Have the work done after these seconds, unless it is to be done before that already."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._run)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _run(self) -> None:
+        self._handle = None
+        self._work()
