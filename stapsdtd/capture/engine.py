@@ -129,7 +129,7 @@ class Engine(Protocol):
     def name(self) -> str: ...
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        """Answer why an argument of an object of this architecture cannot be taken so; None where it can."""
+        """Return why an argument of an object of this architecture cannot be taken so; None where it can."""
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         """Begin a subscription with nothing armed. owner: names the client, who shares the engine with others."""
@@ -146,16 +146,16 @@ class Engine(Protocol):
         """
 
     def ask(self) -> Future[None]:
-        """Answer what is done when the reader thread comes round to it; it has an error where that ended."""
+        """Return a future that is done when the reader thread comes round to it; it has an error where that ended."""
 
     def problem(self) -> str | None:
-        """Answer why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""
+        """Return why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""
 
     def metrics(self) -> EngineMetrics:
         """As of about now."""
 
     def quiesced(self, owner: str = "") -> Future[None]:
-        """Answer what is done when all that was disarmed so far for this owner, and is awaited, is out of the
+        """Return a future that is done when all that was disarmed so far for this owner, and is awaited, is out of the
         processes; that of a subscription that was closed always is.
         """
 

@@ -35,7 +35,7 @@ class Owner:
 
     @classmethod
     def of(cls, name: str) -> Owner | None:
-        """Answer whose a group or instance is; None where it is not a daemon's of this project."""
+        """Return whose a group or instance is; None where it is not a daemon's of this project."""
         found = _NAME.fullmatch(name)
         return cls(*map(int, found.groups()[:3])) if found else None
 
@@ -47,7 +47,7 @@ class Owner:
         return f"{self.group}_{number}"
 
     def is_dead(self) -> bool:
-        """Answer True only where it is certain."""
+        """Report whether the daemon is certainly no more."""
         if self.pid_namespace != procfs.pid_namespace():
             return False
         stat = procfs.stat(self.pid)

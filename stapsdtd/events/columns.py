@@ -159,7 +159,7 @@ class Block:
         return tuple(column.layout for column in self.values)
 
     def slice(self, begin: int, end: int) -> Block:
-        """Answer some events in a row; numbers share the memory of this block."""
+        """Return some events in a row; numbers share the memory of this block."""
         return Block(
             self.time_ns[begin:end], self.pid[begin:end], self.tid[begin:end], self.cpu[begin:end],
             self.comm[begin:end], self.site_id[begin:end], tuple(column.slice(begin, end) for column in self.values),

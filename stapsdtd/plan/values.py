@@ -27,7 +27,7 @@ class Value(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Answer whether it takes room behind the numbers."""
+        """Report whether it takes room behind the numbers."""
         return self.limit > 0
 
 

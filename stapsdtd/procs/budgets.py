@@ -73,7 +73,7 @@ class MemoryBudget:
         self._owners: dict[ObjectKey, tuple[int, int]] = {}
 
     def admit(self, user: int, found: Object) -> bool:
-        """Answer whether there is room for an object, which counts as the user's until it is released."""
+        """Report whether there is room for an object, which counts as the user's until it is released."""
         if found.key in self._owners:
             return True
         weight, held = _weight(found), self._weights.get(user, 0)

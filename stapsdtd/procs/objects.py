@@ -69,7 +69,7 @@ class ObjectStore:
         self._weight = 0
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
-        """Answer as `resolve` does for a file that is known, has this path here too and did not change since.
+        """Return what `resolve` would for a file that is known, has this path here too and did not change since.
 
         Raises KeyError where it takes more to tell.
         """
@@ -85,7 +85,7 @@ class ObjectStore:
         return _object(key, path, parsed)
 
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
-        """Answer the object that a process maps; None where it has nothing to say of probes.
+        """Return the object that a process maps; None where it has nothing to say of probes.
 
         Raises ObjectGoneError where it cannot be reached, OSError where this process is out of descriptors, and
         ObjectPendingError where it will be known later.
@@ -217,7 +217,7 @@ def _open_now(path: str, flags: int) -> int:
 
 
 def is_host_file(found: Object, filesystems: Filesystems) -> bool:
-    """Answer whether the object's path still leads to it: a later process may map it from there.
+    """Report whether the object's path still leads to it: a later process may map it from there.
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
@@ -225,7 +225,7 @@ def is_host_file(found: Object, filesystems: Filesystems) -> bool:
 
 
 def was_written_to(found: Object, filesystems: Filesystems) -> bool:
-    """Answer whether the object's path leads to the same file with something else in it."""
+    """Report whether the object's path leads to the same file with something else in it."""
     file = found.key.dev, found.key.inode
     return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
 

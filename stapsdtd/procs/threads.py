@@ -67,7 +67,7 @@ class Threads:
             self._process = {tid: pid for tid, pid in self._process.items() if tid in ended}
 
     def pids_of(self, tids: I32) -> I32:
-        """Answer each thread's process; the thread's own number where nobody knows any more."""
+        """Return each thread's process; the thread's own number where nobody knows any more."""
         distinct, positions = np.unique(tids, return_inverse=True)
         pids = np.array([self._pid_of(tid) for tid in distinct.tolist()], np.int32)
         return pids[positions]

@@ -41,7 +41,7 @@ class ControlThread:
         self._loop.close()
 
     def ask(self) -> Future[None]:
-        """Return what is done when the thread has done all that it was asked to do before."""
+        """Return a future that is done when the thread has done all that it was asked to do before."""
 
         async def nothing() -> None:
             pass

@@ -203,7 +203,7 @@ class Armer:
             self._file_writes.disarmed(key)
 
     def quiesced(self, principal: Principal) -> Future[None]:
-        """Return what is done when all that was disarmed so far for a client is out of the processes."""
+        """Return a future that is done when all that was disarmed so far for a client is out of the processes."""
         return self._engine.quiesced(owner_of(principal))
 
     def when_quiesced(self, principal: Principal, work: Callable[[], None]) -> None:

@@ -95,7 +95,7 @@ class SeqRanges:
         self.count = 0
 
     def add(self, first: int, end: int) -> int:
-        """Add the numbers from first to before end; answer how many are new."""
+        """Add the numbers from first to before end; return how many are new."""
         if end <= first:
             return 0
         before = self.count
@@ -105,7 +105,7 @@ class SeqRanges:
         return self.count - before
 
     def remove(self, first: int, end: int) -> int:
-        """Take the numbers from first to before end out; answer how many there were."""
+        """Take the numbers from first to before end out; return how many there were."""
         before = self.count
         touched = [run for run in self._runs if run[0] < end and first < run[1]]
         rest = [(run[0], first) for run in touched if run[0] < first] + [
@@ -200,7 +200,7 @@ class EventLog:
             self._delivered -= self._lost.add(seq, min(first_kept, self._handed_to))
 
     def read(self, seq: int | None) -> Entry | None:
-        """Answer an entry that begins at seq, or None where there is none yet.
+        """Return an entry that begins at seq, or None where there is none yet.
 
         What is no longer kept is passed over, and seq None is the first that was not handed out yet, as is any beyond
         it.

@@ -282,7 +282,7 @@ class Subscription:
     # the control thread's side
 
     def site_id(self, found: Object, selected: SelectedSite) -> int:
-        """Answer the number of a site in this subscription's events; the same for the same site."""
+        """Return the number of a site in this subscription's events; the same for the same site."""
         with self._lock:
             known = self._ids.get((found.key, selected.capture))
             if known is not None:

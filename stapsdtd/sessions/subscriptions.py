@@ -174,7 +174,7 @@ class Subscriptions:
         ended.log.forget()
 
     def quiesced(self, client: Principal) -> Future[None]:
-        """Return what is done when all that was disarmed so far for a client is out of the processes."""
+        """Return a future that is done when all that was disarmed so far for a client is out of the processes."""
         return self._armer.quiesced(client)
 
     def close_all(self) -> list[Future[None]]:

@@ -18,7 +18,7 @@ class TokenBucket:
         self._filled_at = clock()
 
     def take(self, wanted: int) -> int:
-        """Answer how many of them are granted."""
+        """Return how many of them are granted."""
         with self._lock:
             self._fill()
             granted = min(wanted, int(self._tokens))

@@ -103,7 +103,7 @@ class Filter:
 
     @property
     def steps(self) -> int:
-        """Answer how many tests it takes at most."""
+        """Return how many tests it takes at most."""
         owners = 0 if self.owners is None else max(len(self.owners), 1)
         tests = owners + len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
         return 0 if self.accepts_all else max(tests, 1)

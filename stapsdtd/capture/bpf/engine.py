@@ -258,7 +258,7 @@ class BpfEngine:
         return plans
 
     def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:
-        """Have sites' hits go by their groups, and by new plans where there are some; answer the plans that ended."""
+        """Have sites' hits go by their groups, and by new plans where there are some; return the plans that ended."""
         ended = []
         for site in sites:
             plan = plans.get(site, site.plan if site.consumers else None)

@@ -86,7 +86,7 @@ def _packaged() -> Iterator[str]:
 
 
 def load() -> Loaded | KernelFeatureError:
-    """Answer the error where it cannot be had: that the other engine is used then is no failure."""
+    """Return the error where it cannot be had: that the other engine is used then is no failure."""
     try:
         return Loaded()
     except KernelFeatureError as error:

@@ -119,5 +119,5 @@ STRIDES = (96, 128, 192, 320, 1024, 4096, 16384, 65536)
 
 
 def record_class(record_bytes: int) -> int:
-    """Answer the smallest class that holds a record."""
+    """Return the smallest class that holds a record."""
     return next(number for number, stride in enumerate(STRIDES) if record_bytes <= stride - RECORD_HEADER)

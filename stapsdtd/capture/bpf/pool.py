@@ -21,7 +21,7 @@ class Pool:
         self._free = [(first, entries - first)]
 
     def allocate(self, count: int) -> int:
-        """Answer where the run begins. Raises TableFullError."""
+        """Return where the run begins. Raises TableFullError."""
         for position, (start, length) in enumerate(self._free):
             if length >= count:
                 if length == count:
@@ -51,7 +51,7 @@ class Shared(Generic[_K]):
         self._allocated: dict[_K, tuple[int, int, int]] = {}
 
     def allocate(self, content: _K, count: int) -> tuple[int, bool]:
-        """Answer where the run begins, and whether it is new and is to be written. Raises TableFullError."""
+        """Return where the run begins, and whether it is new and is to be written. Raises TableFullError."""
         start, count, users = self._allocated.get(content) or (self._pool.allocate(count), count, 0)
         self._allocated[content] = start, count, users + 1
         return start, not users

@@ -141,7 +141,7 @@ class Reader:
         return self._jobs.ask()
 
     def problem(self) -> str | None:
-        """Answer why it reads nothing any more, in any thread; None where it does."""
+        """Return why it reads nothing any more, in any thread; None where it does."""
         return self._pulse.problem()
 
     def _run(self) -> None:
@@ -216,7 +216,7 @@ class Reader:
                 self._told.pop(cell, None)
 
     def _sweep(self) -> int:
-        """Read each ring once, deliver in the order of time, and answer how many bytes were read."""
+        """Read each ring once, deliver in the order of time, and return how many bytes were read."""
         complete_ns = time.monotonic_ns()
         found: list[tuple[Ring, Records]] = []
         for ring in self._rings:

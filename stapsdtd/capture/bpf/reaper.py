@@ -123,7 +123,7 @@ class EventReaper:
                 return
 
     def quiesced(self, owner: str = "") -> Future[None]:
-        """Return what is done when all that was begun so far for this owner, and is awaited, is gone."""
+        """Return a future that is done when all that was begun so far for this owner, and is awaited, is gone."""
         done: Future[None] = Future()
         self._put(owner, Work(partial(_settle, done)), is_awaited=True)
         return done

@@ -71,7 +71,7 @@ class Ring:
         return self.produced - self._position
 
     def peek(self, most: int) -> Records:
-        """Answer the oldest records, complete ones only. They are valid until they are consumed."""
+        """Return the oldest records, complete ones only. They are valid until they are consumed."""
         count = min(self.filled // self.stride, most)
         if not count:
             return self._nothing
@@ -81,7 +81,7 @@ class Ring:
         return records[: int(busy.argmax())] if busy.any() else records
 
     def raw(self) -> memoryview:
-        """Answer the memory in which the records returned by the last peek lie, from the first one on."""
+        """Return the memory in which the records returned by the last peek lie, from the first one on."""
         return memoryview(self._rest)[_PAGE + self._position % self.size :]
 
     def consume(self, count: int) -> None:

@@ -97,7 +97,7 @@ class Tables:
         self._generations = itertools.count(1)
 
     def allocate_group(self, window: Window) -> int:
-        """Answer a group's first entry in the index. Raises TableFullError."""
+        """Return a group's first entry in the index. Raises TableFullError."""
         start = self._free_index.allocate(window.entries)
         self._index[start : start + window.entries] = 0
         return start

@@ -315,7 +315,7 @@ def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Re
 
 
 def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
-    """Answer why a predicate is more than this engine can test at a site; None where it can."""
+    """Return why a predicate is more than this engine can test at a site; None where it can."""
     reason = why_not(predicate, site)
     if reason is not None:
         return reason

@@ -40,7 +40,7 @@ class Executor:
         self.installed: dict[EventSpec, InstalledEvent] = {}
 
     def state(self) -> dict[EventSpec, EventState]:
-        """Answer the state that `plan.changes` starts from."""
+        """Return the state that `plan.changes` starts from."""
         return {spec: event.state for spec, event in self.installed.items()}
 
     def instance_gone(self, instance: Instance) -> None:
@@ -50,7 +50,7 @@ class Executor:
                 event.state = EventState.DEFINED
 
     def hits(self, instance: Instance) -> int:
-        """Answer how often the events of an instance fired, by the kernel's count; exact once they are disabled."""
+        """Return how often the events of an instance fired, by the kernel's count; exact once they are disabled."""
         names = {event.name for spec, event in self.installed.items() if spec.instance == instance}
         profile = _HITS.findall(self._tracefs.read("uprobe_profile"))
         return sum(int(count) for name, count in profile if name in names)

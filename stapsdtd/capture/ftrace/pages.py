@@ -83,7 +83,7 @@ def parse_pages(cpu: int, pages: list[bytes], page_format: PageFormat) -> Record
 
 
 def _parse_page(page: bytes, data_offset: int) -> tuple[list[Indices], list[I64]]:
-    """Answer the starts (in bytes) and times of a page's records, as runs."""
+    """Return the starts (in bytes) and times of a page's records, as runs."""
     time, commit = _HEADER.unpack_from(page)
     position = data_offset
     end = position + (commit & _COMMIT_MASK)

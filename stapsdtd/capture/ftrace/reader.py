@@ -192,7 +192,7 @@ class Reader:
         return self._jobs.ask()
 
     def problem(self) -> str | None:
-        """Answer why it reads nothing any more; None where it does."""
+        """Return why it reads nothing any more; None where it does."""
         return self._pulse.problem()
 
     def metrics(self) -> list[RingMetrics]:
@@ -229,7 +229,7 @@ class Reader:
             pass
 
     def _sweep(self, channel: _Channel) -> int:
-        """Read each ring once, deliver what is complete, and answer up to which moment that is."""
+        """Read each ring once, deliver what is complete, and return up to which moment that is."""
         complete_ns = time.monotonic_ns()
         found: list[tuple[_Ring, Records]] = []
         for ring in channel.rings:
