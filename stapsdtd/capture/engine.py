@@ -9,7 +9,8 @@ from enum import Enum
 from typing import Protocol
 
 from stapsdtd.events.columns import Block
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site
+from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Expression
 
 SubscriptionKey = int
@@ -43,10 +44,14 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetSite:
-    """A site to arm. site_id names it in the events delivered; pids is None where every process counts."""
+    """A site to arm, and what to do at its hits.
 
-    capture: SiteCapture
+    site_id names it in what is delivered; pids is None where every process counts.
+    """
+
+    site: Site
     site_id: int
+    action: Action
     pids: frozenset[int] | None = None
 
 

@@ -21,6 +21,7 @@ from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.objects import Parse, is_host_file, open_object, was_written_to
+from stapsdtd.query.actions import Emit
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
@@ -153,7 +154,12 @@ class Armer:
             found,
             file_path,
             tuple(
-                TargetSite(each.capture, subscription.site_id(found, each), wanted_pids(scope, each))
+                TargetSite(
+                    each.capture.site,
+                    subscription.site_id(found, each),
+                    Emit(each.capture.captures),
+                    wanted_pids(scope, each),
+                )
                 for each in selected
             ),
             subscription.spec.predicate,

@@ -113,7 +113,7 @@ class FakeEngine:
         if error := self.failures.get(f"arm {subscription_key}"):
             raise error
         self.armed[subscription_key, target.object.key] = target
-        sites = (wanted.capture.site for wanted in target.sites)
+        sites = (wanted.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
@@ -142,9 +142,7 @@ class FakeEngine:
         return self.trouble
 
     def metrics(self) -> EngineMetrics:
-        attachments = {
-            (target.object.key, wanted.capture.site) for target in self.armed.values() for wanted in target.sites
-        }
+        attachments = {(target.object.key, wanted.site) for target in self.armed.values() for wanted in target.sites}
         rings = (RingMetrics("64", 128, 4096),)
         return EngineMetrics(len(attachments), len(self.armed), rings, self.strays, self.unread)
 

@@ -303,7 +303,7 @@ class TestSitesThatDoHarm:
         told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h has it"
         assert self.refusals(server) == {"short": "", "long": told, "other": ""}
         (target,) = server.engine.armed.values()
-        assert [wanted.capture.site.name for wanted in target.sites] == ["short", "other"]
+        assert [wanted.site.name for wanted in target.sites] == ["short", "other"]
         listed = server.stub.ListProbes(pb.ListProbesRequest(), timeout=PATIENCE_SECONDS).probes
         assert {probe.name: probe.sites[0].refused for probe in listed} == {"short": "", "long": told, "other": ""}
         watched = server.stub.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)
@@ -320,7 +320,7 @@ class TestSitesThatDoHarm:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert self.refusals(server)["other"].startswith("the file changed since it was read: no nop at the location")
         (target,) = server.engine.armed.values()
-        assert [wanted.capture.site.name for wanted in target.sites] == ["short"]
+        assert [wanted.site.name for wanted in target.sites] == ["short"]
 
 
 class TestWhere:
@@ -476,7 +476,7 @@ class TestSubscribe:
         assert [status.site_id for status in answer.sites] == [1, 2]
         assert {(status.provider, status.path) for status in answer.sites} == {("app", found.path)}
         (target,) = server.engine.armed.values()
-        assert [(wanted.capture.site.name, wanted.site_id, wanted.pids) for wanted in target.sites] == [
+        assert [(wanted.site.name, wanted.site_id, wanted.pids) for wanted in target.sites] == [
             ("a", 1, None), ("b", 2, None),
         ]  # fmt: skip
         assert (target.predicate, target.is_ephemeral, target.exclude_pids) == (None, False, frozenset())

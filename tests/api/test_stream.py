@@ -450,7 +450,7 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], server.file_object(site("a"), site("b", 2), site("c", 3)))
         assert self.statuses(call) == [("a", ARMED), ("b", ARMED)]
         (target,) = server.engine.armed.values()
-        assert [wanted.capture.site.name for wanted in target.sites] == ["a", "b"]
+        assert [wanted.site.name for wanted in target.sites] == ["a", "b"]
         server.map(pids[1], server.file_object(site("d"), name="other"), "other")
         assert len(server.engine.armed) == 1
         call.cancel()

@@ -49,8 +49,8 @@ from stapsdtd.model import (
     SiteCapture,
     Unavailable,
 )
-from stapsdtd.plan.actions import Define
 from stapsdtd.plan.events import group_sites
+from stapsdtd.plan.steps import Define
 from stapsdtd.plan.values import Value
 
 MAX_SECONDS = 2.0

@@ -22,7 +22,8 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
 from stapsdtd.events.columns import Block
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Capture, Object, ObjectKey, SiteCapture
+from stapsdtd.model import Capture, Object, ObjectKey
+from stapsdtd.query.actions import Emit
 from tests.bench.setup import Firing
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -64,7 +65,7 @@ def target(path: Path) -> Target:
         status = os.fstat(file.fileno())
     key = ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     (site,) = parsed.sites
-    wanted = TargetSite(SiteCapture(site, (Capture(0), Capture(1), Capture(2))), 1)
+    wanted = TargetSite(site, 1, Emit((Capture(0), Capture(1), Capture(2))))
     return Target(Object(key, str(path), parsed), str(path), (wanted,))
 
 

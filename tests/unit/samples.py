@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from stapsdtd.capture.bpf.reading import Channel, Reading
+from stapsdtd.capture.engine import TargetSite
 from stapsdtd.events.columns import COMM_BYTES, Block, Numbers, Strings, ValueColumn
 from stapsdtd.model import (
     Argument,
@@ -21,6 +23,7 @@ from stapsdtd.model import (
     Site,
     SiteCapture,
 )
+from stapsdtd.query.actions import Emit
 
 RDI = Register("rdi")
 
@@ -46,6 +49,15 @@ def site(
 def captured(where: Site, *captures: Capture) -> SiteCapture:
     """All arguments as integers where no captures are given."""
     return SiteCapture(where, captures or tuple(Capture(index) for index in range(len(where.arguments))))
+
+
+def wanted_site(capture: SiteCapture, site_id: int, pids: frozenset[int] | None = None) -> TargetSite:
+    return TargetSite(capture.site, site_id, Emit(capture.captures), pids)
+
+
+def channels_of(readings: Sequence[Reading]) -> tuple[tuple[int, Channel], ...]:
+    """Of a plan all of whose consumers want events."""
+    return tuple((reading.bit, reading.channel) for reading in readings)
 
 
 def key(inode: int = 1) -> ObjectKey:

@@ -17,7 +17,7 @@ from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import Block
-from tests.unit.samples import block, event_rows, signed, strings, value_list
+from tests.unit.samples import block, channels_of, event_rows, signed, strings, value_list
 
 STRIDE = layout.STRIDES[3]
 DISCARDED = 1 << 30
@@ -93,7 +93,7 @@ def channel(subscription_key: int = 1, excluded: Iterable[int] = ()) -> Channel:
 
 def active(number: int, *readings: Reading, tested: int = 0) -> ActivePlan:
     bits = tuple(sorted({reading.bit for reading in readings}))
-    return ActivePlan(PlanEntry(number, 0, b"", 0, 0, bits), readings, tested)
+    return ActivePlan(PlanEntry(number, 0, b"", 0, 0, bits), channels_of(readings), readings, tested)
 
 
 def decode(plans: Iterable[ActivePlan], *hits: Hit) -> list[tuple[Channel, Block]]:

@@ -65,7 +65,7 @@ def host() -> Iterator[Host]:
 
 
 def plan(number: int) -> ActivePlan:
-    return ActivePlan(PlanEntry(number, 0, b"", 0, 0, (0,)), (), 0)
+    return ActivePlan(PlanEntry(number, 0, b"", 0, 0, (0,)), (), (), 0)
 
 
 def channel(subscription_key: int) -> Channel:

@@ -21,7 +21,7 @@ from stapsdtd.capture.bpf.pool import Pool
 from stapsdtd.capture.bpf.reaper import Work
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MOST_EPHEMERAL
-from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, Refusal, Target
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.perf import online_cpus
@@ -51,7 +51,7 @@ from tests.unit.fake_bpf import (
     offset_of,
     record,
 )
-from tests.unit.samples import argument, captured, sample_object, site
+from tests.unit.samples import argument, captured, sample_object, site, wanted_site
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -119,14 +119,14 @@ def closed(engine: BpfEngine, subscription_key: int) -> None:
 def target(kernel: FakeKernel, *sites: Site, pids: set[int] | None = None, of: Object = FOUND, **more: Any) -> Target:
     """All of the object's sites where none are given; their site_ids are their places in the object, from 1 on."""
     wanted = tuple(
-        TargetSite(captured(each), of.parsed.sites.index(each) + 1, None if pids is None else frozenset(pids))
+        wanted_site(captured(each), of.parsed.sites.index(each) + 1, None if pids is None else frozenset(pids))
         for each in sites or of.parsed.sites
     )
     return Target(of, kernel.path, wanted, **more)
 
 
 def taking(kernel: FakeKernel, where: Site, *captures: Capture, of: Object) -> Target:
-    return Target(of, kernel.path, (TargetSite(captured(where, *captures), 1),))
+    return Target(of, kernel.path, (wanted_site(captured(where, *captures), 1),))
 
 
 def where(text: str) -> Expression:
@@ -250,7 +250,7 @@ def test_objects_have_groups_of_their_own(
     library.touch()
     second = sample_object(site("z", 0x10, [argument(Register("rdi"))]), inode=2)
     assert engine.arm(1, target(kernel)) == []
-    assert engine.arm(1, Target(second, str(library), (TargetSite(captured(second.parsed.sites[0]), 9),))) == []
+    assert engine.arm(1, Target(second, str(library), (wanted_site(captured(second.parsed.sites[0]), 9),))) == []
     kernel.hit(0x10, rdi=1)
     kernel.hit(0x10, rdi=2, path=str(library))
     engine.disarm(1, FOUND)
@@ -401,7 +401,7 @@ def test_only_the_processes_that_are_wanted_are_armed(
 def test_sites_that_are_wanted_of_different_processes_have_groups_of_their_own(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    scoped = [TargetSite(captured(A), 1, frozenset({7})), TargetSite(captured(B), 2), TargetSite(captured(C), 3)]
+    scoped = [wanted_site(captured(A), 1, frozenset({7})), wanted_site(captured(B), 2), wanted_site(captured(C), 3)]
     assert engine.arm(1, Target(FOUND, kernel.path, tuple(scoped))) == []
     found = {tuple(offset for _, offset in event.places): event.scopes for event in kernel.events.values()}
     assert found == {(A.site_offset,): {7}, (B.site_offset, C.site_offset): {None}}
@@ -596,7 +596,7 @@ def test_refusal_of_all_processes_leaves_some_armed(
 def test_site_that_cannot_be_moved_stays_armed_as_it_was(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wants = (TargetSite(captured(A), 1, frozenset({7})), TargetSite(captured(B), 2, frozenset({8})))
+    wants = (wanted_site(captured(A), 1, frozenset({7})), wanted_site(captured(B), 2, frozenset({8})))
     engine.arm(2, target(kernel, A, B))
     engine.arm(1, Target(FOUND, kernel.path, wants))
     kernel.fail = lambda step: OSError(errno.EMFILE, "too many") if step.endswith(" 8") else None
@@ -620,7 +620,7 @@ def test_processes_are_as_they_were_when_a_newcomer_is_refused(
     both = wide(1, 40)
     found = sample_object(both)
     first, second = (tuple(Capture(index) for index in range(begin, begin + 20)) for begin in (0, 20))
-    engine.arm(1, Target(found, kernel.path, (TargetSite(captured(both, *first), 1, frozenset({7})),)))
+    engine.arm(1, Target(found, kernel.path, (wanted_site(captured(both, *first), 1, frozenset({7})),)))
     assert list(refused(engine.arm(2, taking(kernel, both, *second, of=found)))) == ["a"]
     assert list(kernel.scopes.values()) == [{7}]
     for pid in (7, 8):
@@ -656,10 +656,10 @@ def test_refused_newcomer_of_all_processes_costs_the_others_no_hit(
     both = wide(1, 40)
     found = sample_object(both)
     low, high = (captured(both, *map(Capture, range(begin, begin + 20))) for begin in (0, 20))
-    engine.arm(1, Target(found, kernel.path, (TargetSite(low, 1, frozenset({7})),)))
+    engine.arm(1, Target(found, kernel.path, (wanted_site(low, 1, frozenset({7})),)))
     kernel.steps()
     traffic = Traffic(kernel, monkeypatch, (both, 7))
-    assert list(refused(engine.arm(2, Target(found, kernel.path, (TargetSite(high, 1),))))) == [both.name]
+    assert list(refused(engine.arm(2, Target(found, kernel.path, (wanted_site(high, 1),))))) == [both.name]
     assert kernel.steps() == []
     traffic.fire()
     quiesced(engine)

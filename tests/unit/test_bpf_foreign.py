@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf.tables import PlanSpec, Tables
 from stapsdtd.events.columns import U64
 from stapsdtd.model import ObjectKey
 from tests.unit.fake_bpf import FakeLoaded, RecordingSink
+from tests.unit.samples import channels_of
 
 LIBRARY = ObjectKey(1, 2, 3, 4)
 ANNES = Filter(None, frozenset(), None, frozenset({1000}))
@@ -46,7 +47,7 @@ class Host:
         bits = dict(enumerate(filters))
         entry = self.tables.allocate_plan(PlanSpec([], [], bits, {}, has_texts=False))
         readings = tuple(Reading(Channel(bit + 1, RecordingSink()), bit, 1, ()) for bit in bits)
-        plan = ActivePlan(entry, readings, len(bits))
+        plan = ActivePlan(entry, channels_of(readings), readings, len(bits))
         self.hits.begin(LIBRARY, plan, subscription_keys)
         return plan
 

@@ -28,7 +28,7 @@ from stapsdtd.plan.values import Value
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import descriptors, wait_for
 from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeLoaded, MemoryRing, RecordingSink, memory, record
-from tests.unit.samples import RDI, argument
+from tests.unit.samples import RDI, argument, channels_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -66,7 +66,7 @@ class Host:
             for number, sink in enumerate(sinks or (self.sink,), 1)
         )
         tested = sum(1 << bit for bit, wanted in enumerate(filters) if not wanted.accepts_all)
-        plan = ActivePlan(entry, readings, tested)
+        plan = ActivePlan(entry, channels_of(readings), readings, tested)
         self.reader.begin([plan])
         return plan
 

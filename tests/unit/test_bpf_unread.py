@@ -26,7 +26,7 @@ from stapsdtd.events.columns import Strings
 from stapsdtd.model import Argument, FileOffset, Memory, ReadOnlySegment, Register, Vaddr
 from stapsdtd.plan.values import Value
 from tests.unit.fake_bpf import RecordingSink
-from tests.unit.samples import argument, event_rows
+from tests.unit.samples import argument, channels_of, event_rows
 
 STRIDE = layout.STRIDES[3]
 ALL_BITS = (1 << 64) - 1
@@ -102,7 +102,7 @@ def plan(
 ) -> ActivePlan:
     entry = PlanEntry(generation, 0, b"".join(operands), 0, 0, (0,))
     readings = (Reading(Channel(subscription_key, RecordingSink()), 0, generation, sources),)
-    return ActivePlan(entry, readings, 0, known, abs_ip_at=len(operands))
+    return ActivePlan(entry, channels_of(readings), readings, 0, known, abs_ip_at=len(operands))
 
 
 def by_generation(plans: Iterable[ActivePlan]) -> Mapping[int, ActivePlan]:

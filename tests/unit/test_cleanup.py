@@ -9,8 +9,8 @@ from stapsdtd.capture.cleanup import clean_up
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.names import Owner
 from stapsdtd.kernel import procfs
-from stapsdtd.plan.actions import Define, Enable
 from stapsdtd.plan.events import EventSpec, group_sites
+from stapsdtd.plan.steps import Define, Enable
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.samples import captured, key, site
 

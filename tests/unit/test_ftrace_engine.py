@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.engine import LossStage, RingMetrics, Target, TargetSite
+from stapsdtd.capture.engine import LossStage, RingMetrics, Target
 from stapsdtd.capture.ftrace import engine as engine_module
 from stapsdtd.capture.ftrace.engine import FtraceEngine
 from stapsdtd.capture.names import Owner
@@ -26,7 +26,7 @@ from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import descriptors, wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
-from tests.unit.samples import argument, captured, event_rows, sample_object, site
+from tests.unit.samples import argument, captured, event_rows, sample_object, site, wanted_site
 
 OWNER = Owner(1, 2, 3)
 FOUND = sample_object(
@@ -85,7 +85,7 @@ def sink(engine: FtraceEngine) -> RecordingSink:
 
 
 def target(found: Object = FOUND, **more: Any) -> Target:
-    sites = tuple(TargetSite(captured(each), number) for number, each in enumerate(found.parsed.sites, 1))
+    sites = tuple(wanted_site(captured(each), number) for number, each in enumerate(found.parsed.sites, 1))
     return Target(found, "/proc/self/fd/9", sites, **more)
 
 
@@ -117,8 +117,8 @@ def test_events_that_are_not_wanted_are_counted(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
 ) -> None:
     sites = (
-        TargetSite(captured(FOUND.parsed.sites[0]), 1, frozenset({7, 8})),
-        TargetSite(captured(FOUND.parsed.sites[1]), 2),
+        wanted_site(captured(FOUND.parsed.sites[0]), 1, frozenset({7, 8})),
+        wanted_site(captured(FOUND.parsed.sites[1]), 2),
     )
     assert engine.arm(TICKET, replace(target(predicate=where("arg0 > 5 || tid == 7")), sites=sites)) == []
     (kernel,) = kernels(engine)
@@ -138,7 +138,7 @@ def test_what_only_the_predicate_reads_is_fetched_and_not_delivered(
     arguments = [argument(Register(name), 4, signed=True) for name in ("rdi", "rsi", "rdx")]
     found = sample_object(site("a", 0x10, arguments))
     (fires,) = found.parsed.sites
-    wanted = TargetSite(captured(fires, Capture(2), Capture(0)), 1)
+    wanted = wanted_site(captured(fires, Capture(2), Capture(0)), 1)
     predicate = where("arg1 < -1 && arg2 != 3")
     assert engine.arm(TICKET, replace(target(found, predicate=predicate), sites=(wanted,))) == []
     ((line,),) = tracefs.definitions.values()
@@ -155,7 +155,7 @@ def test_argument_that_is_captured_as_a_string_is_fetched_as_a_number_too(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
 ) -> None:
     (fires, *_) = FOUND.parsed.sites
-    wanted = TargetSite(captured(fires, Capture(0, is_string=True)), 1)
+    wanted = wanted_site(captured(fires, Capture(0, is_string=True)), 1)
     assert engine.arm(TICKET, replace(target(predicate=where("arg0")), sites=(wanted,))) == []
     ((line,),) = tracefs.definitions.values()
     assert "s0=+0(%di):ustring" in line

@@ -8,8 +8,8 @@ import pytest
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.model import Register
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, changes
 from stapsdtd.plan.events import EventSpec, group_sites
+from stapsdtd.plan.steps import Define, Disable, Enable, EventState, Remove, Step, changes
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.samples import argument, captured, key, site
 
@@ -76,7 +76,7 @@ def test_names_are_not_used_again(tracefs: FakeTracefs, executor: Executor) -> N
     assert len(set(names)) == 3
 
 
-ARMING: list[Action] = [Define(FIRST), Define(SECOND), Enable(FIRST), Enable(SECOND), Define(THIRD), Enable(THIRD)]
+ARMING: list[Step] = [Define(FIRST), Define(SECOND), Enable(FIRST), Enable(SECOND), Define(THIRD), Enable(THIRD)]
 ATTEMPTS = 9  # three events of two sites are defined and enabled
 
 

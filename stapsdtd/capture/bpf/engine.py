@@ -102,17 +102,17 @@ class BpfEngine:
         subscription = self._subscriptions[subscription_key]
         reason = self._reaper.why_not(target.owner, MOST_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._reaper.why_not(subscription.owner):
-            return [Refusal(wanted.capture.site, reason) for wanted in target.sites]
+            return [Refusal(wanted.site, reason) for wanted in target.sites]
         found = self._object(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
         sites = []
         for wanted in target.sites:
             try:
-                site = self._site(found, wanted.capture.site)
+                site = self._site(found, wanted.site)
                 site.consumers[subscription_key] = Consumer(subscription.channel, wanted, _filter(target, wanted))
             except (TableFullError, ValueError) as error:
-                refusals[wanted.capture.site] = str(error)
+                refusals[wanted.site] = str(error)
             else:
                 sites.append(site)
         try:
@@ -278,7 +278,7 @@ class BpfEngine:
         """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
         plan = SitePlan.of(site)
         buffer_bytes = max(subscription.buffer_bytes for subscription in self._subscriptions.values())
-        self._rings.provide(plan.record_classes, buffer_bytes)
+        self._rings.provide(plan.emission.record_classes, buffer_bytes)
         return plan.active(self._tables.allocate_plan(plan.spec))
 
 
@@ -290,5 +290,5 @@ def _forget_consumers(subscription_key: SubscriptionKey | None, sites: Iterable[
 
 def _filter(target: Target, wanted: TargetSite) -> Filter:
     """Raises ValueError where the predicate does not fit the site."""
-    program = None if target.predicate is None else compile_for(target.predicate, wanted.capture.site)
+    program = None if target.predicate is None else compile_for(target.predicate, wanted.site)
     return Filter(wanted.pids, frozenset(target.exclude_pids), program, target.owners)

@@ -33,9 +33,9 @@ class ForeignHits:
     def begin(self, key: ObjectKey, plan: ActivePlan, subscription_keys: Collection[SubscriptionKey]) -> None:
         """subscription_keys: for whose sake the plan's site is patched in processes that they do not see."""
         cells = {
-            reading.channel.subscription_key: plan.entry.cell(layout.Counter.EXCLUDED, reading.bit)
-            for reading in plan.readings
-            if reading.channel.subscription_key in subscription_keys
+            channel.subscription_key: plan.entry.cell(layout.Counter.EXCLUDED, bit)
+            for bit, channel in plan.channels
+            if channel.subscription_key in subscription_keys
         }
         if cells:
             self._plans[plan.entry.generation] = _Followed(key, cells, Counter())

@@ -298,7 +298,7 @@ class _Told:
     def __init__(self, plan: ActivePlan, bit: int) -> None:
         self._entry = plan.entry
         self._bit = bit
-        self._channels = [reading.channel for reading in plan.readings if reading.bit == bit]
+        self._channels = [channel for filter_bit, channel in plan.channels if filter_bit == bit]
         self._fired = self._filtered = self._lost = 0
 
     @property

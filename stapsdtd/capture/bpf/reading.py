@@ -117,11 +117,13 @@ class Reading:
 class ActivePlan:
     """A plan whose records may be met.
 
+    channels: of all consumers, by their filters' bits. readings: of those that want events.
     constants: where what its hits cannot read may be found nevertheless; abs_ip_at: which of the record's values tells
     how far from them. received: by the filters' bits.
     """
 
     entry: PlanEntry
+    channels: tuple[tuple[int, Channel], ...]
     readings: tuple[Reading, ...]
     tested: int
     constants: SiteConstants | None = None

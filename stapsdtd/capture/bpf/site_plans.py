@@ -6,7 +6,7 @@ consumers ──► values, each once ──► operands ──┐
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stapsdtd.capture.bpf import layout
@@ -17,6 +17,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Fixed, Layout, NoText, Numb
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
 from stapsdtd.model import Argument, Capture, Constant, Memory, Unavailable
 from stapsdtd.plan.values import Value, united, value_of
+from stapsdtd.query.actions import Emit
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only where the longest one has room."""
@@ -39,28 +40,76 @@ def source_of(capture: Capture, argument: Argument, architecture: str) -> Value 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """spec: for the program. least_bytes, most_bytes: a record's size. layouts: how each consumer reads a record.
-
-    constants: the file's, where values may have to be read from it; the last value is abs_ip then.
-    """
+    """spec: for the program. bits: of each filter. emission: what hits write, for all that want events."""
 
     spec: PlanSpec
-    least_bytes: int
-    most_bytes: int
+    consumers: tuple[Consumer, ...]
     bits: Mapping[Filter, int]
-    layouts: tuple[tuple[Consumer, Layout], ...]
-    constants: SiteConstants | None
+    emission: Emission
 
     @classmethod
     def of(cls, site: ArmedSite) -> SitePlan:
         """Raises ValueError where more is wanted of a site than the program can do."""
-        consumers = list(site.consumers.values())
+        consumers = tuple(site.consumers.values())
         _check_shares(consumers)
-        fetcher = _Fetcher(site)
-        values = united(fetcher.values())
-        operands = [fetcher.encode(value) for value in values]
+        emission = Emission.of(site)
+        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
+        if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
+            raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
+        read = {Value(index) for wanted in bits for index in wanted.arguments}
+        tested = sorted(read.difference(emission.positions))
+        places = {value.number: place for value, place in emission.positions.items() if not value.is_text}
+        places |= {value.number: place for place, value in enumerate(tested, len(emission.operands))}
+        arguments = _Arguments(site)
+        spec = PlanSpec(
+            emission.operands,
+            [arguments.encode(value) for value in tested],
+            {bit: wanted for wanted, bit in bits.items()},
+            places,
+            has_texts=emission.most_bytes > emission.least_bytes,
+        )
+        return cls(spec, consumers, bits, emission)
+
+    def active(self, entry: PlanEntry) -> ActivePlan:
+        """Return how its records are read, once it is in the kernel's table."""
+        channels = tuple((self.bits[consumer.filter], consumer.channel) for consumer in self.consumers)
+        readings = tuple(
+            Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
+            for consumer, layout in self.emission.layouts
+        )
+        tested_bits = sum(1 << bit for wanted, bit in self.bits.items() if not wanted.accepts_all)
+        abs_ip_at = len(self.emission.operands) - 1
+        return ActivePlan(entry, channels, readings, tested_bits, self.emission.constants, abs_ip_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """The one record that a hit writes for all consumers whose action is Emit, and how each of them reads it.
+
+    operands: of the record's values. positions: of each value among them. least_bytes, most_bytes: a record's size.
+    constants: the file's, where values may have to be read from it; the last operand is abs_ip then.
+    """
+
+    operands: tuple[bytes, ...]
+    positions: Mapping[Value, int]
+    least_bytes: int
+    most_bytes: int
+    layouts: tuple[tuple[Consumer, Layout], ...]
+    constants: SiteConstants | None
+
+    @classmethod
+    def of(cls, site: ArmedSite) -> Emission:
+        """Raises ValueError where a record cannot hold all that is wanted."""
+        arguments = _Arguments(site)
+        sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
+        for consumer in site.consumers.values():
+            match consumer.target.action:
+                case Emit(captures):
+                    sources.append((consumer, [(capture, arguments.source_of(capture)) for capture in captures]))
+        values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
+        operands = [arguments.encode(value) for value in values]
         constants = None
-        if any(map(fetcher.reads_memory, values)):
+        if any(map(arguments.reads_memory, values)):
             constants = SiteConstants.around(site.object.constants, site.site.site_offset)
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
@@ -70,58 +119,29 @@ class SitePlan:
         most_bytes = least_bytes + sum(value.limit for value in values)
         if most_bytes > _RECORD_BYTES:
             raise ValueError(f"{most_bytes} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
-        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
-        if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
-            raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
-        read = {Value(index) for wanted in bits for index in wanted.arguments}
-        tested = sorted(read.difference(values))
-        places = {value.number: place for place, value in enumerate(values) if not value.is_string}
-        places |= {value.number: place for place, value in enumerate(tested, len(operands))}
-        positions = {value[:2]: position for position, value in enumerate(values)}
-        spec = PlanSpec(
-            tuple(operands),
-            tuple(map(fetcher.encode, tested)),
-            {bit: wanted for wanted, bit in bits.items()},
-            places,
-            has_texts=most_bytes > least_bytes,
+        places = {value[:2]: place for place, value in enumerate(values)}
+        layouts = tuple(
+            (consumer, tuple(arguments.reading_of(capture, source, places) for capture, source in each))
+            for consumer, each in sources
         )
-        layouts = tuple((consumer, fetcher.layout(consumer, positions)) for consumer in consumers)
-        return cls(spec, least_bytes, most_bytes, bits, layouts, constants)
+        positions = {value: place for place, value in enumerate(values)}
+        return cls(tuple(operands), positions, least_bytes, most_bytes, layouts, constants)
 
     @property
     def record_classes(self) -> range:
         """Sizes of records that its hits may write."""
         return range(layout.record_class(self.least_bytes), layout.record_class(self.most_bytes) + 1)
 
-    def active(self, entry: PlanEntry) -> ActivePlan:
-        """Return how its records are read, once it is in the kernel's table."""
-        readings = tuple(
-            Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
-            for consumer, layout in self.layouts
-        )
-        tested_bits = sum(1 << bit for wanted, bit in self.bits.items() if not wanted.accepts_all)
-        return ActivePlan(entry, readings, tested_bits, self.constants, abs_ip_at=len(self.spec.values) - 1)
 
-
-class _Fetcher:
-    """What a site's record has to hold for each of its consumers, and how each one reads it."""
+class _Arguments:
+    """A site's arguments, as the program fetches them."""
 
     def __init__(self, site: ArmedSite) -> None:
         self._arguments = site.site.arguments
         self._architecture = site.object.architecture
-        self._sources = {
-            key: [
-                source_of(capture, self._arguments[capture.index], self._architecture)
-                for capture in consumer.target.capture.captures
-            ]
-            for key, consumer in site.consumers.items()
-        }
 
-    def values(self) -> Iterator[Value]:
-        for sources in self._sources.values():
-            for source in sources:
-                if isinstance(source, Value):
-                    yield source
+    def source_of(self, capture: Capture) -> Value | Constant | Unavailable:
+        return source_of(capture, self._arguments[capture.index], self._architecture)
 
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
@@ -130,24 +150,17 @@ class _Fetcher:
     def reads_memory(self, value: Value) -> bool:
         return value.is_text or isinstance(self._arguments[value.number].operand, Memory)
 
-    def layout(self, consumer: Consumer, positions: Mapping[tuple[int, bool], int]) -> Layout:
-        """positions: of the record's values, by number and is_string."""
-        sources = self._sources[consumer.channel.subscription_key]
-        return tuple(
-            self._reading_of(capture, source, positions)
-            for capture, source in zip(consumer.target.capture.captures, sources, strict=True)
-        )
-
-    def _reading_of(
-        self, capture: Capture, source: Value | Constant | Unavailable, positions: Mapping[tuple[int, bool], int]
+    def reading_of(
+        self, capture: Capture, source: Value | Constant | Unavailable, places: Mapping[tuple[int, bool], int]
     ) -> Source:
+        """places: of the record's values, by number and is_string."""
         argument = self._arguments[capture.index]
         match source:
             case Value(is_text=True):
-                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
+                return TextAt(places[source[:2]], source.limit, is_raw=not source.is_string)
             case Value():
                 float_bytes = argument.size if argument.is_float else 0
-                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
+                return NumberAt(places[source[:2]], argument.signed, float_bytes)
             case Constant(value=number):
                 return Fixed(number, argument.signed)
             case Unavailable() if capture.is_string:
@@ -163,7 +176,7 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     """
     others = [consumer for consumer in consumers if consumer.filter.owners is not None]
     filters = {consumer.filter for consumer in others}
-    captures = {capture for consumer in others for capture in consumer.target.capture.captures}
+    captures = {capture for consumer in others for capture in consumer.target.action.captures}
     steps = sum(wanted.steps for wanted in filters)
     if len(filters) > _OTHERS_FILTERS or steps > _OTHERS_STEPS or len(captures) > _OTHERS_CAPTURES:
         raise ValueError("more is wanted of it than those may have who may not trace everybody's processes")

@@ -1,6 +1,6 @@
 """The pure-tracefs engine: for hosts without BPF.
 
-    plan.actions ──► executor ──► uprobe_events, instances/…/enable
+    plan.steps ──► executor ──► uprobe_events, instances/…/enable
     per_cpu/cpuN/trace_pipe_raw ──► reader ──► pages ──► decode ──► Sink
 
 Each subscription has a tracefs instance, a ring buffer for each CPU, and events of its own, so that what the kernel

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target
 from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteConsumer
@@ -19,9 +19,10 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
-from stapsdtd.plan.actions import Enable, changes
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
+from stapsdtd.plan.steps import Enable, changes
+from stapsdtd.query.actions import Emit
 from stapsdtd.query.expression import ArgumentValue, Expression, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
 
@@ -58,7 +59,7 @@ class _Subscription:
 class FtraceEngine:
     """See `capture.engine.Engine`.
 
-    An event that is removed empties the rings that it was ever enabled in (`plan.actions`). So an object that may go
+    An event that is removed empties the rings that it was ever enabled in (`plan.steps`). So an object that may go
     before the subscription does (Target.is_ephemeral) gets a ring of its own, which is drained and removed with it.
     """
 
@@ -173,12 +174,12 @@ class FtraceEngine:
         """Before an event is enabled the reader learns it, so that it never meets an unknown record."""
         own = {known: state for known, state in self._executor.state().items() if known == spec}
         try:
-            for action in changes({spec}, own):
-                if isinstance(action, Enable):
+            for step in changes({spec}, own):
+                if isinstance(step, Enable):
                     sites = tuple(consumers[plan.capture] for plan in spec.sites)
                     decoder = Decoder(spec, self._executor.installed[spec].format, sites)
                     self._reader.decode_with(subscription_key, spec.instance, decoder)
-                self._executor.run([action], file_path)
+                self._executor.run([step], file_path)
         except TracefsRejectedError:
             self._bring_in_step()
             raise
@@ -193,9 +194,9 @@ class FtraceEngine:
 
     def _bring_in_step(self) -> None:
         """Disarm and remove what nobody wants any more. What the kernel refuses is tried again; see retry_cleanup()."""
-        for action in changes(self._wanted(), self._executor.state()):
+        for step in changes(self._wanted(), self._executor.state()):
             try:
-                self._executor.run([action])
+                self._executor.run([step])
             except TracefsRejectedError as error:
                 self._tell_refusal(error)
 
@@ -296,21 +297,21 @@ def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Re
     consumers: dict[SiteCapture, SiteConsumer] = {}
     refusals: list[Refusal] = []
     for wanted in target.sites:
-        capture = wanted.capture
         if target.owners is not None:
-            refusals.append(Refusal(capture.site, NOT_OWN))
+            refusals.append(Refusal(wanted.site, NOT_OWN))
             continue
         program = EVERYTHING
         if target.predicate is not None:
-            reason = _untestable(target.predicate, capture.site, target.object.parsed.architecture)
+            reason = _untestable(target.predicate, wanted.site, target.object.parsed.architecture)
             if reason is not None:
-                refusals.append(Refusal(capture.site, reason))
+                refusals.append(Refusal(wanted.site, reason))
                 continue
-            program = compile_for(target.predicate, capture.site)
-        read = map(Capture, program.arguments)
-        more = tuple(each for each in read if each not in capture.captures)
-        fetched = replace(capture, captures=capture.captures + more)
-        consumers[fetched] = SiteConsumer(wanted.site_id, len(capture.captures), wanted.pids, program)
+            program = compile_for(target.predicate, wanted.site)
+        match wanted.action:
+            case Emit(captures):
+                tested = [each for each in map(Capture, program.arguments) if each not in captures]
+                fetched = SiteCapture(wanted.site, (*captures, *tested))
+                consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.pids, program)
     return consumers, refusals
 
 

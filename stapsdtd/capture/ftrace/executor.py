@@ -1,4 +1,4 @@
-"""Carries actions out in tracefs, and takes back what it did when one fails."""
+"""Carries steps out in tracefs, and takes back what it did when one fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stapsdtd.capture.ftrace.format import EventFormat
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, undo
 from stapsdtd.plan.events import EventSpec, Instance
+from stapsdtd.plan.steps import Define, Disable, Enable, EventState, Remove, Step, undo
 
 _HITS = re.compile(r"\s(\S+)\s+(\d+)$", re.MULTILINE)
 
@@ -55,20 +55,20 @@ class Executor:
         profile = _HITS.findall(self._tracefs.read("uprobe_profile"))
         return sum(int(count) for name, count in profile if name in names)
 
-    def run(self, actions: Iterable[Action], file_path: str = "") -> None:
-        """Do all or nothing. file_path reaches the object of Define actions. Raises TracefsRejectedError."""
-        done: list[Action] = []
+    def run(self, steps: Iterable[Step], file_path: str = "") -> None:
+        """Do all or nothing. file_path reaches the object of Define steps. Raises TracefsRejectedError."""
+        done: list[Step] = []
         try:
-            for action in actions:
-                self._do(action, file_path)
-                done.append(action)
+            for step in steps:
+                self._do(step, file_path)
+                done.append(step)
         except BaseException:
-            for action in reversed(done):
-                self._take_back(action)
+            for step in reversed(done):
+                self._take_back(step)
             raise
 
-    def _take_back(self, action: Action) -> None:
-        inverse = undo(action)
+    def _take_back(self, step: Step) -> None:
+        inverse = undo(step)
         if inverse is None:
             return
         if isinstance(inverse, Remove) and self.installed[inverse.spec].state is not EventState.DEFINED:
@@ -77,8 +77,8 @@ class Executor:
         with contextlib.suppress(TracefsRejectedError):
             self._do(inverse, "")
 
-    def _do(self, action: Action, file_path: str) -> None:
-        match action:
+    def _do(self, step: Step, file_path: str) -> None:
+        match step:
             case Define(spec):
                 self._define(spec, file_path)
             case Enable(spec):

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.plan.actions import Action, Define, Disable, Enable, EventState, Remove, changes, undo
 from stapsdtd.plan.events import EventSpec
+from stapsdtd.plan.steps import Define, Disable, Enable, EventState, Remove, Step, changes, undo
 from tests.unit.samples import key
 
 SPECS = [EventSpec(instance, key(inode), (), ()) for instance in "ab" for inode in range(3)]
@@ -15,11 +15,11 @@ INSTALLED = st.dictionaries(st.sampled_from(SPECS), st.sampled_from(EventState))
 State = Mapping[EventSpec, EventState]
 
 
-def carried_out(actions: Iterable[Action], before: State) -> dict[EventSpec, EventState]:
+def carried_out(steps: Iterable[Step], before: State) -> dict[EventSpec, EventState]:
     """What a kernel would make of it, which refuses what makes no sense."""
     state = dict(before)
-    for action in actions:
-        match action:
+    for step in steps:
+        match step:
             case Define(spec):
                 assert spec not in state
                 state[spec] = EventState.DEFINED
@@ -50,7 +50,7 @@ def test_changes_lead_to_what_is_wanted(wanted: frozenset[EventSpec], installed:
 
 @given(WANTED, INSTALLED)
 def test_disarming_comes_first(wanted: frozenset[EventSpec], installed: State) -> None:
-    arms = [isinstance(action, Define | Enable) for action in changes(wanted, installed)]
+    arms = [isinstance(step, Define | Enable) for step in changes(wanted, installed)]
     assert arms == sorted(arms)
 
 
@@ -58,10 +58,10 @@ def test_disarming_comes_first(wanted: frozenset[EventSpec], installed: State) -
 def test_undo_of_what_was_done_restores_what_is_armed(
     wanted: frozenset[EventSpec], installed: State, data: st.DataObject
 ) -> None:
-    arming = [action for action in changes(wanted, installed) if isinstance(action, Define | Enable)]
+    arming = [step for step in changes(wanted, installed) if isinstance(step, Define | Enable)]
     done = arming[: data.draw(st.integers(0, len(arming)))]
     state = carried_out(done, installed)
-    inverses = [inverse for action in reversed(done) if (inverse := undo(action)) is not None]
+    inverses = [inverse for step in reversed(done) if (inverse := undo(step)) is not None]
     assert len(inverses) == len(done)
     # an event that was enabled stays defined, since its removal would empty the ring; the executor knows
     kept = {spec for spec in enabled(state) if spec not in installed}

@@ -1,6 +1,6 @@
-"""(wanted, installed) -> actions.
+"""(wanted, installed) -> steps.
 
-An event is defined, and enabled in its instance (ring buffer), for one subscription. Actions are data; those that arm
+An event is defined, and enabled in its instance (ring buffer), for one subscription. Steps are data; those that arm
 have an undo.
 
 Removing an event empties, in the kernel, the ring buffer that it was ever enabled in, other events' records and the
@@ -54,27 +54,27 @@ class Remove:
     spec: EventSpec
 
 
-Action = Define | Enable | Disable | Remove
+Step = Define | Enable | Disable | Remove
 
 
-def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, EventState]) -> list[Action]:
+def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, EventState]) -> list[Step]:
     """What leads from installed to wanted. Disarming comes first: it frees what arming may need."""
-    actions: list[Action] = []
+    steps: list[Step] = []
     for spec, state in installed.items():
         if spec in wanted:
             continue
         if state is EventState.ENABLED:
-            actions.append(Disable(spec))
+            steps.append(Disable(spec))
         elif state is EventState.DEFINED:
-            actions.append(Remove(spec))
-    actions += [Define(spec) for spec in wanted if spec not in installed]
-    actions += [Enable(spec) for spec in wanted if installed.get(spec) is not EventState.ENABLED]
-    return actions
+            steps.append(Remove(spec))
+    steps += [Define(spec) for spec in wanted if spec not in installed]
+    steps += [Enable(spec) for spec in wanted if installed.get(spec) is not EventState.ENABLED]
+    return steps
 
 
-def undo(action: Action) -> Action | None:
-    """What takes an action back; None where there is nothing to take back."""
-    match action:
+def undo(step: Step) -> Step | None:
+    """What takes an step back; None where there is nothing to take back."""
+    match step:
         case Define(spec):
             return Remove(spec)
         case Enable(spec):
