@@ -22,8 +22,10 @@ from stapsdtd.procs.budgets import user_of
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED = 500_000
-"""Files and notes together: an object of 400,000 notes, more than any program has, takes some 50 MiB."""
+_REMEMBERED_BYTES = 32 << 20
+_FILE_BYTES = 500
+_NOTE_BYTES = 500
+"""About what each takes; of libjvm, with 531 sites of 2 arguments each, 400."""
 
 _FIRST_PROCESS = 1
 _NOTHING = ParsedObject("", None, (), ())
@@ -58,7 +60,7 @@ class Copy:
 
 
 class ObjectStore:
-    """Remembers what it parsed, files without probes too, until so many newer ones came."""
+    """Remembers what it parsed, files without probes too, as far as there is room."""
 
     def __init__(self, parse: Parse, filesystems: Filesystems, copies: Copies) -> None:
         self._parse_file = parse
@@ -66,7 +68,7 @@ class ObjectStore:
         self._copies = copies
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
         self._identities: dict[tuple[int, int], ObjectKey] = {}
-        self._weight = 0
+        self._bytes = 0
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a file that is known, has this path here too and did not change since.
@@ -132,14 +134,19 @@ class ObjectStore:
 
     def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
         if key not in self._parsed:
-            self._weight += _weight(parsed)
+            self._bytes += _bytes_of(parsed)
         self._parsed[key] = parsed
         self._parsed.move_to_end(key)
-        while self._weight > _REMEMBERED and len(self._parsed) > 1:
+        while self._bytes > _REMEMBERED_BYTES and len(self._parsed) > 1:
             self._forget(next(iter(self._parsed)))
 
+    def forget_unreachable(self, found: Object) -> None:
+        """Forget an object that nobody maps any more, unless its path leads to it: nothing else will."""
+        if found.key in self._parsed and not is_host_file(found, self._filesystems):
+            self._forget(found.key)
+
     def _forget(self, key: ObjectKey) -> None:
-        self._weight -= _weight(self._parsed.pop(key))
+        self._bytes -= _bytes_of(self._parsed.pop(key))
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
 
@@ -171,8 +178,8 @@ def _object(key: ObjectKey, path: str, parsed: ParsedObject) -> Object | None:
     return Object(key, path, parsed) if parsed.sites or parsed.problems else None
 
 
-def _weight(parsed: ParsedObject) -> int:
-    return 1 + len(parsed.sites) + len(parsed.problems)
+def _bytes_of(parsed: ParsedObject) -> int:
+    return _FILE_BYTES + _NOTE_BYTES * (len(parsed.sites) + len(parsed.problems))
 
 
 def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:

@@ -142,3 +142,4 @@ class ProcessMaps:
     def _on_change(self, change: Change) -> None:
         if change.vanished:
             self._memory.release(change.object.key)
+            self._store.forget_unreachable(change.object)

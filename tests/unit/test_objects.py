@@ -222,8 +222,29 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     assert descriptors(os.getpid()) == before
 
 
+def test_object_is_forgotten_where_nothing_leads_to_it_any_more(path: Path) -> None:
+    parsed: list[int] = []
+
+    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        parsed.append(os.fstat(descriptor).st_ino)
+        return parse_here(descriptor, pid, owner)
+
+    store = ObjectStore(parse, LOCAL, NoCopies())
+    found, mapping = resolved(store, path), mapping_of(path)
+    store.forget_unreachable(found)
+    resolved(store, path)
+    assert len(parsed) == 1
+    # as a memfd or a file that a package manager replaced; its last process is about to go
+    path.unlink()
+    for _ in range(2):
+        store.forget_unreachable(found)
+        assert len(store._parsed) == len(store._identities) == 0
+    with pytest.raises(ObjectGoneError):
+        store.resolve(PID, mapping)
+
+
 def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_REMEMBERED", 6)  # a file and its one note count as two
+    monkeypatch.setattr(objects, "_REMEMBERED_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
     for number in range(10):
         path = tmp_path / f"app{number}"
         path.write_bytes(image(b"probe"))

@@ -75,6 +75,10 @@ class Files:
             raise KeyError(path)
         return self.objects[inode]
 
+    def forget_unreachable(self, found: Object) -> None:
+        if found == MEMFD:
+            self.known.discard(found.key.inode)
+
     def resolve(self, _pid: int, mapping: Mapping) -> Object | None:
         if mapping.inode not in self.objects:
             raise ObjectGoneError(mapping.path)
