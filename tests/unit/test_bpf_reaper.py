@@ -66,6 +66,21 @@ def test_what_is_awaited_comes_first(removals: EventReaper) -> None:
         event.may_go.set()
 
 
+def test_awaited_events_leave_their_processes_before_their_turn_comes(removals: EventReaper) -> None:
+    first, second, third, passing = (Event() for _ in range(4))
+    begin(removals, first, [])
+    begin(removals, second, [])
+    begin(removals, third, [])
+    removals.begin(cast("ProbeEvent", passing), lambda: None, is_awaited=False)
+    first.may_go.set()
+    wait_for(lambda: not (second.is_patched or third.is_patched), "the processes to be left alone")
+    assert (second.thread, third.thread) == (None, None)
+    # what came and went by itself may wait for others' arming
+    assert passing.is_patched
+    for event in (second, third, passing):
+        event.may_go.set()
+
+
 def test_caller_does_not_wait_and_is_told_in_its_own_thread(removals: EventReaper) -> None:
     event, gone = Event(), list[tuple[Event, threading.Thread]]()
     begin(removals, event, gone)

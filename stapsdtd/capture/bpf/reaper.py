@@ -79,6 +79,10 @@ class EventReaper:
         with self._changed:
             while (work := self._next()) is None:
                 self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
+            waiting = self._turns.awaited()
+        # which takes next to no time, and leaves their processes alone long before their turns come
+        for other in waiting:
+            other.unpatch()
         work.run()
 
     def _next(self) -> Work | None:

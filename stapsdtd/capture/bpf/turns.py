@@ -105,6 +105,9 @@ class Turns(Generic[_T]):
         """Seconds until those may go on who have to wait for others' arming."""
         return min(self._quiet_from, self._trickled_at + _TRICKLE_SECONDS) - self._clock()
 
+    def awaited(self) -> list[_T]:
+        return self._awaited.items()
+
     def items(self) -> list[_T]:
         return self._awaited.items() + self._passing.items()
 
