@@ -20,11 +20,11 @@ from lark import Lark, Token, Transformer_NonRecursive, UnexpectedCharacters, Un
 from lark.exceptions import VisitError
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel.cgroups import CgroupPlace
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
 from stapsdtd.query.program import MAX_TESTS
 
-FindCgroup = Callable[[str], CgroupPlace | None]
+FindCgroup = Callable[[str], CgroupInfo | None]
 """From a path to the cgroup there, None where there is none."""
 
 MAX_LENGTH = 4096

@@ -299,8 +299,8 @@ class TestSitesThatDoHarm:
         return {status.name: status.reason for status in server.subscribe().sites}
 
     def test_no_engine_is_asked_to_arm_them(self, server: Served) -> None:
-        told = "this kernel turns its 5-byte nop into a call at the first hit, which corrupts or kills programs; "
-        told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h has it"
+        told = "this kernel turns its 5-byte nop into a call at the first hit, which corrupts or crashes programs; "
+        told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h does"
         assert self.refusals(server) == {"short": "", "long": told, "other": ""}
         (target,) = server.engine.armed.values()
         assert [wanted.site.name for wanted in target.sites] == ["short", "other"]
@@ -373,13 +373,13 @@ class TestContainers:
     def members(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[int]]:
         """Who is in which of a played hierarchy's cgroups; a cgroup's number is its place in the list."""
         held: dict[str, frozenset[int]] = {}
-        monkeypatch.setattr(cgroups, "every", lambda: iter(self.CGROUPS))
+        monkeypatch.setattr(cgroups, "all_paths", lambda: iter(self.CGROUPS))
         monkeypatch.setattr(cgroups, "find", self.find)
         monkeypatch.setattr(cgroups, "processes", lambda path: held.get(path, frozenset()))
         return held
 
-    def find(self, path: str) -> cgroups.CgroupPlace | None:
-        return cgroups.CgroupPlace(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
+    def find(self, path: str) -> cgroups.CgroupInfo | None:
+        return cgroups.CgroupInfo(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
 
     def cgroup(self, path: str) -> Comparison:
         place = self.find(path)

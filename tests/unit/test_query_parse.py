@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel.cgroups import CgroupPlace
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
 from stapsdtd.query.parse import MAX_DEPTH, MAX_LENGTH, parse
 from stapsdtd.query.program import MAX_TESTS
@@ -14,10 +14,10 @@ from tests.unit.queries import expressions, text_of
 ARG0, ARG1 = ArgumentValue(0), ArgumentValue(1)
 EQ, NE, LT, LE, GT, GE = Operator
 PID_IS_1 = Comparison(Field.PID, EQ, 1)
-PLACE = CgroupPlace(4711, 1)
+PLACE = CgroupInfo(4711, 1)
 
 
-def find_cgroup(path: str) -> CgroupPlace | None:
+def find_cgroup(path: str) -> CgroupInfo | None:
     return PLACE if path == "/system.slice" else None
 
 
