@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _REPORT_SECONDS = 8.0
 _EXIT_SECONDS = 60.0
 _FAILED = 1
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class StopDeadline:

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.runtime.stopping import StopDeadline, describe_threads
 from tests.support import wait_for
 
@@ -53,3 +54,9 @@ def test_thread_is_named_with_what_it_does_and_where() -> None:
     # read(2) has this number on x86-64; elsewhere it has one too
     assert line.rpartition(" ")[2].isdecimal()
     assert not any(each.startswith("stapsdtd-waits") for each in describe_threads())
+
+
+def test_code_is_named_by_its_path_in_the_package() -> None:
+    LockedCalls().call(os.getpid(), lambda: None)
+    begin = "stapsdtd-maps in _serve (kernel/locked.py:"
+    wait_for(lambda: any(line.startswith(begin) for line in describe_threads()), "the worker to wait for calls")
