@@ -215,9 +215,9 @@ class TestWatchProbes:
     [
         (pb.SubscribeRequest(), "selectors", "at least one"),
         (pb.SubscribeRequest(selectors=["a:b"] * 3), "selectors", "more than the 2 allowed"),
-        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is no capture.*\(column 4\)"),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 4\)"),
         (pb.SubscribeRequest(selectors=["a"]), "selectors", r"1 parts.*\(column 1\)"),
-        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "at most 1024"),
+        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "limited to 1024"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is no process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
