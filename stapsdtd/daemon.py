@@ -69,7 +69,7 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
             memory = LocalMemory(Filesystems(config.filesystems.arm))
-            paging = Paging(touch, user_of, memory.room)
+            paging = Paging(touch, user_of, memory.local_bytes)
             return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
         bpf.close()
     elif config.engine == "bpf":

@@ -76,7 +76,7 @@ def _connector() -> str:
 
 def _other_processes() -> str:
     try:
-        # kthreadd has all capabilities, so being the same user is not enough; unlike init, it exists in every host
+        # kthreadd has all capabilities, so being the same user is not enough; unlike init, it is the same everywhere
         os.readlink("/proc/2/root")
     except FileNotFoundError:
         return "no process to test with in this pid namespace"

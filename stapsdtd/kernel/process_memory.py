@@ -52,8 +52,8 @@ class LocalMemory:
         self._filesystems = filesystems
         self._lock = threading.Lock()
 
-    def room(self, pid: int, address: int) -> int:
-        """Return the number of bytes from address on that are such memory.
+    def local_bytes(self, pid: int, address: int) -> int:
+        """Return how many bytes from address on are such memory.
 
         Blocks while the process holds its mmap_lock. Memory served by userfaultfd cannot be told apart. Raises OSError.
         """

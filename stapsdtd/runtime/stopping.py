@@ -2,7 +2,7 @@
 
 A thread stuck in a kernel call cannot be killed, not even by SIGKILL: detaching a probe's program waits forever while
 another tracer's program sleeps at a hit. After a first deadline the log names the call, and the daemon frees what its
-successor needs. After a second the process exits; what it still holds goes when the call returns.
+successor needs. After another the process exits; what it still holds goes when the call returns.
 """
 
 from __future__ import annotations
