@@ -41,7 +41,7 @@ def parse_object(file: BinaryIO, debug_file: BinaryIO | None = None) -> ParsedOb
     except OSError as error:
         raise ObjectUnreadableError(f"reading failed: {error.strerror or error}") from error
     except MemoryError as error:
-        raise ObjectUnreadableError("not enough memory to parse it") from error
+        raise ObjectUnreadableError("not enough memory to read it") from error
 
 
 def _debug_container(debug_file: BinaryIO, container: Container, build_id: str | None) -> Container | None:
