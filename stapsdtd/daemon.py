@@ -38,7 +38,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import KernelFeatureError, StapsdtdError
-from stapsdtd.kernel.allocator import Trimmer, bound, glibc
+from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
 from stapsdtd.kernel.features import probe_features
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import nop_feature, probe_nops
@@ -69,7 +69,7 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
             memory = LocalMemory(Filesystems(config.filesystems.arm))
-            paging = Paging(touch, user_of, memory.room)
+            paging = Paging(touch, user_of, memory.local_bytes)
             return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
         bpf.close()
     elif config.engine == "bpf":
@@ -87,7 +87,7 @@ class Daemon:
         self._libc = glibc()
         if self._libc is not None:
             # before there are threads
-            bound(self._libc)
+            limit_arenas(self._libc)
         self._control = ControlThread()
         self._stopping = contextlib.AsyncExitStack()
         self._let_go: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""The plain frozen data that flows between the stages; DESIGN's vocabulary, and no I/O."""
+"""The frozen data types that flow between the stages, in DESIGN's vocabulary; no I/O."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import NewType
 
 Vaddr = NewType("Vaddr", int)
-"""An address as the ELF file's program headers give it, before relocation."""
+"""An address as in the ELF file's program headers, before relocation."""
 
 FileOffset = NewType("FileOffset", int)
-"""A byte position in a file: what uprobes are addressed by."""
+"""A byte position in a file; uprobes are placed by these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The argument's value stands in the note: `-4@$5`."""
+    """The note itself gives the argument's value: `-4@$5`."""
 
     value: int
 
@@ -23,8 +23,8 @@ class Constant:
 class Register:
     """The argument is in a general register.
 
-    name: the full-width register's name in the architecture's own spelling (`rax` for `%eax` too).
-    first_bit: where the value begins in it; 8 for `%ah`, otherwise 0.
+    name: the full-width register in the architecture's own spelling (`rax` for `%eax` too).
+    first_bit: the value's lowest bit in it; 8 for `%ah`, otherwise 0.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Register:
 class Memory:
     """The argument is in the process's memory at base + index * scale + displacement: `-8(%rbp)`, `8(%rbp,%rcx,4)`.
 
-    base and index are full-width registers. symbol: whose address is to be added, `NBuffers(%rip)`; once it is looked
-    up, its distance from the site is in the displacement, and base is the program counter.
+    base and index are full-width registers. symbol: its address is added, as in `NBuffers(%rip)`; once resolved, the
+    displacement includes its distance from the site, and base is the program counter.
     """
 
     base: str | None
@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The argument is the address of a symbol, `$NBuffers`, or displacement bytes behind it; base as Memory has it."""
+    """The argument is the address of a symbol, `$NBuffers`, plus displacement. base is as in Memory."""
 
     base: str | None
     displacement: int = 0
@@ -57,7 +57,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The argument cannot be fetched; reason is fit to be shown to a user."""
+    """The argument cannot be fetched; reason is for users."""
 
     reason: str
 
@@ -69,7 +69,7 @@ Operand = Constant | Register | Memory | Address | Unavailable
 class Argument:
     """One argument of a site: `-4@%esi` is text, size 4 (bytes), signed, and a Register operand.
 
-    size and signed describe the value, whatever the operand's own width is.
+    size and signed describe the value, whatever the operand's own width.
     """
 
     text: str
@@ -81,9 +81,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place in one object where a probe can fire; semaphore_offset is None where the note names none.
+    """A place in an object where a probe can fire. semaphore_offset is None if the note has no semaphore.
 
-    nop_bytes: how long the instruction there is.
+    nop_bytes: length of the nop there.
     """
 
     provider: str
@@ -97,7 +97,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A note that was found and cannot be used; provider and name are empty where they could not be read."""
+    """An unusable note; provider and name are empty if they could not be read."""
 
     provider: str
     name: str
@@ -106,7 +106,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlySegment:
-    """A part of the file that processes have in memory as it is there, since they map it without write permission."""
+    """A segment mapped without write permission, so that memory has the same contents as the file."""
 
     vaddr: Vaddr
     offset: FileOffset
@@ -115,10 +115,10 @@ class ReadOnlySegment:
 
 @dataclass(frozen=True, slots=True)
 class ParsedObject:
-    """What one ELF file says of its probes.
+    """An ELF file's probes.
 
-    build_id is lower-case hex; architecture is a name in `operands`. lacks_symbols: operands name some that the file
-    was stripped of, and that its debug file may have.
+    build_id is lower-case hex; architecture is as named in `arch`. lacks_symbols: operands refer to symbols that were
+    stripped from the file, which its debug file may have.
     """
 
     architecture: str
@@ -131,7 +131,7 @@ class ParsedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """One version of one file, as fstat sees it: parsed once while all four stay the same."""
+    """A version of a file as reported by fstat. A file is parsed again only if any of these changes."""
 
     dev: int
     inode: int
@@ -141,7 +141,7 @@ class ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An ELF file with probes that some process maps executable. path is what the first process's maps showed."""
+    """An ELF file with probes that some process maps executable. path is as in the first process's maps."""
 
     key: ObjectKey
     path: str
@@ -150,7 +150,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class ProcessKey:
-    """A process for as long as it lives: a reused pid has another start time (clock ticks since boot)."""
+    """Identifies a process even if its pid is reused. start_ticks: clock ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -158,7 +158,7 @@ class ProcessKey:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One executable line of /proc/PID/maps; dev as st_dev is, path undecorated."""
+    """An executable line of /proc/PID/maps. dev is encoded as st_dev; path lacks the kernel's decorations."""
 
     start: int
     end: int
@@ -170,7 +170,7 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`provider:name` in an object, with all its sites there and the processes that map it."""
+    """`provider:name` in an object, with its sites there and the processes that map it."""
 
     object: Object
     provider: str
@@ -181,9 +181,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What to take of one argument: its integer as the note declares it, or the string it points to.
+    """How to capture an argument: as the integer that the note declares, or as the string it points to.
 
-    max_bytes: bound of the string's length in bytes, None for the engine's own.
+    max_bytes: the string's maximum length in bytes; None for the engine's default.
     """
 
     index: int
@@ -193,7 +193,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class SiteCapture:
-    """A site and what is taken of it when it fires; the order of captures is that of the event's values."""
+    """A site and what to capture when it fires. The event's values are in the order of captures."""
 
     site: Site
     captures: tuple[Capture, ...]

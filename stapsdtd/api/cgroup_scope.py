@@ -44,10 +44,10 @@ def of_cgroups(field: str, paths: Sequence[str]) -> tuple[Cgroup, ...]:
 def of_containers(field: str, wanted: Sequence[str]) -> tuple[Cgroup, ...]:
     """Answer all cgroups that are one of these containers. Raises as `of_cgroups` does."""
     _check_number(field, wanted)
-    known = containers.cgroups_of(cgroups.every()) if wanted else {}
+    known = containers.cgroups_of(cgroups.all_paths()) if wanted else {}
     found: dict[Cgroup, None] = {}
     for each in dict.fromkeys(wanted):
-        meant = containers.meant(each, known)
+        meant = containers.matching(each, known)
         if len(meant) > 1:
             raise InvalidArgumentError(field, f"{each!r} may be {' or '.join(meant[:3])}; write more of it")
         # each container that is named has to restrict the events, so one that goes meanwhile is an error too

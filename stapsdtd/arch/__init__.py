@@ -1,8 +1,8 @@
-"""The argument string of a note, `-4@%esi 8@-16(%rbp)`, becomes `model.Argument`s.
+"""Parse the argument string of a note, `-4@%esi 8@-16(%rbp)`, into `model.Argument`s.
 
-`grammar` splits the string and knows sizes and signs, which all architectures share; one module per
-architecture knows its registers and addressing. What none of them understands becomes `Unavailable` with a
-reason, so that it costs only itself.
+`grammar` splits the string and handles sizes and signs, which all architectures share; one module per architecture
+handles its registers and addressing. An operand that cannot be parsed becomes `Unavailable` with a reason and does not
+affect the others.
 """
 
 from stapsdtd.arch.grammar import parse_arguments

@@ -2,7 +2,7 @@
 
     5   -9   x0   w3   [x1]   [sp, 96]   [x29, #-8]   [x0, x1]   [x0, x1, lsl 3]   counter   table+24
 
-A symbol alone is its address. These cannot be fetched: `[x0, w5, sxtw 3]`, whose index is half a register, and
+A bare symbol is its address. These cannot be fetched: `[x0, w5, sxtw 3]`, whose index is a 32-bit register, and
 `[x21, #:lo12:counter]`, which the linker may have changed together with the instruction that set x21.
 """
 
@@ -23,18 +23,18 @@ _GENERAL = {
 _HALVES = {**{f"w{number}": f"x{number}" for number in range(31)}, "wsp": "sp"}
 
 _NOT_SAVED = re.compile(r"[bhsdqvz](?:[12]?[0-9]|3[01])(?:\.[0-9]*[bhsdq](?:\[[0-9]+\])?)?|p(?:1[0-5]|[0-9])|ffr")
-"""Of the floating-point, vector and predicate registers none is in pt_regs."""
+"""Floating-point, vector and predicate registers are not in pt_regs."""
 
 _MEMORY = re.compile(r"\[([^\[\]]*)\]")
 _LOW_BITS = re.compile(r"#?:[a-z0-9_]+:.*")
 _SHIFT = re.compile(r"(?:lsl|sxtx|uxtx)(?:\s+#?([0-4])|)")
-"""sxtx and uxtx extend from 64 bits, so they change nothing."""
+"""sxtx and uxtx extend from 64 bits, so they have no effect."""
 
 _EXTENSION = re.compile(r"[su]xtw(?:\s+#?[0-4])?")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes: a register's, else the word's."""
+    """Return the operand and its width in bytes: the register's, else a word's."""
     if text in _GENERAL:
         return Register(_GENERAL[text]), _WORD_BYTES
     if text in _HALVES:
@@ -53,7 +53,7 @@ def _parse_other(text: str) -> Operand | None:
 
 
 def _parse_memory(parts: list[str]) -> Operand | None:
-    """`base`, `base, displacement`, `base, index` or `base, index, shift`."""
+    """Parse `base`, `base, displacement`, `base, index` or `base, index, shift`."""
     base, *rest = parts
     if base in _HALVES:
         return Unavailable("a base register of 4 bytes is not supported")
@@ -69,7 +69,7 @@ def _parse_memory(parts: list[str]) -> Operand | None:
         case [displacement]:
             return _parse_displacement(displacement.removeprefix("#"), _GENERAL[base])
         case [index, shift] if index in _HALVES and _EXTENSION.fullmatch(shift):
-            return Unavailable(f"an index in half a register, {index}, is not supported")
+            return Unavailable(f"a 32-bit index, {index}, is not supported")
         case [index, shift] if index in _GENERAL and index != "sp" and (amount := _SHIFT.fullmatch(shift)):
             return parse_memory("", _GENERAL[base], _GENERAL[index], 1 << int(amount[1] or "0"))
         case _:
@@ -77,5 +77,5 @@ def _parse_memory(parts: list[str]) -> Operand | None:
 
 
 def _parse_displacement(text: str, base: str) -> Operand | None:
-    """The assembler knows numbers here; `[x0, counter]` is nothing."""
+    """The assembler accepts only numbers here; `[x0, counter]` is not an operand."""
     return parse_memory(text, base) if isinstance(parse_value(text), Constant) else None

@@ -2,9 +2,8 @@
 
     #5   #-9   r0   ip   [r3]   [fp, #-8]   [sp, #96]   [r3, r4]   [r0, r4, lsl #2]   #counter   table+12
 
-gcc writes the address of a symbol with `#`, clang without. A symbol alone may be memory too, but only in a
-literal pool, whose labels (`.L7`) no symbol table has. A value of 8 bytes in registers is in two of them, of
-which the note names one.
+gcc writes the address of a symbol with `#`, clang without. A bare symbol may also be memory, but only in a literal
+pool, whose labels (`.L7`) are in no symbol table. An 8-byte value is in two registers, but the note names only one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _RIGHT_SHIFT = re.compile(r"(?:lsr|asr|ror)\s+#?[0-9]{1,2}|rrx")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes, which is always the word's."""
+    """Return the operand and its width in bytes, which is always a word's."""
     if text in _GENERAL:
         return Register(_GENERAL[text]), _WORD_BYTES
     return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
@@ -51,14 +50,14 @@ def _parse_other(text: str) -> Operand | None:
 
 
 def _parse_memory(parts: list[str]) -> Operand | None:
-    """`base`, `base, displacement`, `base, index` or `base, index, shift`."""
+    """Parse `base`, `base, displacement`, `base, index` or `base, index, shift`."""
     base, rest = _GENERAL.get(parts[0]), parts[1:]
     if base is None:
         return Unavailable(f"the base is not a register of {_NAME}")
     if base == "r15":
-        return Unavailable("which instruction's pc is meant is not known")
+        return Unavailable("relative to the pc of an unknown instruction")
     if rest and rest[0].startswith("-") and rest[0][1:] in _GENERAL:
-        return Unavailable("an index that is subtracted is not supported")
+        return Unavailable("a subtracted index is not supported")
     match rest:
         case []:
             return parse_memory("", base, word_bytes=_WORD_BYTES)
@@ -71,7 +70,7 @@ def _parse_memory(parts: list[str]) -> Operand | None:
         case [index, shift] if index.removeprefix("+") in _GENERAL and (amount := _LEFT_SHIFT.fullmatch(shift)):
             return _parse_index(base, index, int(amount[1]))
         case [index, shift] if index.removeprefix("+") in _GENERAL and _RIGHT_SHIFT.fullmatch(shift):
-            return Unavailable("an index that is shifted to the right is not supported")
+            return Unavailable("a right-shifted index is not supported")
         case _:
             return None
 
@@ -82,5 +81,5 @@ def _parse_index(base: str, index: str, shift: int) -> Operand | None:
 
 
 def _parse_displacement(text: str, base: str) -> Operand | None:
-    """The assembler knows numbers here; `[r0, counter]` is nothing."""
+    """The assembler accepts only numbers here; `[r0, counter]` is not an operand."""
     return parse_memory(text, base, word_bytes=_WORD_BYTES) if isinstance(parse_value(text), Constant) else None

@@ -1,4 +1,4 @@
-"""What i386 and x86-64 share: AT&T syntax, with parts of registers that have names of their own."""
+"""AT&T syntax, shared by i386 and x86-64, where parts of registers have their own names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SEGMENTED = re.compile(r"%[cdefgs]s:.*")
 MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
 SCALES = ("", "1", "2", "4", "8")
 
-NO_SEGMENTS = Unavailable("memory relative to a segment register cannot be reached")
+NO_SEGMENTS = Unavailable("memory relative to a segment register is not supported")
 
 
 class Part(NamedTuple):
-    """What a register's name stands for: bytes `width` of the register `full`, from `first_bit` on."""
+    """The part of a register that a name refers to: `width` bytes of the register `full`, starting at `first_bit`."""
 
     full: str
     width: int
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """parts: by their names, without `%`. unsaved: those that exist and are not in pt_regs, or mean nothing there."""
+    """parts: by name, without `%`. unsaved: registers that are not in pt_regs, or meaningless there."""
 
     architecture: str
     word_bytes: int
@@ -34,7 +34,7 @@ class Registers(NamedTuple):
     unsaved: re.Pattern[str]
 
     def value(self, name: str) -> tuple[Operand, int]:
-        """The operand that a register is, and its own width in bytes."""
+        """Return a register as an operand, and its width in bytes."""
         if part := self.parts.get(name):
             return Register(part.full, part.first_bit), part.width
         if self.unsaved.fullmatch(name):
@@ -42,7 +42,7 @@ class Registers(NamedTuple):
         return Unavailable(f"%{name} is not a register of {self.architecture}"), self.word_bytes
 
     def address(self, text: str) -> str | Unavailable | None:
-        """The register that an address is made of; None where the text is empty."""
+        """Return the register used as base or index; None if the text is empty."""
         if not text:
             return None
         part = self.parts.get(text[1:]) if text.startswith("%") else None

@@ -1,4 +1,4 @@
-"""The expressions that all assemblers share: sums of numbers and at most one symbol.
+"""Parse the expressions common to all assemblers: sums of numbers and at most one symbol.
 
     -8   0x10   010   8+4-2   counter   table+24   52+table-4   .LC0   hidden@GOTOFF+4
 
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from stapsdtd.model import Address, Constant, Memory, Operand, Unavailable
 
-RELOCATED = Unavailable("what the linker made of this relocation is not known")
+RELOCATED = Unavailable("the linker's result for this relocation is unknown")
 
 GOTOFF = "@GOTOFF"
-"""Behind a symbol: its distance from the global offset table is meant, as i386 has it."""
+"""Suffix of a symbol for its distance from the global offset table, on i386."""
 
-_IN_THE_GOT = Unavailable("where the global offset table is, is not known")
-TOO_FAR = Unavailable("the displacement does not fit 32 bits")
+_IN_THE_GOT = Unavailable("the address of the global offset table is unknown")
+TOO_FAR = Unavailable("the displacement does not fit in 32 bits")
 
 _SUM = re.compile(r"[+-]?[\w.$@]++(?:[+-][\w.$@]++)*+")
 _TERM = re.compile(r"([+-]?)([\w.$@]++)")
@@ -33,7 +33,7 @@ class Expression(NamedTuple):
 
 
 def parse_expression(text: str) -> Expression | Unavailable | None:
-    """Unavailable where its value is known to the linker alone, None where it is no expression."""
+    """Return Unavailable if only the linker knows the value, None if text is not an expression."""
     if not _SUM.fullmatch(text):
         return None
     offset = 0
@@ -53,12 +53,12 @@ def parse_expression(text: str) -> Expression | Unavailable | None:
     if len(symbols) > 1 or sign == "-" or relocation:
         return RELOCATED
     if name.startswith(".L"):
-        return Unavailable(f"{name} is a label of the assembler's, which no symbol table has")
+        return Unavailable(f"{name} is a local label, which is in no symbol table")
     return Expression(offset, name)
 
 
 def parse_value(text: str) -> Operand | None:
-    """An immediate operand: a number's value or a symbol's address; None where it is neither."""
+    """Parse an immediate operand, a number or the address of a symbol; None if text is neither."""
     match parse_expression(text):
         case Expression(offset, None):
             return Constant(offset)
@@ -73,9 +73,9 @@ def parse_value(text: str) -> Operand | None:
 def parse_memory(
     displacement: str, base: str | None, index: str | None = None, scale: int = 1, *, word_bytes: int = 8
 ) -> Memory | Unavailable | None:
-    """Memory at registers and a displacement, which may be missing; None where it is no expression.
+    """Return memory at registers and a displacement, which may be empty; None if that is not an expression.
 
-    A displacement wraps as the processor's addresses do, and none of them has one of more than 32 bits.
+    Displacements wrap around as addresses do. No processor has displacements of more than 32 bits.
     """
     match parse_expression(displacement or "0"):
         case Expression(offset, symbol):
@@ -96,12 +96,12 @@ def not_saved(register: str) -> Unavailable:
 
 
 def fits(displacement: int) -> bool:
-    """Whether it fits the 32 bits that an instruction has for it."""
+    """Report whether a displacement fits in an instruction's 32 bits."""
     return -(1 << 31) <= displacement < 1 << 31
 
 
 def number_of(digits: str) -> int:
-    """Like gas, which takes a leading zero for octal."""
+    """Parse a number as gas does, for which a leading zero means octal."""
     if digits[:2] in ("0x", "0X"):
         return int(digits, 16)
     is_octal = digits.startswith("0") and not set(digits) & {"8", "9"}

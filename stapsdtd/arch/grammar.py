@@ -1,10 +1,10 @@
-"""What the argument strings of all architectures share.
+"""Parse argument strings: the parts of their grammar that all architectures share.
 
     -4@$5 8@-16(%rbp) 8f@%rax -4@NBuffers(%rip)
 
-Each argument is `N[f]@operand`: N is the value's size in bytes, negative for signed, `f` floating point
-(sys/sdt.h and systemtap's wiki, UserSpaceProbeImplementation). Operands of arm and aarch64 contain blanks,
-`8@[sp, 96]`, so the string is cut where the next `N[f]@` begins.
+Each argument is `N[f]@operand`: N is the value's size in bytes, negative for signed; `f` marks floating point
+(sys/sdt.h and systemtap's wiki, UserSpaceProbeImplementation). Operands of arm and aarch64 contain spaces,
+`8@[sp, 96]`, so the string is split where the next `N[f]@` begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stapsdtd.arch import aarch64, arm, i386, loongarch64, ppc64le, riscv64, s39
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 
 OperandParser = Callable[[str], tuple[Operand, int]]
-"""Takes an operand's text; gives it and its own width in bytes, which counts where the note gives no size."""
+"""Parses an operand's text into the operand and its width in bytes, which applies if the note gives no size."""
 
 PARSERS: Mapping[str, OperandParser] = {
     "x86-64": x86_64.parse_operand,
@@ -37,18 +37,18 @@ _FLOAT_BYTES = (4, 8)
 
 _PREFIX = re.compile(r"(?:^|(?<=\s))(?P<minus>-?)(?P<size>[0-9]+)(?P<float>f?)@")
 
-_LARGEST_SIZE = 1 << 20
-"""Beyond this N is no size but nonsense, and must still fit every integer it travels in."""
+_MAX_SIZE = 1 << 20
+"""A larger N is nonsense, and might overflow the integers that carry it."""
 
-_MOST_BYTES = 4096
-"""Of a value that is delivered as its bytes, a struct's for instance."""
+_MAX_VALUE_BYTES = 4096
+"""Of a value that is delivered as raw bytes, such as a struct."""
 
 _BARE_OPERAND = re.compile(r"(?:\[[^\[\]]*\]|\([^()]*\)|\S)+")
-"""A run without blanks, except inside brackets; brackets do not nest, which keeps the search linear."""
+"""A run without spaces, except inside brackets; brackets do not nest, which keeps the search linear."""
 
 
 def parse_arguments(text: str, architecture: str) -> tuple[Argument, ...]:
-    """The arguments in their order; never raises, what cannot be fetched is `Unavailable` in its place."""
+    """Return the arguments in order. Never raises: an argument that cannot be fetched has the operand `Unavailable`."""
     text = text.strip()
     if text in ("", ":"):
         return ()
@@ -67,28 +67,28 @@ def _arguments(text: str, architecture: str) -> Iterator[Argument]:
 
 def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: str) -> Argument:
     digits = prefix["size"].lstrip("0")
-    size = int(digits or "0") if len(digits) <= len(str(_LARGEST_SIZE)) else _LARGEST_SIZE + 1
+    size = int(digits or "0") if len(digits) <= len(str(_MAX_SIZE)) else _MAX_SIZE + 1
     signed = bool(prefix["minus"])
     is_float = bool(prefix["float"])
     operand: Operand
-    if size > _LARGEST_SIZE:
-        size, operand = 0, Unavailable("its size is out of range")
+    if size > _MAX_SIZE:
+        size, operand = 0, Unavailable("the size is out of range")
     elif is_float and size in _NUMBER_BYTES and size not in _FLOAT_BYTES:
-        operand = Unavailable(f"a floating-point number of {size} bytes is not known")
+        operand = Unavailable(f"{size}-byte floating-point numbers are not supported")
     elif size not in _NUMBER_BYTES:
         operand = _fit_bytes(_parse_operand(operand_text, architecture)[0], size)
     else:
         operand, width = _parse_operand(operand_text, architecture)
         operand = _fit(operand, operand_text, width, size, signed=signed)
         if isinstance(operand, Register) and size > _OTHER_WORD_BYTES.get(architecture, _WORD_BYTES):
-            operand = Unavailable(f"{size} bytes are in two registers, of which the note names one")
+            operand = Unavailable(f"{size} bytes are in two registers, but the note names only one")
         if is_float and isinstance(operand, Constant | Address):
-            operand = Unavailable("a constant is no floating-point number")
+            operand = Unavailable("a constant cannot be a floating-point number")
     return Argument(text, size, signed, is_float, operand)
 
 
 def _unsized(text: str, architecture: str) -> Argument:
-    """An argument of an old note or of hand-written assembly, which may lack `N@`: as wide as its operand."""
+    """Parse an argument without `N@`, as in old notes or hand-written assembly; its size is its operand's width."""
     operand, width = _parse_operand(text, architecture)
     return Argument(text, width, signed=False, is_float=False, operand=_fit(operand, text, width, width, signed=False))
 
@@ -96,25 +96,25 @@ def _unsized(text: str, architecture: str) -> Argument:
 def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
     parser = PARSERS.get(architecture)
     if parser is None:
-        return Unavailable(f"operands of {architecture} are not understood yet"), _WORD_BYTES
+        return Unavailable(f"operands of {architecture} are not supported yet"), _WORD_BYTES
     return parser(text)
 
 
 def _fit_bytes(operand: Operand, size: int) -> Operand:
-    """A value of another size than a number's is delivered as its bytes, which only memory can hold."""
+    """A value that does not have the size of a number is delivered as raw bytes, which must be in memory."""
     match operand:
         case Constant() | Register() | Address():
-            return Unavailable(f"{size} bytes are no number, and in memory they are not")
-        case Memory() if not 0 < size <= _MOST_BYTES:
-            return Unavailable(f"a value of {size} bytes is not delivered; {_MOST_BYTES} is the most")
+            return Unavailable(f"a value of {size} bytes is supported only in memory")
+        case Memory() if not 0 < size <= _MAX_VALUE_BYTES:
+            return Unavailable(f"a value of {size} bytes is not supported; the limit is {_MAX_VALUE_BYTES}")
         case _:
             return operand
 
 
 def _fit(operand: Operand, text: str, width: int, size: int, *, signed: bool) -> Operand:
-    """The operand of a value of `size` bytes: the note's size governs, not the register's width.
+    """Fit the operand to a value of `size` bytes: the note's size takes precedence over the register's width.
 
-    `8@%eax` is all of rax. But above `%ah` lies no wider register that has its lowest bits there.
+    `8@%eax` is all of rax. But no wider register has its lowest bits at `%ah`.
     """
     match operand:
         case Constant(value):
@@ -122,6 +122,6 @@ def _fit(operand: Operand, text: str, width: int, size: int, *, signed: bool) ->
             value &= (1 << bits) - 1
             return Constant(value - (1 << bits) if signed and value >> (bits - 1) else value)
         case Register(first_bit=first_bit) if first_bit and size > width:
-            return Unavailable(f"{text} is {width} byte wide and the note asks for {size}")
+            return Unavailable(f"{text} is {width} byte wide, but the note says {size}")
         case _:
             return operand

@@ -2,9 +2,9 @@
 
     $-9   $counter   %eax   %ah   (%edx)   -8(%ebp)   (%ebx,%eax,4)   counter   pairs(,%eax,4)   table+4(%ecx)
 
-Position-independent code reaches its variables by their distance from the global offset table, whose address is
-in a register, `hidden@GOTOFF(%eax)`. Those of a thread, `%gs:mine@ntpoff`, cannot be fetched. A value of 8 bytes in
-registers is in two of them, of which the note names one.
+Position-independent code addresses variables relative to the global offset table, whose address is in a register,
+`hidden@GOTOFF(%eax)`. Thread-local variables, `%gs:mine@ntpoff`, cannot be fetched. An 8-byte value is in two
+registers, but the note names only one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REGISTERS = Registers(
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes: a register's, else the word's."""
+    """Return the operand and its width in bytes: the register's, else a word's."""
     if register := REGISTER.fullmatch(text):
         return _REGISTERS.value(register[1])
     return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
@@ -57,16 +57,16 @@ def _parse_other(text: str) -> Operand | None:
 
 
 def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
-    """`displacement(base,index,scale)`, of which any may be missing."""
+    """Parse `displacement(base,index,scale)`, of which any part may be missing."""
     if displacement.endswith(GOTOFF):
         plain = _parse_registers(displacement.removesuffix(GOTOFF), parts)
         if not isinstance(plain, Memory) or plain.symbol is None:
             return plain
         return replace(plain, symbol=plain.symbol + GOTOFF)
     base_text, index_text, scale_text, *more = [*parts, "", ""][: max(3, len(parts))]
-    known = parse_memory(displacement, None, word_bytes=_WORD_BYTES)
-    if known is None or isinstance(known, Unavailable):
-        return known
+    memory = parse_memory(displacement, None, word_bytes=_WORD_BYTES)
+    if memory is None or isinstance(memory, Unavailable):
+        return memory
     if more or not (base_text or index_text) or scale_text not in SCALES or (scale_text and not index_text):
         return None
     base, index = _REGISTERS.address(base_text), _REGISTERS.address(index_text)
@@ -74,4 +74,4 @@ def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
         return base
     if isinstance(index, Unavailable):
         return index
-    return replace(known, base=base, index=index, scale=int(scale_text or "1"))
+    return replace(memory, base=base, index=index, scale=int(scale_text or "1"))

@@ -2,7 +2,7 @@
 
     5   -9   $r4   $a0   [$r4, 8]   $r4,8   $r12,$r13   counter   table+24
 
-gcc writes memory as its instructions have it, `$r4,8`, other tools in brackets. A symbol alone is its address.
+gcc writes memory as in its instructions, `$r4,8`, other tools use brackets. A bare symbol is its address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes, which is always the word's."""
+    """Return the operand and its width in bytes, which is always a word's."""
     return _parse(text) or not_an_operand(text, _NAME), _WORD_BYTES
 
 
@@ -58,14 +58,14 @@ def _parse(text: str) -> Operand | None:
 
 
 def _parse_memory(text: str) -> Operand | None:
-    """`base`, `base, displacement` or `base, index`."""
+    """Parse `base`, `base, displacement` or `base, index`."""
     base_name, comma, rest = (part.strip() for part in text.partition(","))
     if base_name not in _GENERAL:
         return Unavailable(f"the base is not a register of {_NAME}")
     base = None if _GENERAL[base_name] == "r0" else _GENERAL[base_name]
     if rest in _GENERAL:
-        added = [full for full in (base, _GENERAL[rest]) if full not in (None, "r0")]
-        first, second = [*added, None, None][:2]
+        registers = [full for full in (base, _GENERAL[rest]) if full not in (None, "r0")]
+        first, second = [*registers, None, None][:2]
         return parse_memory("", first, second)
     if _RELOCATED.fullmatch(rest):
         return RELOCATED

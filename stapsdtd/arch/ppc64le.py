@@ -2,8 +2,8 @@
 
     i42   i-9   3   %r3   8(9)   -16(%r31)   3,9   %r3,%r9   counter   table+24
 
-A number alone is a register, two are base and index, a symbol is its address. As base 0 means that there is
-none. `.LC1@toc@l(7)` cannot be fetched: the linker may have changed it together with what set register 7.
+A single number is a register, two are base and index, and a symbol is its address. Base 0 means no base.
+`.LC1@toc@l(7)` cannot be fetched: the linker may have changed it together with the instruction that set register 7.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _WORD_BYTES = 8
 
 _GENERAL = {
     f"{prefix}{number}": f"r{number}" for number in range(32) for prefix in ("", "r", "%r")
-}  # names without `%` are for assembly by hand
+}  # names without `%` appear in hand-written assembly
 
 _NOT_SAVED = re.compile(r"%?(?:[fv](?:[12]?[0-9]|3[01])|vs(?:[1-5]?[0-9]|6[0-3])|cr[0-7]|vrsave|vscr|fpscr)")
-"""Floating-point and vector registers are not in pt_regs, and condition fields mean nothing to a probe."""
+"""Floating-point and vector registers are not in pt_regs, and condition fields are meaningless at a probe."""
 
 _REGISTER = re.compile(r"%[a-z][a-z0-9]*")
 _MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes, which is always the word's."""
+    """Return the operand and its width in bytes, which is always a word's."""
     return _parse(text) or not_an_operand(text, _NAME), _WORD_BYTES
 
 
@@ -53,7 +53,7 @@ def _parse(text: str) -> Operand | None:
 def _parse_memory(displacement: str, base: str, index: str | None) -> Operand | None:
     if base not in _GENERAL or (index is not None and index not in _GENERAL):
         return Unavailable(f"the base is not a register of {_NAME}")
-    added = [_GENERAL[base]] if _GENERAL[base] != "r0" else []
-    added += [_GENERAL[index]] if index is not None else []
-    first, second = [*added, None, None][:2]
+    registers = [_GENERAL[base]] if _GENERAL[base] != "r0" else []
+    registers += [_GENERAL[index]] if index is not None else []
+    first, second = [*registers, None, None][:2]
     return parse_memory(displacement, first, second)

@@ -2,8 +2,8 @@
 
     5   -9   a0   s0   0(a1)   -88(s0)   8(sp)   counter   table+24
 
-A symbol alone is its address. `%lo(counter)(a5)` cannot be fetched: the linker may have removed the instruction
-that set a5.
+A bare symbol is its address. `%lo(counter)(a5)` cannot be fetched: the linker may have removed the instruction that set
+a5.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes, which is always the word's."""
+    """Return the operand and its width in bytes, which is always a word's."""
     return _parse(text) or not_an_operand(text, _NAME), _WORD_BYTES
 
 

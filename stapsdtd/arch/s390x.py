@@ -2,7 +2,7 @@
 
     71   -9   %r2   0(%r3)   -28(%r15)   8(%r4,%r1)   hidden   table+24
 
-A symbol alone is its address. As base or index %r0 means that there is none.
+A bare symbol is its address. %r0 as base or index means none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes, which is always the word's."""
+    """Return the operand and its width in bytes, which is always a word's."""
     return _parse(text) or not_an_operand(text, _NAME), _WORD_BYTES
 
 
@@ -42,13 +42,13 @@ def _parse(text: str) -> Operand | None:
 
 
 def _parse_memory(displacement: str, registers: list[str]) -> Operand | None:
-    """`(base)`, `(index,base)` or `(,base)`."""
+    """Parse `(base)`, `(index,base)` or `(,base)`."""
     if len(registers) > 2:
         return None
     if len(registers) == 2 and not registers[0]:
         registers = registers[1:]
     if not all(register in _GENERAL for register in registers):
         return Unavailable(f"the base is not a register of {_NAME}")
-    added = [_GENERAL[register] for register in reversed(registers) if register != "%r0"]
-    base, index = [*added, None, None][:2]
+    used = [_GENERAL[register] for register in reversed(registers) if register != "%r0"]
+    base, index = [*used, None, None][:2]
     return parse_memory(displacement, base, index)

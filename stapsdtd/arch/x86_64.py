@@ -54,7 +54,7 @@ _RELOCATED = re.compile(rf"[+-]?(?:{_NUMBER}[+-])*{_SYMBOL}[@-][-+\w.$@]*")
 
 
 def parse_operand(text: str) -> tuple[Operand, int]:
-    """The operand and its own width in bytes: a register's, else the word's."""
+    """Return the operand and its width in bytes: the register's, else a word's."""
     if register := REGISTER.fullmatch(text):
         return _REGISTERS.value(register[1])
     return _parse_other(text), _WORD_BYTES
@@ -83,17 +83,17 @@ class _Target(NamedTuple):
 
 
 def _symbolic(text: str) -> _Target | Unavailable | None:
-    """`52+CheckpointStats`, `seq.6-4`; None where it names no symbol."""
-    if found := _SYMBOLIC.fullmatch(text):
-        offset = _sum(found["before"] or "") + _sum(found["rest"])
-        return _Target(found["symbol"], offset) if fits(offset) else TOO_FAR
+    """Parse `52+CheckpointStats`, `seq.6-4`; None if there is no symbol."""
+    if match := _SYMBOLIC.fullmatch(text):
+        offset = _sum(match["before"] or "") + _sum(match["rest"])
+        return _Target(match["symbol"], offset) if fits(offset) else TOO_FAR
     if _RELOCATED.fullmatch(text):
         return RELOCATED
     return None
 
 
 def _parse_memory(displacement_text: str, address: str) -> Operand:
-    """`displacement(base,index,scale)`, any of which may be missing."""
+    """Parse `displacement(base,index,scale)`, of which any part may be missing."""
     symbol, displacement = None, 0
     if target := _symbolic(displacement_text):
         if isinstance(target, Unavailable):
@@ -105,14 +105,14 @@ def _parse_memory(displacement_text: str, address: str) -> Operand:
         displacement = _sum(displacement_text)
     if address in ("%rip", "%eip"):
         if symbol is None:
-            return Unavailable("which instruction's %rip is meant is not known")
+            return Unavailable("relative to the %rip of an unknown instruction")
         return _memory(None, displacement, None, 1, symbol)
     base_text, _, rest = address.partition(",")
     index_text, _, scale_text = rest.partition(",")
     scale_text = scale_text.strip()
     if scale_text not in SCALES or not (base_text or index_text):
         return Unavailable("not an operand of x86-64")
-    base, index = (_REGISTERS.address(each.strip()) for each in (base_text, index_text))
+    base, index = (_REGISTERS.address(name.strip()) for name in (base_text, index_text))
     if isinstance(base, Unavailable):
         return base
     if isinstance(index, Unavailable):
@@ -121,7 +121,7 @@ def _parse_memory(displacement_text: str, address: str) -> Operand:
 
 
 def _memory(base: str | None, displacement: int, index: str | None, scale: int, symbol: str | None) -> Operand:
-    """The processor has no displacement wider than 32 bits, which it sign-extends."""
+    """Return memory, wrapping the displacement around; the processor has none wider than 32 bits, sign-extended."""
     displacement &= (1 << 64) - 1
     displacement -= displacement >> 63 << 64
     if not fits(displacement):
@@ -130,5 +130,5 @@ def _memory(base: str | None, displacement: int, index: str | None, scale: int, 
 
 
 def _sum(text: str) -> int:
-    """The value of `8+4-0x10`; like gas, a leading zero makes a number octal."""
+    """Evaluate `8+4-0x10`; as in gas, a leading zero means octal."""
     return sum(-number_of(digits) if sign == "-" else number_of(digits) for sign, digits in _TERM.findall(text))

@@ -1,1 +1,1 @@
-"""What probes there are (`registry`), and how users name them (`selectors`)."""
+"""The probes that can be traced (`registry`), and how users name them (`selectors`)."""

@@ -1,4 +1,4 @@
-"""How much is told at once: a hostile file can hold half a million notes that share one long argument list."""
+"""Limit the size of a listing: a hostile file can hold half a million notes that share one long argument list."""
 
 from __future__ import annotations
 
@@ -8,34 +8,31 @@ from dataclasses import replace
 
 from stapsdtd.model import ObjectKey, Probe, Site
 
-MAX_OF_AN_OBJECT = 60_000
-"""Sites and arguments together, some 100 bytes each. libjvm.so has 2,000."""
-MAX_OF_ALL = 300_000
+MAX_PER_OBJECT = 60_000
+"""Sites and arguments together, about 100 bytes each. libjvm.so has 2,000."""
+MAX_TOTAL = 300_000
 
 
 class ListingLimiter:
-    """Tells probes with as many of their sites as there is room for, of each object and in all.
+    """Trims probes to the sites that fit the limits per object and in total. left_out counts the sites dropped."""
 
-    left_out: how many of the others there were.
-    """
-
-    def __init__(self, of_an_object: int = MAX_OF_AN_OBJECT, of_all: int = MAX_OF_ALL) -> None:
-        self._of_an_object = of_an_object
-        self._left = of_all
-        self._told: Counter[ObjectKey] = Counter()
+    def __init__(self, max_per_object: int = MAX_PER_OBJECT, max_total: int = MAX_TOTAL) -> None:
+        self._max_per_object = max_per_object
+        self._left = max_total
+        self._listed: Counter[ObjectKey] = Counter()
         self.left_out = 0
 
     def of(self, probes: Iterable[Probe]) -> Iterator[Probe]:
         for probe in probes:
-            sites = tuple(site for site in probe.sites if self._takes(probe.object.key, site))
+            sites = tuple(site for site in probe.sites if self._fits(probe.object.key, site))
             self.left_out += len(probe.sites) - len(sites)
             if sites:
                 yield replace(probe, sites=sites)
 
-    def _takes(self, key: ObjectKey, site: Site) -> bool:
+    def _fits(self, key: ObjectKey, site: Site) -> bool:
         weight = 1 + len(site.arguments)
-        if self._told[key] + weight > self._of_an_object or weight > self._left:
+        if self._listed[key] + weight > self._max_per_object or weight > self._left:
             return False
-        self._told[key] += weight
+        self._listed[key] += weight
         self._left -= weight
         return True

@@ -3,9 +3,9 @@
     postgresql:query__start                        provider and name
     postgresql1234:::query-start(arg0:str[256])    DTrace's parts: provider and pid, module, function, name
     python:*                                       globs in each part
-    libstdcxx:/usr/lib/*:*:throw                   a module pattern with a slash is held against the whole path
+    libstdcxx:/usr/lib/*:*:throw                   a module pattern with a slash matches the whole path
 
-An empty part matches everything, and `-` and `__` are the same in names.
+An empty part matches everything, and `-` and `__` are equivalent in names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 
 
 class Pattern:
-    """A glob; case counts, and an empty one matches everything."""
+    """A case-sensitive glob; an empty one matches everything."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -38,7 +38,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """A parsed selector. captures is None where the client wants integers as the note declares them."""
+    """A parsed selector. captures is None if it has no list: all arguments, as the integers that the note declares."""
 
     text: str
     provider: Pattern
@@ -49,8 +49,8 @@ class Selector:
     provider_of_pid: tuple[Pattern, int] | None = None
 
     def match(self, path: str, site: Site) -> Match | None:
-        """Answer whether a site of the object at path is meant, and in which processes."""
-        if not self.name.matches(_undashed(site.name)) or not self.function.matches(site.function or ""):
+        """Match a site of the object at path; None if it does not match."""
+        if not self.name.matches(_normalize(site.name)) or not self.function.matches(site.function or ""):
             return None
         if not self.module.matches(path if "/" in self.module.text else os.path.basename(path)):
             return None
@@ -63,7 +63,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """pid is None where the selector names no process."""
+    """pid is None unless the selector names a process."""
 
     selector: Selector
     pid: int | None
@@ -71,24 +71,24 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class SelectedSite:
-    """What is to be armed at a site, and for which processes: None for all."""
+    """What to arm at a site, and for which processes; None for all."""
 
     capture: SiteCapture
     pids: frozenset[int] | None
 
 
 def parse(text: str) -> Selector:
-    """Raise InvalidArgumentError, which names the column, for what is not a selector."""
+    """Raises InvalidArgumentError, which names the column, if text is not a valid selector."""
     if len(text) > MAX_SELECTOR_LENGTH:
         raise InvalidArgumentError(
-            _FIELD, f"a selector has at most {MAX_SELECTOR_LENGTH} characters, this one {len(text)}"
+            _FIELD, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
         )
     names, parenthesis, rest = text.partition("(")
     captures = _parse_captures(text, len(names) + 1, rest) if parenthesis else None
     parts = names.split(":")
     if len(parts) == 2:
         provider, name = parts
-        return Selector(text, Pattern(provider), Pattern(""), Pattern(""), Pattern(_undashed(name)), captures)
+        return Selector(text, Pattern(provider), Pattern(""), Pattern(""), Pattern(_normalize(name)), captures)
     if len(parts) != 4:
         raise InvalidArgumentError(
             _FIELD,
@@ -97,59 +97,58 @@ def parse(text: str) -> Selector:
             text,
         )
     provider, module, function, name = parts
-    suffixed = _PID_SUFFIX.fullmatch(provider)
+    with_pid = _PID_SUFFIX.fullmatch(provider)
     return Selector(
         text,
         Pattern(provider),
         Pattern(module),
         Pattern(function),
-        Pattern(_undashed(name)),
+        Pattern(_normalize(name)),
         captures,
-        (Pattern(suffixed.group(1)), int(suffixed.group(2))) if suffixed else None,
+        (Pattern(with_pid[1]), int(with_pid[2])) if with_pid else None,
     )
 
 
 def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
-    inside, parenthesis, behind = rest.partition(")")
+    inside, parenthesis, trailing = rest.partition(")")
     if not parenthesis:
-        raise InvalidArgumentError(_FIELD, f"{text!r} lacks its closing parenthesis", len(text), text)
-    if behind.strip():
-        raise InvalidArgumentError(_FIELD, f"{text!r} goes on behind its capture list", start + len(inside) + 1, text)
+        raise InvalidArgumentError(_FIELD, f"{text!r} lacks a closing parenthesis", len(text), text)
+    if trailing.strip():
+        raise InvalidArgumentError(_FIELD, f"{text!r} has text after its capture list", start + len(inside) + 1, text)
     captures = []
     column = start
     for part in inside.split(",") if inside.strip() else []:
-        found = _CAPTURE.fullmatch(part)
-        if found is None:
+        match = _CAPTURE.fullmatch(part)
+        if match is None:
             raise InvalidArgumentError(
                 _FIELD,
-                f"{part.strip()!r} is no capture; write arg0, arg0:int, arg0:str or arg0:str[256]",
+                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:str or arg0:str[256]",
                 column,
                 text,
             )
-        index, kind, bound = found.groups()
-        if bound and (kind != "str" or not 1 <= int(bound) <= MAX_STRING_BYTES):
+        index, kind, max_bytes = match.groups()
+        if max_bytes and (kind != "str" or not 1 <= int(max_bytes) <= MAX_STRING_BYTES):
             raise InvalidArgumentError(
-                _FIELD, f"{part.strip()!r}: only a str has a bound, 1 to {MAX_STRING_BYTES} bytes", column, text
+                _FIELD, f"{part.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes", column, text
             )
-        captures.append(Capture(int(index), kind == "str", int(bound) if bound else None))
+        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None))
         column += len(part) + 1
     return tuple(captures)
 
 
-def _undashed(name: str) -> str:
-    """DTrace writes `query-start` for what the note calls `query__start`."""
+def _normalize(name: str) -> str:
+    """Convert DTrace's `query-start` to the note's `query__start`."""
     return name.replace("-", "__")
 
 
 def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:
-    """What selectors want of an object's sites. Where several match a site, the first one's captures count."""
+    """Select an object's sites. If several selectors match a site, the first one's captures apply."""
     selected_sites = []
     for site in sites:
         matches = [match for selector in selectors if (match := selector.match(path, site))]
         if matches:
             pids = {match.pid for match in matches}
-            everybody = None in pids
-            scope = None if everybody else frozenset(pid for pid in pids if pid is not None)
+            scope = None if None in pids else frozenset(pid for pid in pids if pid is not None)
             selected_sites.append(SelectedSite(SiteCapture(site, _captures(matches[0].selector, site)), scope))
     return selected_sites
 
@@ -161,7 +160,7 @@ def _captures(selector: Selector, site: Site) -> tuple[Capture, ...]:
 
 
 def missing_argument(selected: SiteCapture) -> str | None:
-    """Answer why a capture list does not fit a site; None where it does."""
+    """Return why a capture list does not fit a site; None if it does."""
     arguments: tuple[Argument, ...] = selected.site.arguments
     beyond = [capture.index for capture in selected.captures if capture.index >= len(arguments)]
     return f"it has {len(arguments)} arguments, so there is no arg{beyond[0]}" if beyond else None
@@ -170,12 +169,12 @@ def missing_argument(selected: SiteCapture) -> str | None:
 def select(
     selectors: tuple[Selector, ...], probes: list[Probe], pids: frozenset[int], among: frozenset[int] | None = None
 ) -> list[Probe]:
-    """Keep the probes, and of each the sites, that any selector means; none means all.
+    """Filter probes and their sites to those that any selector matches; no selectors match everything.
 
-    pids: one of them has to map the probe, empty for any process. among: others are as if they were not there, None for
-    nobody.
+    pids: at least one of them must map the probe; empty for any process. among: processes outside it are ignored; None
+    for all.
     """
-    return [kept for probe in probes if (kept := select_one(selectors, probe, pids, among))]
+    return [selected for probe in probes if (selected := select_one(selectors, probe, pids, among))]
 
 
 def select_one(

@@ -1,12 +1,12 @@
-"""What an ELF file says of its probes: a file goes in, a `model.ParsedObject` comes out.
+"""Parse the probes of an ELF file into a `model.ParsedObject`.
 
     file ──► container: header, sections, segments, all bounded
                ├─► build_id
                └─► notes: the payload of .note.stapsdt ──► operands
                      └─► sites: prelink, segments (address ──► file offset), nops ──► symbols: function
 
-The file is hostile until proven otherwise: one bad note costs that note and becomes a `Problem`, a bad file
-raises `ObjectUnreadableError`, and neither costs memory or time beyond the bounds that stand beside the code.
+Files are untrusted: a bad note becomes a `Problem`, a bad file raises `ObjectUnreadableError`, and neither costs memory
+or time beyond the limits given beside the code.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["parse_object"]
 
 
 def parse_object(file: BinaryIO, debug_file: BinaryIO | None = None) -> ParsedObject:
-    """Reads a seekable binary file; whatever that contains, raises ObjectUnreadableError and nothing else.
+    """Parse a seekable binary file. Raises ObjectUnreadableError, and nothing else, whatever it contains.
 
-    An object without probes has no sites and no problems. debug_file: where symbols are that the file was stripped of;
-    one that cannot be read, or belongs to another file, is as good as none.
+    An object without probes has no sites and no problems. debug_file: has the symbols stripped from the file; ignored
+    if it is unreadable or belongs to another file.
     """
     try:
         container = open_container(file)
         build_id = read_build_id(container)
         debug = _debug_container(debug_file, container, build_id) if debug_file is not None else None
         sites, problems, lacks_symbols = read_sites(container, debug)
-        # most files have no probes, and nobody asks for their segments
+        # most files have no probes and do not need this
         read_only = read_only_segments(container) if sites else ()
         return ParsedObject(container.architecture, build_id, sites, problems, lacks_symbols, read_only)
     except OSError as error:
@@ -45,13 +45,13 @@ def parse_object(file: BinaryIO, debug_file: BinaryIO | None = None) -> ParsedOb
 
 
 def _debug_container(debug_file: BinaryIO, container: Container, build_id: str | None) -> Container | None:
-    """None unless the two are of one build and have their addresses in common, which prelink changes in one alone."""
+    """Return None unless both have the same build-id and the same addresses, which prelink changes in only one."""
     with contextlib.suppress(ObjectUnreadableError):
         debug = open_container(debug_file)
-        if build_id is not None and read_build_id(debug) == build_id and _addresses(debug) == _addresses(container):
+        if build_id is not None and read_build_id(debug) == build_id and _load_vaddrs(debug) == _load_vaddrs(container):
             return debug
     return None
 
 
-def _addresses(container: Container) -> list[int]:
+def _load_vaddrs(container: Container) -> list[int]:
     return [segment.vaddr for segment in container.segments(PT_LOAD)]

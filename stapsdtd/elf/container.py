@@ -1,7 +1,7 @@
-"""A bounded view of an ELF file: its header, sections and load segments, as far as probes need them.
+"""A bounded view of an ELF file: its header, sections and segments, as far as probes need them.
 
-The file is chosen by unprivileged users. So nothing is read without a bound, and no count or size in it is
-believed before it was compared with the file's own length.
+Unprivileged users choose the file, so every read is bounded, and counts and sizes in the file are checked against its
+length before they are used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 65_535
 MAX_SECTION_NAMES_BYTES = 4 << 20
 MAX_SEGMENT_TABLE_BYTES = 65_536
-"""The kernel loads no program with more (load_elf_phdrs in fs/binfmt_elf.c); so PN_XNUM needs no care."""
+"""The kernel loads no program with more (load_elf_phdrs in fs/binfmt_elf.c), so PN_XNUM need not be handled."""
 
 _ARCHITECTURES: Mapping[tuple[str, int, ByteOrder], str] = {
     ("EM_X86_64", 64, "<"): "x86-64",
@@ -51,14 +51,14 @@ _ARCHITECTURES: Mapping[tuple[str, int, ByteOrder], str] = {
 
 
 class BoundedFile:
-    """Reads what the file really has and no more: a length of 4 GiB in a small file costs a small file."""
+    """Limits reads to the file's actual size, so that a claimed length of 4 GiB in a small file costs nothing."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.size = file.seek(0, os.SEEK_END)
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes from offset on, up to length of them; fewer where the file ends."""
+        """Return up to length bytes from offset; fewer at the end of the file."""
         if offset >= self.size or length <= 0:
             return b""
         self._file.seek(offset)
@@ -75,7 +75,7 @@ class Section(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A program header; file_size bytes of the file are mapped, and zeros follow up to memory_size."""
+    """A program header. The first file_size bytes are mapped from the file; zeros follow up to memory_size."""
 
     kind: int
     flags: int
@@ -88,7 +88,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """is_fixed: it is loaded at the very addresses that it gives."""
+    """is_fixed: it is loaded at exactly the addresses it specifies (ET_EXEC)."""
 
     file: BoundedFile
     architecture: str
@@ -100,11 +100,12 @@ class Container:
     _segment_table_at: tuple[FileOffset, int]
 
     def sections_named(self, name: bytes) -> list[Section]:
-        """All sections of that name, in the file's order. (In their table names may share their tails.)"""
-        wanted = set(positions(self._section_names, name + b"\0"))
-        if not wanted:
+        """Return all sections with that name, in the file's order."""
+        # several, because names in the string table may share their tails
+        name_offsets = set(positions(self._section_names, name + b"\0"))
+        if not name_offsets:
             return []
-        return [self.section(i) for i, at in enumerate(self.section_table["name"].tolist()) if at in wanted]
+        return [self.section(i) for i, at in enumerate(self.section_table["name"].tolist()) if at in name_offsets]
 
     def sections_of_kind(self, kind: int) -> list[Section]:
         return [self.section(int(i)) for i in np.flatnonzero(self.section_table["type"] == kind)]
@@ -117,7 +118,7 @@ class Container:
         return Section(kind, Vaddr(address), FileOffset(offset), size, link, entry_size)
 
     def segments(self, kind: int) -> list[Segment]:
-        """The program headers of that kind; raises ObjectUnreadableError where the table is truncated."""
+        """Return the program headers of that kind. Raises ObjectUnreadableError if the table is truncated."""
         offset, count = self._segment_table_at
         table = _read_table(
             self.file, "program headers", _segment_layout(self.word_bytes, self.byte_order), offset, count
@@ -133,13 +134,13 @@ def _segment(row: np.void) -> Segment:
 
 
 def open_container(file: BinaryIO) -> Container:
-    """Reads the header and the section table; raises ObjectUnreadableError for what is no usable ELF file."""
+    """Read the header and the section table. Raises ObjectUnreadableError if file is not a usable ELF file."""
     bounded = BoundedFile(file)
     ident = bounded.read(0, 64)
     if ident[:4] != b"\x7fELF":
         raise ObjectUnreadableError("not an ELF file")
     if ident[4:5] not in (b"\1", b"\2") or ident[5:6] not in (b"\1", b"\2"):
-        raise ObjectUnreadableError("neither 32 nor 64 bits, or of no known byte order")
+        raise ObjectUnreadableError("unknown ELF class or byte order")
     word_bytes = 4 * ident[4]
     byte_order: ByteOrder = "<" if ident[5] == 1 else ">"
     header = _parse_header(ident, word_bytes, byte_order)
@@ -163,12 +164,12 @@ def open_container(file: BinaryIO) -> Container:
 
 
 def _parse_header(ident: bytes, word_bytes: int, byte_order: ByteOrder) -> Mapping[str, Any]:
-    # Of pyelftools the header's parser alone. The daemon asks for each executable mapping of the host, and
-    # "no probes in libc.so.6" took 4 ms with ELFFile, its sections and its segments; it takes 0.05 ms so.
+    # Only pyelftools's header parser is used, because every executable mapping on the host is checked: rejecting
+    # libc.so.6, which has no probes, takes 4 ms with ELFFile, its sections and its segments, and 0.05 ms like this.
     try:
         header: Mapping[str, Any] = struct_parse(_structs(word_bytes, byte_order).Elf_Ehdr, io.BytesIO(ident), 0)
     except ELFError as error:
-        raise ObjectUnreadableError("the file ends within the ELF header") from error
+        raise ObjectUnreadableError("the ELF header is truncated") from error
     return header
 
 
@@ -180,8 +181,8 @@ def _structs(word_bytes: int, byte_order: ByteOrder) -> Any:
 
 
 def _architecture(machine: Any, bits: int, byte_order: ByteOrder) -> str:
-    known = _ARCHITECTURES.get((machine, bits, byte_order))
-    return known or f"machine-{ENUM_E_MACHINE.get(machine, machine)}"
+    name = _ARCHITECTURES.get((machine, bits, byte_order))
+    return name or f"machine-{ENUM_E_MACHINE.get(machine, machine)}"
 
 
 def _read_sections(
@@ -194,7 +195,7 @@ def _read_sections(
     if header["e_shentsize"] != layout.itemsize:
         raise ObjectUnreadableError(f"section headers of {header['e_shentsize']} bytes")
     if count == 0:
-        # gABI: a count of 0xff00 and more stands in the first section header.
+        # gABI: a count of 0xff00 or more is in the first section header
         count = int(_read_table(file, "section headers", layout, offset, 1)[0]["size"])
     if count > MAX_SECTIONS:
         raise ObjectUnreadableError(f"{count} section headers, more than {MAX_SECTIONS}")
@@ -214,10 +215,10 @@ def _read_section_names(file: BoundedFile, sections: NDArray[np.void], index: in
     return file.read(int(row["offset"]), int(row["size"]))
 
 
-def _read_table(file: BoundedFile, what: str, layout: np.dtype[np.void], offset: int, count: int) -> NDArray[np.void]:
+def _read_table(file: BoundedFile, table: str, layout: np.dtype[np.void], offset: int, count: int) -> NDArray[np.void]:
     data = file.read(offset, count * layout.itemsize)
     if len(data) < count * layout.itemsize:
-        raise ObjectUnreadableError(f"the file ends before its {what} do")
+        raise ObjectUnreadableError(f"the {table} are truncated")
     return np.frombuffer(data, layout)
 
 

@@ -1,13 +1,13 @@
-"""The `nop` where the note says that the site is, and how long it is.
+"""Check that there is a `nop` at a note's location, and determine its length.
 
     90                nop                       sys/sdt.h's
     66 90             xchg %ax,%ax
     0f 1f 44 00 00    nopl 0x0(%rax,%rax,1)     opcode, ModRM, SIB, displacement
     2e 0f 1f 40 00    nopl %cs:0x0(%rax)
 
-An uprobe overwrites the instruction at its address. In the middle of another instruction that corrupts the
-traced program, so a note is believed only where the file has a `nop`. What a kernel does to a nop that is armed may
-depend on its length (`kernel.nops`).
+A uprobe overwrites the instruction at its address. In the middle of another instruction that would corrupt the traced
+program, so a note is accepted only if the file has a `nop` there. What the kernel does to an armed nop may depend on
+its length (`kernel.nops`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LONGEST_NOP_BYTES = 15
 
 _X86 = ("x86-64", "x32", "i386")
 
-# In memory order. Not here: Thumb's nops. The kernel has no uprobes on Thumb code, and would write an ARM
-# breakpoint over two of its instructions.
+# In memory order. Thumb's nops are left out: the kernel has no uprobes for Thumb code, and would overwrite two
+# instructions with an ARM breakpoint.
 _FIXED: Mapping[str, tuple[bytes, ...]] = {
     "aarch64": (bytes.fromhex("1f2003d5"),),
     "arm": (bytes.fromhex("00f020e3"), bytes.fromhex("0000a0e1")),  # nop; mov r0, r0 before ARMv6K
@@ -34,25 +34,25 @@ _FIXED: Mapping[str, tuple[bytes, ...]] = {
 
 
 def nop_bytes(architecture: str, code: bytes) -> int:
-    """Return the length in bytes of the nop that code begins with. Raises UnusableNoteError where there is none.
+    """Return the length in bytes of the nop that code begins with. Raises UnusableNoteError if there is none.
 
-    code: the file's bytes at the location, LONGEST_NOP_BYTES of them or up to the segment's end.
+    code: LONGEST_NOP_BYTES of the file at the location, or fewer at the segment's end.
     """
     if architecture in _X86:
         length = _x86_nop_bytes(code)
     elif architecture in _FIXED:
         length = next((len(nop) for nop in _FIXED[architecture] if code.startswith(nop)), 0)
     else:
-        raise UnusableNoteError(f"what a nop is on {architecture} is not known, so a probe there could do harm")
+        raise UnusableNoteError(f"the nop of {architecture} is unknown, so a probe could corrupt the program")
     if not 0 < length <= len(code):
         raise UnusableNoteError(f"no nop at the location: bytes {code[:8].hex(' ') or 'missing'}")
     return length
 
 
 def _x86_nop_bytes(code: bytes) -> int:
-    """Of `90`, or `0f 1f /0`, with any operand-size (66) and cs (2e) prefixes; 0 where code begins with neither.
+    """Return the length of `90` or `0f 1f /0`, with any operand-size (66) and cs (2e) prefixes; 0 for anything else.
 
-    `f3 90` is pause and no nop. What is cut off counts too.
+    `f3 90` is pause, not a nop. The length includes bytes beyond the end of code.
     """
     opcode = code.lstrip(b"\x66\x2e")
     prefixes = len(code) - len(opcode)
@@ -64,7 +64,7 @@ def _x86_nop_bytes(code: bytes) -> int:
 
 
 def _operand_bytes(code: bytes) -> int:
-    """Of ModRM, and of SIB and displacement where ModRM has them (Intel SDM volume 2, tables 2-2 and 2-3)."""
+    """Return the length of ModRM and the SIB and displacement it calls for (Intel SDM volume 2, tables 2-2 and 2-3)."""
     mode, base = code[0] >> 6, code[0] & 7
     if mode == 3:
         return 1

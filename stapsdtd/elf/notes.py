@@ -1,4 +1,4 @@
-r"""The payload of `.note.stapsdt`.
+r"""Decode the contents of `.note.stapsdt`.
 
     Displaying notes found in: .note.stapsdt
       Owner                Data size        Description
@@ -8,10 +8,9 @@ r"""The payload of `.note.stapsdt`.
         Location: 0x00000000001d5e5b, Base: 0x0000000000792ea0, Semaphore: 0x0000000000885986
         Arguments: 4@48(%rbx)
 
-A note is three 32-bit words (sizes of owner and descriptor, type 3), the owner `stapsdt\0`, and the
-descriptor: location, base and semaphore as words of the target, then provider, name and arguments, each
-with a NUL at its end. Owner and descriptor are padded to 4 bytes, which their sizes do not count (systemtap's
-wiki, UserSpaceProbeImplementation).
+A note is three 32-bit words (sizes of owner and descriptor, type 3), the owner `stapsdt\0`, and the descriptor:
+location, base and semaphore as words of the target, then provider, name and arguments, each NUL-terminated. Owner and
+descriptor are padded to 4 bytes, which their sizes do not include (systemtap's wiki, UserSpaceProbeImplementation).
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ MAX_NAME_BYTES = 512
 MAX_ARGUMENTS_BYTES = 4096
 MAX_ARGUMENTS = 128
 MAX_DISTINCT_ARGUMENTS_BYTES = 4 << 20
-"""Over all notes of an object. Parsed arguments take some 40 times their text; libjvm.so has 5 KB of them."""
+"""Over all notes of an object. Parsed arguments take about 40 times their text; libjvm.so has 5 KB of text."""
 
 
 class UnusableNoteError(Exception):
-    """One note cannot be used; provider and name as far as they are known."""
+    """A note cannot be used. provider and name are empty if unknown."""
 
     def __init__(self, reason: str, provider: str = "", name: str = "") -> None:
         super().__init__(reason)
@@ -51,7 +50,7 @@ class RawNote(NamedTuple):
 
 
 class Addresses(NamedTuple):
-    """As they stand in the note, before prelink's adjustment; 0 is a semaphore that is not there."""
+    """Addresses as in the note, before adjusting for prelink. semaphore_vaddr is 0 if there is none."""
 
     location_vaddr: Vaddr
     base_vaddr: Vaddr
@@ -65,7 +64,7 @@ class Texts(NamedTuple):
 
 
 def iter_notes(data: bytes, byte_order: ByteOrder, alignment: int = 4) -> Iterator[RawNote]:
-    """The notes of a section or segment, foreign ones too; raises UnusableNoteError at a truncated one."""
+    """Yield all notes of a section or segment, whatever their owner. Raises UnusableNoteError at a truncated one."""
     header = struct.Struct(f"{byte_order}III")
     mask = alignment - 1
     position, end = 0, len(data)
@@ -75,7 +74,7 @@ def iter_notes(data: bytes, byte_order: ByteOrder, alignment: int = 4) -> Iterat
         descriptor_at = owner_at + owner_size + mask & ~mask
         descriptor_end = descriptor_at + descriptor_size
         if descriptor_end > end:
-            raise UnusableNoteError(f"the note at byte {position} of {end} is truncated: the notes after it are lost")
+            raise UnusableNoteError(f"the note at byte {position} of {end} is truncated: ignoring the notes after it")
         yield RawNote(data[owner_at : owner_at + owner_size], kind, data[descriptor_at:descriptor_end])
         position = descriptor_end + mask & ~mask
     if data[position:].strip(b"\0"):
@@ -83,7 +82,7 @@ def iter_notes(data: bytes, byte_order: ByteOrder, alignment: int = 4) -> Iterat
 
 
 class DescriptorReader:
-    """Reads the descriptors of one object; equal strings become one object in memory, and are parsed once."""
+    """Decodes the descriptors of one object. Equal strings are parsed once and share memory."""
 
     def __init__(self, architecture: str, word_bytes: int, byte_order: ByteOrder) -> None:
         self._architecture = architecture
@@ -98,12 +97,12 @@ class DescriptorReader:
         return Addresses(*self._addresses.unpack_from(descriptor))
 
     def texts(self, descriptor: bytes) -> Texts:
-        # What follows the third NUL is padding that some writer counted in.
+        # anything after the third NUL is padding that some tools include in the size
         parts = descriptor[self._addresses.size :].split(b"\0", 3)
         if len(parts) < 4:
-            known = [self._name(part) for part in parts[:-1]]
-            what = ("provider", "name", "argument string")[len(known)]
-            raise UnusableNoteError(f"the {what} has no end", *known)
+            complete = [self._name(part) for part in parts[:-1]]
+            field = ("provider", "name", "argument string")[len(complete)]
+            raise UnusableNoteError(f"the {field} is not NUL-terminated", *complete)
         provider, name, arguments, _ = parts
         if not provider or not name:
             missing = "name" if provider else "provider"
@@ -121,10 +120,10 @@ class DescriptorReader:
         return Texts(*texts, parsed)
 
     def _name(self, raw: bytes) -> str:
-        known = self._names.get(raw)
-        if known is None:
-            known = self._names.setdefault(raw, _decode(raw[:MAX_NAME_BYTES]))
-        return known
+        name = self._names.get(raw)
+        if name is None:
+            name = self._names.setdefault(raw, _decode(raw[:MAX_NAME_BYTES]))
+        return name
 
     def _parse(self, raw: bytes, provider: str, name: str) -> tuple[Argument, ...]:
         if len(raw) > MAX_ARGUMENTS_BYTES:
@@ -140,5 +139,5 @@ class DescriptorReader:
 
 
 def _decode(raw: bytes) -> str:
-    """Valid UTF-8 whatever the bytes: a protobuf string takes no surrogates."""
+    """Escape invalid UTF-8, since protobuf strings cannot contain surrogates."""
     return raw.decode("utf-8", "backslashreplace")

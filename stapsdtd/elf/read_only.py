@@ -1,8 +1,8 @@
-"""What of a file a process has in memory as it is in the file: the segments that are mapped without write permission.
+"""Find the segments mapped without write permission, whose memory has the same contents as the file.
 
     LOAD  0x2000 0x0000000000002000 … 0x00080 0x00080  R      readelf -lW: constants, such as the texts of a program
 
-Not RELRO, which the loader writes to first: it is a part of a writable segment.
+RELRO is not among them: it is part of a writable segment, which the loader writes to first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _DF_TEXTREL = 4
 
 
 def read_only_segments(container: Container) -> tuple[ReadOnlySegment, ...]:
-    """Return none where the loader writes to such segments too, which DT_TEXTREL says (System V gABI)."""
+    """Return the read-only segments; none if the loader relocates them too, as DT_TEXTREL indicates (System V gABI)."""
     if _has_text_relocations(container):
         return ()
-    found = [
+    segments = [
         ReadOnlySegment(segment.vaddr, segment.offset, segment.file_size)
         for segment in container.segments(PT_LOAD)
         if not segment.flags & PF_W and 0 < segment.file_size <= container.file.size - segment.offset
     ]
-    return tuple(found[:MAX_READ_ONLY_SEGMENTS])
+    return tuple(segments[:MAX_READ_ONLY_SEGMENTS])
 
 
 def _has_text_relocations(container: Container) -> bool:

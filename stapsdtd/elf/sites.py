@@ -1,4 +1,4 @@
-"""From the notes of an object to its sites: each note's addresses are resolved and its `nop` is looked at."""
+"""Turn the notes of an object into sites: resolve each note's addresses and check its `nop`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stapsdtd.model import Argument, FileOffset, Problem, Site, Unavailable, Vad
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20
-"""Both over all sections of an object. Files with 400,000 notes, some 30 MB, exist."""
+"""Both over all sections of an object. There are files with 400,000 notes, about 30 MB."""
 
 MAX_LOCATED_ARGUMENTS = 1 << 18
-"""Arguments that name symbols are other ones at each site, some 500 bytes each; postgres has 5."""
+"""Arguments that refer to symbols differ from site to site and take about 500 bytes each; postgres has 5."""
 
 _CONFLICT = "another note has the same location with other arguments or another semaphore"
 
@@ -43,13 +43,13 @@ class _Located(NamedTuple):
 def read_sites(
     container: Container, debug: Container | None = None
 ) -> tuple[tuple[Site, ...], tuple[Problem, ...], bool]:
-    """Every usable note as a site, in the order of the notes, every other one as a problem, and lacks_symbols."""
+    """Return the usable notes as sites, in the order of the notes, the others as problems, and lacks_symbols."""
     if not container.sections_named(b".note.stapsdt"):
         return (), (), False
     problems: list[Problem] = []
     located = list(_located(container, problems))
     functions = enclosing_functions(container, [note.location_vaddr for note in located]) if located else []
-    located_arguments = _ArgumentsLocator(container, located, debug)
+    symbol_resolver = _SymbolResolver(container, located, debug)
     sites = tuple(
         Site(
             note.texts.provider,
@@ -57,53 +57,55 @@ def read_sites(
             note.site_offset,
             note.semaphore_offset,
             function,
-            located_arguments.of(note),
+            symbol_resolver.resolve(note),
             note.nop_bytes,
         )
         for note, function in zip(located, functions, strict=True)
     )
-    return sites, tuple(problems), located_arguments.lacks_symbols
+    return sites, tuple(problems), symbol_resolver.lacks_symbols
 
 
-class _ArgumentsLocator:
-    """Gives operands that name symbols their addresses; the others, most of all, stay the objects they are."""
+class _SymbolResolver:
+    """Resolves the symbols in operands. Argument lists without symbols, which are most, stay shared."""
 
     def __init__(self, container: Container, located: Iterable[_Located], debug: Container | None) -> None:
         self._architecture = container.architecture
         self._is_fixed = container.is_fixed
-        # equal strings are one tuple, which is looked at once
+        # equal argument strings share one tuple, which needs to be examined only once
         distinct = {id(note.texts.arguments): note.texts.arguments for note in located}
-        symbolic = {known: symbols_of(arguments) for known, arguments in distinct.items()}
-        self._symbolic = {known for known, symbols in symbolic.items() if symbols}
+        symbols = {identity: symbols_of(arguments) for identity, arguments in distinct.items()}
+        self._symbolic = {identity for identity, names in symbols.items() if names}
         self._left = MAX_LOCATED_ARGUMENTS
-        self._without: dict[int, tuple[Argument, ...]] = {}
-        self._found = symbol_addresses(container, sorted(set().union(*symbolic.values())), debug)
-        if isinstance(self._found.get(GLOBAL_OFFSET_TABLE), Unavailable):
-            # strip takes the symbol; the linker puts it at the begin of this section
+        self._unresolved: dict[int, tuple[Argument, ...]] = {}
+        self._addresses = symbol_addresses(container, sorted(set().union(*symbols.values())), debug)
+        if isinstance(self._addresses.get(GLOBAL_OFFSET_TABLE), Unavailable):
+            # strip removes the symbol; the linker places the table at the start of this section
             for section in container.sections_named(b".got.plt")[:1] or container.sections_named(b".got")[:1]:
-                self._found[GLOBAL_OFFSET_TABLE] = section.address_vaddr
-        self.lacks_symbols = any(isinstance(found, Unavailable) for found in self._found.values())
+                self._addresses[GLOBAL_OFFSET_TABLE] = section.address_vaddr
+        self.lacks_symbols = any(isinstance(address, Unavailable) for address in self._addresses.values())
 
-    def of(self, note: _Located) -> tuple[Argument, ...]:
+    def resolve(self, note: _Located) -> tuple[Argument, ...]:
         arguments = note.texts.arguments
         if id(arguments) not in self._symbolic:
             return arguments
         self._left -= len(arguments)
         if self._left < 0:
-            return self._given_up(arguments)
-        return with_addresses(arguments, self._found, note.location_vaddr, self._architecture, is_fixed=self._is_fixed)
+            return self._give_up(arguments)
+        return with_addresses(
+            arguments, self._addresses, note.location_vaddr, self._architecture, is_fixed=self._is_fixed
+        )
 
-    def _given_up(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
-        if id(arguments) not in self._without:
-            reason = Unavailable("the object has more arguments that name symbols than are looked up")
-            self._without[id(arguments)] = tuple(
+    def _give_up(self, arguments: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        if id(arguments) not in self._unresolved:
+            reason = Unavailable("too many arguments of the object refer to symbols")
+            self._unresolved[id(arguments)] = tuple(
                 replace(argument, operand=reason) if symbols_of([argument]) else argument for argument in arguments
             )
-        return self._without[id(arguments)]
+        return self._unresolved[id(arguments)]
 
 
 def _located(container: Container, problems: list[Problem]) -> Iterator[_Located]:
-    """One of each (site, provider, name): the kernel refuses an event that has the same site twice."""
+    """Yield one note for each (site, provider, name): the kernel rejects events with duplicate sites."""
     reader = DescriptorReader(container.architecture, container.word_bytes, container.byte_order)
     resolver = _Resolver(container)
     seen: dict[tuple[FileOffset, str, str], _Located] = {}
@@ -124,18 +126,18 @@ def _located(container: Container, problems: list[Problem]) -> Iterator[_Located
 
 
 def _descriptors(container: Container, problems: list[Problem]) -> Iterator[bytes]:
-    """The descriptors of all stapsdt notes; what is wrong with a whole section becomes one problem."""
+    """Yield the descriptors of all stapsdt notes. Errors that affect a whole section become one problem."""
     notes_left, bytes_left = MAX_NOTES, MAX_NOTES_BYTES
     for section in container.sections_named(b".note.stapsdt"):
         if section.kind != SHT_NOTE:
-            problems.append(Problem("", "", f"a section .note.stapsdt has type {section.kind} and is not one of notes"))
+            problems.append(Problem("", "", f"a .note.stapsdt section has type {section.kind}, not SHT_NOTE"))
             continue
         data = container.file.read(section.offset, min(section.size, bytes_left))
         bytes_left -= len(data)
         try:
             for note in iter_notes(data, container.byte_order):
                 if not notes_left:
-                    problems.append(Problem("", "", f"more than {MAX_NOTES} notes: the others are lost"))
+                    problems.append(Problem("", "", f"more than {MAX_NOTES} notes: ignoring the rest"))
                     return
                 notes_left -= 1
                 if note.owner == STAPSDT_OWNER and note.kind == NT_STAPSDT:
@@ -143,8 +145,8 @@ def _descriptors(container: Container, problems: list[Problem]) -> Iterator[byte
         except UnusableNoteError as error:
             problems.append(Problem("", "", error.reason))
         if len(data) < section.size:
-            where = "the bound for an object" if not bytes_left else "the file's end"
-            problems.append(Problem("", "", f"a section of {section.size} bytes of notes goes beyond {where}"))
+            end = "the limit for an object" if not bytes_left else "the file's end"
+            problems.append(Problem("", "", f"a section of {section.size} bytes of notes extends beyond {end}"))
         if not bytes_left:
             return
 
@@ -159,19 +161,19 @@ class _Resolver:
         self._base_vaddr = base_sections[0].address_vaddr if base_sections else None
 
     def locate(self, addresses: Addresses, texts: Texts) -> _Located:
-        location = self._adjusted(addresses.location_vaddr, addresses)
+        location = self._adjust(addresses.location_vaddr, addresses)
         site_offset, backed = self._segments.site_offset(location)
         code = self._file.read(site_offset, min(backed, LONGEST_NOP_BYTES))
         length = nop_bytes(self._architecture, code)
         semaphore_offset = None
         if addresses.semaphore_vaddr:
-            semaphore_offset = self._segments.semaphore_offset(self._adjusted(addresses.semaphore_vaddr, addresses))
+            semaphore_offset = self._segments.semaphore_offset(self._adjust(addresses.semaphore_vaddr, addresses))
             if semaphore_offset + SEMAPHORE_BYTES > self._file.size:
                 raise UnusableNoteError(f"the semaphore's file offset {semaphore_offset:#x} is beyond the file's end")
         return _Located(texts, location, site_offset, length, semaphore_offset)
 
-    def _adjusted(self, address: Vaddr, addresses: Addresses) -> Vaddr:
-        """Prelink moves sections, not notes; how far shows in the note's old address of the base section."""
+    def _adjust(self, address: Vaddr, addresses: Addresses) -> Vaddr:
+        """Undo prelink, which moves sections but does not update notes: the note has the base section's old address."""
         if self._base_vaddr is None or not addresses.base_vaddr:
             return address
         return Vaddr(address + self._base_vaddr - addresses.base_vaddr & self._word_mask)

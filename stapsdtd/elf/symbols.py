@@ -1,5 +1,5 @@
-"""Which function encloses an address, and where a variable is: from `.symtab`, else `.dynsym`; where a variable is also
-from the `.symtab` of a separate debug file.
+"""Look up functions by address and symbols by name, in `.symtab` and `.dynsym`; symbols also in the `.symtab` of a
+separate debug file.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 
 MAX_SYMBOLS_BYTES = 64 << 20
 MAX_SEARCHED_BYTES = 4 << 30
-"""Over all names that are looked for in the symbols and strings of an object, which takes some seconds."""
+"""Over all names searched for in the symbols and strings of an object; takes some seconds."""
 MAX_FUNCTION_NAME_BYTES = 4096
 MAX_FUNCTION_NAMES_BYTES = 16 << 20
-"""Over all functions of an object: in a hostile string table every byte begins another long name."""
+"""Over all functions of an object: in a hostile string table a long name begins at every byte."""
 
-_MAX_PLACES = 1000
-"""Where a name stands in a string table; it is there once, and as the end of other names."""
+_MAX_POSITIONS = 1000
+"""Of a name in a string table, where it is found once by itself and as the tail of other names."""
 
 _MAX_NESTING = 16
-"""How many symbols that begin nearer and end before the address are passed over."""
+"""How many symbols may be skipped that start nearer to the address but end before it."""
 
 
 def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> list[str | None]:
-    """For each address the function with the nearest start that covers it, None where there is none."""
+    """Return for each address the function that covers it with the nearest start; None if there is none."""
     for kind in (SHT_SYMTAB, SHT_DYNSYM):
         for section in container.sections_of_kind(kind)[:1]:
             functions = _read_functions(container, section)
@@ -45,22 +45,24 @@ def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> lis
 def symbol_addresses(
     container: Container, names: Iterable[str], debug: Container | None = None
 ) -> dict[str, Vaddr | Unavailable]:
-    """Where the object has each of these symbols, or why that cannot be told. debug: its separate debug file."""
-    places = [(container, SHT_SYMTAB), (container, SHT_DYNSYM), *([(debug, SHT_SYMTAB)] if debug else [])]
-    tables = [_SymbolTable(holder, section) for holder, kind in places for section in holder.sections_of_kind(kind)[:1]]
-    found: dict[str, Vaddr | Unavailable] = {}
+    """Return the address of each symbol, or why it is unknown. debug: the object's separate debug file."""
+    sources = [(container, SHT_SYMTAB), (container, SHT_DYNSYM), *([(debug, SHT_SYMTAB)] if debug else [])]
+    tables = [
+        _SymbolTable(source, section) for source, kind in sources for section in source.sections_of_kind(kind)[:1]
+    ]
+    addresses: dict[str, Vaddr | Unavailable] = {}
     left = MAX_SEARCHED_BYTES
     for name in names:
-        found[name] = Unavailable(f"no symbol table of the object names {name}")
+        addresses[name] = Unavailable(f"no symbol table of the object contains {name}")
         for table in tables:
             left -= table.nbytes
             if left < 0:
-                found[name] = Unavailable("the object names more symbols than are looked up")
-            elif (answer := table.find(name)) is not None:
-                found[name] = answer
-                if not isinstance(answer, Unavailable):
+                addresses[name] = Unavailable("the object refers to too many symbols")
+            elif (address := table.find(name)) is not None:
+                addresses[name] = address
+                if not isinstance(address, Unavailable):
                     break
-    return found
+    return addresses
 
 
 class _SymbolTable:
@@ -79,13 +81,16 @@ class _SymbolTable:
 
     @property
     def nbytes(self) -> int:
-        """What is looked through for a name."""
+        """The number of bytes searched for each name."""
         return len(self.strings) + self._symbols.nbytes
 
     def find(self, name: str) -> Vaddr | Unavailable | None:
-        """Of several of a name the global one; static variables of several source files cannot be told apart."""
-        places = list(islice(positions(self.strings, name.encode() + b"\0"), _MAX_PLACES))
-        symbols = self._symbols[np.isin(self._symbols["name"], places)]
+        """Return the symbol's address, preferring global symbols; None if there is no such symbol.
+
+        Static variables of the same name cannot be told apart.
+        """
+        name_offsets = list(islice(positions(self.strings, name.encode() + b"\0"), _MAX_POSITIONS))
+        symbols = self._symbols[np.isin(self._symbols["name"], name_offsets)]
         kinds = symbols["info"] & 0xF
         if (kinds == _STT_TLS).any():
             return Unavailable(f"{name} is thread-local")
@@ -99,12 +104,12 @@ class _SymbolTable:
             symbols = symbols[symbols["info"] >> 4 != _STB_LOCAL]
         addresses = set(symbols["value"].tolist())
         if len(addresses) > 1:
-            return Unavailable(f"the object has {len(addresses)} symbols that are named {name}")
+            return Unavailable(f"the object has {len(addresses)} symbols named {name}")
         return Vaddr(addresses.pop())
 
 
 def _read_functions(container: Container, section: Section) -> NDArray[np.void]:
-    """The defined function symbols; of several at one address the preferred one is the last."""
+    """Return the defined function symbols by address; of several at one address, the preferred one is last."""
     layout = _symbol_layout(container.word_bytes, container.byte_order)
     if section.size > MAX_SYMBOLS_BYTES or section.entry_size != layout.itemsize:
         return np.empty(0, layout)
@@ -126,31 +131,33 @@ def _names(
     ends = _ends(container, functions, starts)
     wanted = np.array(addresses, np.uint64)
     candidate = np.searchsorted(starts, wanted, side="right") - 1
-    found = np.full(len(wanted), -1)
+    enclosing = np.full(len(wanted), -1)
     for _ in range(_MAX_NESTING):
-        covers = (found < 0) & (candidate >= 0) & (wanted < ends[np.maximum(candidate, 0)])
-        found[covers] = candidate[covers]
+        covers = (enclosing < 0) & (candidate >= 0) & (wanted < ends[np.maximum(candidate, 0)])
+        enclosing[covers] = candidate[covers]
         candidate -= 1
     read_name = _NameReader(container, section)
-    names = {index: read_name(int(functions[index]["name"])) for index in np.unique(found).tolist() if index >= 0}
-    return [names.get(index) for index in found.tolist()]
+    names = {index: read_name(int(functions[index]["name"])) for index in np.unique(enclosing).tolist() if index >= 0}
+    return [names.get(index) for index in enclosing.tolist()]
 
 
 def _ends(container: Container, functions: NDArray[np.void], starts: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A symbol without size, as assembly leaves them, reaches up to the next symbol within its section."""
+    """Return the functions' end addresses. One without a size, as assembly leaves them, ends at the next symbol or at
+    the end of its section.
+    """
     highest = np.uint64(2**64 - 1)
     sections = container.section_table
     section_ends = np.append(sections["addr"].astype(np.uint64) + sections["size"].astype(np.uint64), np.uint64(0))
-    home = np.minimum(functions["shndx"].astype(np.int64), len(sections))
+    section_indexes = np.minimum(functions["shndx"].astype(np.int64), len(sections))
     distinct = np.unique(starts)
     following = np.append(distinct, highest)[np.searchsorted(distinct, starts, side="right")]
     sized = starts + functions["size"].astype(np.uint64)
     sized[sized < starts] = highest
-    return np.where(functions["size"] > 0, sized, np.minimum(following, section_ends[home]))
+    return np.where(functions["size"] > 0, sized, np.minimum(following, section_ends[section_indexes]))
 
 
 class _NameReader:
-    """Reads names one by one: a string table can be far larger than the few names that are wanted."""
+    """Reads names one by one: the string table can be far larger than the few names needed."""
 
     def __init__(self, container: Container, symbols: Section) -> None:
         self._file = container.file
@@ -160,11 +167,11 @@ class _NameReader:
             strings = container.section(symbols.link)
             self._strings = strings if strings.kind != SHT_NOBITS else None
 
-    def __call__(self, at: int) -> str | None:
-        if self._strings is None or at == 0 or at >= self._strings.size:
+    def __call__(self, name_offset: int) -> str | None:
+        if self._strings is None or name_offset == 0 or name_offset >= self._strings.size:
             return None
-        length = min(MAX_FUNCTION_NAME_BYTES + 1, self._strings.size - at)
-        raw, end, _ = self._file.read(self._strings.offset + at, length).partition(b"\0")
+        length = min(MAX_FUNCTION_NAME_BYTES + 1, self._strings.size - name_offset)
+        raw, end, _ = self._file.read(self._strings.offset + name_offset, length).partition(b"\0")
         self._left -= len(raw)
         if not end or not raw or self._left < 0:
             return None

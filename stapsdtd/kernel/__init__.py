@@ -1,5 +1,5 @@
-"""Adapters to the kernel, without policy: each file is one interface (procfs, tracefs, perf, the process connector).
+"""Adapters to the kernel, free of policy: one file per interface (procfs, tracefs, perf, the process connector).
 
-They turn OSError into this package's errors where a user can do something about it; what is normal in a race with a
-dying process (ENOENT, ESRCH) comes back as an empty answer.
+They turn an OSError that a user can act on into one of this package's errors. Failures that are normal in a race with
+a dying process (ENOENT, ESRCH) yield an empty result.
 """

@@ -1,4 +1,4 @@
-"""glibc's malloc, which keeps what its threads once needed unless it is told otherwise: mallopt(3), malloc_trim(3)."""
+"""Make glibc's malloc return freed memory to the kernel: mallopt(3), malloc_trim(3)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Protocol, cast
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """malloc.h"""
 _ARENAS = 2
-"""By default there are eight for each CPU, and each stays as large as it ever was."""
-_KEPT_BYTES = 1 << 20
-_MAPPED_BYTES = 1 << 20
-"""Larger blocks are mapped, and go back when they are freed. Unset, this grows to what was freed, up to 32 MiB. A sweep
-has smaller ones, so that the kernel need not clear them each time.
+"""The default is eight per CPU, none of which ever shrinks."""
+_TRIM_BYTES = 1 << 20
+_MMAP_BYTES = 1 << 20
+"""Larger blocks are mapped, and unmapped when freed. Unless set, the threshold grows to the largest block freed, up to
+32 MiB. The reader's blocks are smaller, so that the kernel need not clear them at every sweep.
 """
 _PAUSE_SECONDS = 30.0
 
 
 class Glibc(Protocol):
-    """What is called of it."""
+    """The functions that are used."""
 
     def mallopt(self, option: int, value: int, /) -> int: ...
 
@@ -27,22 +27,22 @@ class Glibc(Protocol):
 
 
 def glibc() -> Glibc | None:
-    """None where libc is another one, which is left as it is."""
+    """Return None if libc is not glibc."""
     libc = ctypes.CDLL(None)
     return cast("Glibc", libc) if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
-def bound(libc: Glibc) -> None:
-    """Have few arenas; to be called before there are threads."""
+def limit_arenas(libc: Glibc) -> None:
+    """Call this before starting any thread."""
     libc.mallopt(_M_ARENA_MAX, _ARENAS)
-    libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+    libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 class Trimmer:
-    """A thread that gives back, every now and then, what is free between blocks in use: free() never does.
+    """A thread that periodically returns free pages between blocks in use, which free() never does.
 
-    Each time takes some milliseconds, in which another thread that allocates may have to wait.
+    Each trim takes a few milliseconds, during which threads that allocate may have to wait.
     """
 
     def __init__(self, libc: Glibc, pause_seconds: float = _PAUSE_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""Why this host does not take a BPF program, and what helps against that cause."""
+"""Explain why this host rejects a BPF program, and suggest a remedy for that cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TESTED = "loads on 6.1, 6.12 and 6.18 (docs/kernels.md)"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """release: as `uname -r` prints it; is_filtered: a seccomp profile limits this process."""
+    """release: as printed by `uname -r`; is_filtered: a seccomp profile restricts this process."""
 
     release: str
     has_btf: bool
@@ -28,22 +28,25 @@ class Host:
 
 
 def refusal(path: str, error: OSError, log: str, host: Host) -> KernelFeatureError:
-    """Return what to raise where libbpf could not load a file. log: the verifier's, empty where it was not asked."""
-    said = [line for line in log.splitlines() if line and not line.startswith(("processed ", "verification time"))]
-    words = f": {said[-1]}" if said else ""
-    reason = f"{os.path.basename(path)} is refused ({error.strerror}{words})"
-    return KernelFeatureError("bpf", reason, _remedy(error, bool(said), host))
+    """Return the error to raise if libbpf cannot load the file at path.
+
+    log: the verifier's, empty if the verifier was not reached.
+    """
+    messages = [line for line in log.splitlines() if line and not line.startswith(("processed ", "verification time"))]
+    details = f": {messages[-1]}" if messages else ""
+    reason = f"{os.path.basename(path)} is rejected ({error.strerror}{details})"
+    return KernelFeatureError("bpf", reason, _remedy(error, bool(messages), host))
 
 
-def _remedy(error: OSError, is_verifiers: bool, host: Host) -> str:
+def _remedy(error: OSError, by_verifier: bool, host: Host) -> str:
     if error.errno == errno.EPERM:
         advice = "run as root or with CAP_BPF and CAP_PERFMON"
-        return f"{advice}, and with a seccomp profile that lets these call bpf()" if host.is_filtered else advice
+        return f"{advice}, and with a seccomp profile that allows bpf()" if host.is_filtered else advice
     if error.errno == errno.ENOSYS:
         return "boot a kernel built with CONFIG_BPF_SYSCALL=y"
     if not host.has_btf:
         return f"boot a kernel built with CONFIG_DEBUG_INFO_BTF=y: {_BTF} is missing"
     if error.errno == errno.ENOMEM:
-        return "free memory: the kernel had none left for the program's tables"
-    who = f"the verifier of Linux {host.release}" if is_verifiers else f"Linux {host.release}"
-    return f"boot another kernel: {who} does not take the program, which {_TESTED}"
+        return "free some memory: the kernel could not allocate the program's tables"
+    rejecter = f"the verifier of Linux {host.release}" if by_verifier else f"Linux {host.release}"
+    return f"boot another kernel: {rejecter} rejects the program, which {_TESTED}"

@@ -1,10 +1,10 @@
-"""cgroups of the unified hierarchy: from a path to what the kernel knows it by.
+"""Look up cgroups of the unified hierarchy by path.
 
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw        a line of /proc/self/mountinfo
 41 31 0:38 /../.. /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw           the same in a cgroup namespace
-0::/../../kubepods.slice/cri-containerd-….scope                             of another's /proc/PID/cgroup, seen there
+0::/../../kubepods.slice/cri-containerd-….scope                             another process's /proc/PID/cgroup there
 
-A container has a cgroup namespace of its own, whose root is the container's cgroup (cgroup_namespaces(7)).
+A container has its own cgroup namespace, rooted at the container's cgroup (cgroup_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.mounts import Mount, mounts
 
 _ROOT_INODE = 1
-"""Of the hierarchy's root, fs/kernfs/dir.c: the first that is given out."""
+"""The hierarchy's root is the first inode that kernfs allocates (fs/kernfs/dir.c)."""
 _UP = ".."
 
 
 @dataclass(frozen=True, slots=True)
-class CgroupPlace:
-    """id: the kernel's number of the cgroup, which is its directory's inode. level: its depth, the root's is 0."""
+class CgroupInfo:
+    """id: the kernel's cgroup id, which is the directory's inode number. level: depth below the root, which is 0."""
 
     id: int
     level: int
 
 
-def find(path: str, mountinfo: str = "/proc/self/mountinfo") -> CgroupPlace | None:
-    """Look a cgroup up by its path from the hierarchy's root, as `from_root` answers, or from the host's.
+def find(path: str, mountinfo: str = "/proc/self/mountinfo") -> CgroupInfo | None:
+    """Look up a cgroup by its path from the hierarchy's root, as `from_root` returns it, or from the host's root.
 
-    None where there is no such cgroup. Raises KernelFeatureError where no cgroup2 is mounted.
+    Return None if there is no such cgroup. Raises KernelFeatureError if cgroup2 is not mounted.
     """
-    place = _place(path, mountinfo)
-    if place is None:
+    location = _locate(path, mountinfo)
+    if location is None:
         return None
-    directory, level = place
+    directory, level = location
     try:
-        found = os.stat(directory)
+        status = os.stat(directory)
     except OSError:
         return None
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return None
-    return CgroupPlace(found.st_ino, level)
+    return CgroupInfo(status.st_ino, level)
 
 
 def from_root(path: str) -> str:
-    """Answer the path from the hierarchy's root for one of /proc/PID/cgroup, which begins at this process's cgroup
-    namespace; the path itself where that has the same root, or the host's hierarchy is not mounted here.
+    """Convert a path from /proc/PID/cgroup, relative to this process's cgroup namespace, to one from the hierarchy's
+    root. Return it unchanged if both roots are the same, or the host's hierarchy is not mounted here.
     """
-    own = _namespace_root()
+    root = _namespace_root()
     names = path.strip("/").split("/")
     up = sum(name == _UP for name in names)
-    return "/" + "/".join([*own[: len(own) - up], *filter(None, names[up:])]) if own and up <= len(own) else path
+    return "/" + "/".join([*root[: len(root) - up], *filter(None, names[up:])]) if root and up <= len(root) else path
 
 
 @cache
 def _namespace_root() -> tuple[str, ...]:
-    """The names that lead to the root of this process's cgroup namespace; none where that is the root of all, or is not
-    to be told.
+    """Return the path components of the root of this process's cgroup namespace; none if that is the hierarchy's root
+    or cannot be determined.
     """
     below = _names(_own_cgroup())
     for mount in mounts():
@@ -82,8 +82,8 @@ def _own_cgroup() -> bytes:
     return next((line.removeprefix(b"0::") for line in lines if line.startswith(b"0::")), b"")
 
 
-def every(mountinfo: str = "/proc/self/mountinfo") -> Iterator[str]:
-    """Tell all cgroups by their paths from the hierarchy's root. Raises KernelFeatureError as `find` does."""
+def all_paths(mountinfo: str = "/proc/self/mountinfo") -> Iterator[str]:
+    """Yield every cgroup's path from the hierarchy's root. Raises KernelFeatureError as `find` does."""
     root, mount_point = _mount(mountinfo)
     above = _names(root)
     for directory in _walk(mount_point):
@@ -91,32 +91,32 @@ def every(mountinfo: str = "/proc/self/mountinfo") -> Iterator[str]:
 
 
 def processes(path: str, mountinfo: str = "/proc/self/mountinfo") -> frozenset[int]:
-    """Answer who is in a cgroup or below it now: nobody where it is gone. Raises KernelFeatureError as `find` does."""
-    place = _place(path, mountinfo)
-    found = (_members(each) for each in _walk(place[0])) if place else ()
-    # who is in another pid namespace, and has no number here
-    return frozenset().union(*found) - {0}
+    """Return the pids now in a cgroup or below it; none if it is gone. Raises KernelFeatureError as `find` does."""
+    location = _locate(path, mountinfo)
+    members = (_members(directory) for directory in _walk(location[0])) if location else ()
+    # 0 stands for processes of other pid namespaces, which have no pid here
+    return frozenset().union(*members) - {0}
 
 
 def _members(directory: bytes) -> frozenset[int]:
-    # it may go meanwhile, and one of threads has no processes to tell
+    # it may be removed at any time, and a threaded cgroup cannot list processes
     with suppress(OSError), open(directory + b"/cgroup.procs", "rb") as pids:
         return frozenset(map(int, pids))
     return frozenset()
 
 
 def _walk(directory: bytes) -> Iterator[bytes]:
-    """Tell a directory and all below it, but for those that go meanwhile or whose paths are too long to be opened."""
-    waiting = [directory]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        with suppress(OSError), os.scandir(here) as entries:
-            waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    """Yield a directory and all below it, except those removed meanwhile or with paths too long to open."""
+    pending = [directory]
+    while pending:
+        current = pending.pop()
+        yield current
+        with suppress(OSError), os.scandir(current) as entries:
+            pending += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def _place(path: str, mountinfo: str) -> tuple[bytes, int] | None:
-    """Answer which directory a cgroup would be, and on which level; None for what is no path of one."""
+def _locate(path: str, mountinfo: str) -> tuple[bytes, int] | None:
+    """Return the directory and level that a cgroup would have; None if path cannot be a cgroup's."""
     root, mount_point = _mount(mountinfo)
     names = _names(os.fsencode(path))
     if not path.startswith("/") or "\0" in path or {b".", b".."} & set(names):
@@ -136,20 +136,20 @@ def _names(path: bytes) -> list[bytes]:
 
 
 def _mount(mountinfo: str) -> tuple[bytes, bytes]:
-    """Which part of the hierarchy is mounted, and where: all of it, if that is somewhere."""
-    found = [mount for mount in mounts(mountinfo) if mount.kind == b"cgroup2"]
-    for mount in found:
+    """Return the root and the mount point of a cgroup2 mount, preferring one of the whole hierarchy."""
+    candidates = [mount for mount in mounts(mountinfo) if mount.kind == b"cgroup2"]
+    for mount in candidates:
         if _is_whole(mount):
             return b"/", mount.point
-    if found:
-        return found[0].root, found[0].point
+    if candidates:
+        return candidates[0].root, candidates[0].point
     raise KernelFeatureError(
         "cgroup2", "it is not mounted", "run 'mount -t cgroup2 none /sys/fs/cgroup/unified' as root"
     )
 
 
 def _is_whole(mount: Mount) -> bool:
-    """Whether all of the hierarchy is there, of which a cgroup namespace shows only how far up its root is."""
+    """Report whether the whole hierarchy is mounted there; in a cgroup namespace, mountinfo shows only `..`s for it."""
     is_root = mount.kind == b"cgroup2" and all(name == _UP.encode() for name in _names(mount.root))
     with suppress(OSError):
         return is_root and os.stat(mount.point).st_ino == _ROOT_INODE

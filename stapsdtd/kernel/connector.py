@@ -2,9 +2,9 @@
 
     nlmsghdr 16 bytes | cn_msg 20 bytes | what u32, cpu u32, timestamp u64 | up to 24 bytes that depend on what
 
-pyroute2 makes the socket and joins the group. The messages are read from its descriptor as raw bytes: a message then
-costs a microsecond, a command name that is not UTF-8 does no harm, and ENOBUFS leaves the socket in working order.
-Where nobody answers, as outside the first network namespace, the kernel says so to a plain send.
+pyroute2 creates the socket and joins the group. Messages are read from its descriptor as raw bytes: that costs a
+microsecond per message, tolerates command names that are not UTF-8, and keeps the socket usable after ENOBUFS. A plain
+send fails if there is no process connector, as outside the initial network namespace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stapsdtd.errors import KernelFeatureError
 
 _EVENT = struct.Struct("=IIQIIII")
 _EVENT_AT = 36
-_LONGEST = 256
+_MAX_MESSAGE_BYTES = 256
 _FORK, _EXEC, _EXIT = 0x1, 0x2, 0x8000_0000
 _CN_IDX_PROC = _CN_VAL_PROC = 1
 _PROC_CN_MCAST_LISTEN = 1
@@ -33,7 +33,7 @@ _SO_RCVBUFFORCE = 33
 
 
 class Forked(NamedTuple):
-    """A new thread tid in process pid; a new process where both are the same."""
+    """Process pid has a new thread tid; a new process if both are equal."""
 
     tid: int
     pid: int
@@ -44,25 +44,25 @@ class Executed(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The thread tid of process pid; the leader's own exit need not be the process's last."""
+    """Thread tid of process pid exited; other threads may outlive the leader."""
 
     tid: int
     pid: int
 
 
 class Overflowed(NamedTuple):
-    """Messages were lost; only a look at /proc tells which."""
+    """Messages were lost; rescan /proc."""
 
 
 ProcessEvent = Forked | Executed | Exited | Overflowed
 
 
 class ProcessConnector:
-    """Raises KernelFeatureError where the kernel does not let this process listen."""
+    """Raises KernelFeatureError if this process may not listen."""
 
     def __init__(self) -> None:
-        # pyroute2's calls run an event loop of their own, which must not be inside a running one; and each thread that
-        # uses the object gets a socket of its own, so one thread does it all
+        # pyroute2 runs its own event loop, which cannot nest in a running one, and gives each thread its own socket;
+        # so a single thread makes all calls
         self._worker = ThreadPoolExecutor(1, "stapsdtd-pyroute2")
         try:
             self._netlink, descriptor = self._worker.submit(_listen).result()
@@ -71,7 +71,7 @@ class ProcessConnector:
             raise KernelFeatureError(
                 "process connector",
                 str(error),
-                "run as root in the first network namespace, on a kernel with CONFIG_PROC_EVENTS",
+                "run as root in the initial network namespace, on a kernel with CONFIG_PROC_EVENTS",
             ) from error
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
@@ -84,10 +84,10 @@ class ProcessConnector:
         return self._socket.fileno()
 
     def read(self) -> Iterator[ProcessEvent]:
-        """Everything that is there now, without waiting."""
+        """Yield pending events without waiting."""
         while True:
             try:
-                message = self._socket.recv(_LONGEST)
+                message = self._socket.recv(_MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -112,7 +112,7 @@ class ProcessConnector:
 
 
 def _listen() -> tuple[Any, int]:
-    """Answer pyroute2's socket, and a descriptor of it to read from."""
+    """Return pyroute2's socket and a duplicate descriptor to read from."""
     netlink = ProcEventSocket()
     try:
         netlink.bind()

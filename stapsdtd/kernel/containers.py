@@ -1,4 +1,4 @@
-r"""Containers, by how engines name the cgroups that they make.
+r"""Recognize containers by the names that engines give their cgroups.
 
     0::/system.slice/docker-<64 hex digits>.scope                                  Docker; /docker/<64 hex digits> too
     0::/kubepods.slice/…/cri-containerd-<64 hex digits>.scope                      Kubernetes with containerd
@@ -6,7 +6,7 @@ r"""Containers, by how engines name the cgroups that they make.
     0::/lxc.payload.web                                                            LXC
     0::/machine.slice/machine-my\x2dname.scope/payload                             systemd-nspawn
 
-A name is a label and no proof: whoever owns a part of the hierarchy may name a cgroup there like any container.
+Names are not authenticated: anyone who controls part of the cgroup tree can imitate a container.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import pairwise
 
 MIN_PREFIX = 12
 _ID = re.compile(r"[0-9a-f]{64}")
-# what looks after a container has a cgroup with another prefix, such as libpod-conmon
+# monitors of containers have cgroups with other prefixes, such as libpod-conmon
 _BY_ID = re.compile(
     rf"(?:(?:docker|cri-containerd|crio|nerdctl|libpod|libpod-payload)-)?({_ID.pattern})(?:\.scope)?"
     rf"|[^:]+:(?:docker|cri-containerd|crio|nerdctl|libpod):({_ID.pattern})"
@@ -34,49 +34,51 @@ _REMOVED = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a process runs: its path in the unified hierarchy and its container's id or name, empty for none."""
+    """A process's path in the unified hierarchy and its container's id or name; each empty if there is none."""
 
     cgroup: str
     container: str
 
 
 def placement(lines: bytes) -> Placement:
-    """Read /proc/PID/cgroup. The older hierarchies tell the container where the unified one does not."""
+    """Parse /proc/PID/cgroup. Where the unified hierarchy shows no container, those of version 1 may."""
     unified, others = "", []
     for line in os.fsdecode(lines).split("\n"):
-        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
         path = path.removesuffix(_REMOVED)
-        if (number, controllers) == ("0", ""):
+        if (hierarchy, controllers) == ("0", ""):
             unified = path
         else:
             others.append(path)
-    found = (chain[-1] for path in [unified, *others] if (chain := containers_in(path)))
-    return Placement(unified, next(found, ""))
+    innermost = (chain[-1] for path in [unified, *others] if (chain := containers_in(path)))
+    return Placement(unified, next(innermost, ""))
 
 
 def containers_in(path: str) -> list[str]:
-    """Answer the containers that a cgroup's path leads through, the innermost last."""
+    """Return the containers along a cgroup's path, outermost first."""
     names = path.split("/")
-    found = (_container(parent, name) for parent, name in pairwise(names))
-    return [container for container in found if container is not None]
+    containers = (_container(parent, name) for parent, name in pairwise(names))
+    return [container for container in containers if container is not None]
 
 
 def cgroups_of(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Answer, of a hierarchy's paths, those that make each container; what is below one of them is not told again."""
-    found: dict[str, list[str]] = {}
+    """Map each container to its topmost cgroups among a hierarchy's paths."""
+    paths_of: dict[str, list[str]] = {}
     for path in paths:
         above, name = os.path.split(path)
         container = _container(os.path.basename(above), name)
         if container is not None and container not in containers_in(above):
-            found.setdefault(container, []).append(path)
-    return found
+            paths_of.setdefault(container, []).append(path)
+    return paths_of
 
 
-def meant(wanted: str, known: Mapping[str, Sequence[str]]) -> list[str]:
-    """Answer the containers whose name or id, or at least 12 digits of it, this is."""
-    is_long = len(wanted) >= MIN_PREFIX
+def matching(wanted: str, containers: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the containers with this name or id, or whose id begins with this if it has at least 12 digits."""
+    is_prefix = len(wanted) >= MIN_PREFIX
     return sorted(
-        each for each in known if each == wanted or (is_long and _ID.fullmatch(each) and each.startswith(wanted))
+        container
+        for container in containers
+        if container == wanted or (is_prefix and _ID.fullmatch(container) and container.startswith(wanted))
     )
 
 
@@ -97,5 +99,5 @@ def _valid(name: str) -> str | None:
 
 
 def _unescaped(name: str) -> str:
-    """Undo what systemd does to characters that a unit's name must not have."""
+    """Undo systemd's escapes of characters that unit names cannot contain."""
     return _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), name)

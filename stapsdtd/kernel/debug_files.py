@@ -1,4 +1,4 @@
-"""Separate debug files: what `strip` took from a program, in the package that ends in -dbg, -dbgsym or -debuginfo."""
+"""Separate debug files: what `strip` removed from a program, shipped in -dbg, -dbgsym or -debuginfo packages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import stat
 from collections.abc import Iterator
 
 ROOT = "/usr/lib/debug"
-"""Where GDB's manual (Separate Debug Files) and all distributions have them."""
+"""Per GDB's manual (Separate Debug Files), and on all distributions."""
 
 
 @contextlib.contextmanager
 def debug_file(build_id: str, root: str | None = None) -> Iterator[int | None]:
-    """A descriptor of the host's debug file for a build-id in hex; None where there is none that anybody may read.
+    """Open the host's debug file for a build-id in hex; None if there is none that is world-readable.
 
-    Whoever chose the build-id gets to know what the file says. A process's own root is not looked into: what its user
-    put there could be anything.
+    World-readable, because its contents are shown to whoever chose the build-id. The process's own root is not
+    searched: its user could have put anything there.
     """
     path = f"{ROOT if root is None else root}/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
     try:

@@ -1,4 +1,4 @@
-"""What this host offers, tried rather than inferred from a version."""
+"""Probe what this host supports, rather than infer it from a version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """required: the daemon cannot capture without it; others have a fallback, which detail or remedy names."""
+    """required: the daemon cannot capture without it. The others have a fallback, which detail or remedy names."""
 
     name: str
     available: bool
@@ -49,19 +49,19 @@ def _tracefs() -> str:
 
 
 def _semaphores() -> str:
-    """The reference counter of a uprobe, since Linux 4.20; the README of tracefs describes what the kernel takes."""
+    """Reference counters of uprobes, since Linux 4.20. tracefs's README gives the accepted syntax."""
     if "(ref_ctr_offset)" not in Tracefs.locate().read("README").replace("[", "").replace("]", ""):
         raise KernelFeatureError(
-            "uprobe semaphores", "uprobe_events takes no reference counter", "use Linux 4.20 or newer"
+            "uprobe semaphores", "uprobe_events does not support reference counters", "use Linux 4.20 or newer"
         )
-    return "uprobe_events takes reference counters"
+    return "uprobe_events supports reference counters"
 
 
 def _instances() -> str:
     path = Tracefs.locate().path("instances")
     if not os.access(path, os.W_OK):
-        raise KernelFeatureError("tracefs instances", f"{path} may not be written", "run as root")
-    return "ring buffers of our own"
+        raise KernelFeatureError("tracefs instances", f"{path} is not writable", "run as root")
+    return "private ring buffers"
 
 
 def _mapping_records() -> str:
@@ -76,17 +76,18 @@ def _connector() -> str:
 
 def _other_processes() -> str:
     try:
-        # kthreadd has all capabilities, so that having the same user is not enough; and unlike init it is never special
+        # kthreadd has all capabilities, so being the same user is not enough; unlike init, it is the same everywhere
         os.readlink("/proc/2/root")
     except FileNotFoundError:
-        return "nothing to try it on in this pid namespace"
+        return "no process to test with in this pid namespace"
     except PermissionError as error:
         raise KernelFeatureError(
             "other processes",
-            f"/proc/PID of others is refused ({error.strerror}): no way to memfds and files in other mount namespaces",
+            f"/proc/PID of other users is denied ({error.strerror}): "
+            "memfds and files in other mount namespaces are out of reach",
             "run as root or with CAP_SYS_PTRACE",
         ) from error
-    return "their files can be reached"
+    return "their files are accessible"
 
 
 def _map_files() -> str:
@@ -96,15 +97,15 @@ def _map_files() -> str:
         except OSError as error:
             raise KernelFeatureError(
                 "map_files",
-                f"/proc/PID/map_files is refused ({error.strerror}): no way to deleted files and closed memfds",
+                f"/proc/PID/map_files is denied ({error.strerror}): deleted files and closed memfds are out of reach",
                 "run as root or with CAP_CHECKPOINT_RESTORE",
             ) from error
         break
-    return "deleted files and memfds can be reached"
+    return "deleted files and memfds are accessible"
 
 
 def _files_of_others() -> str:
-    """A file that its own mode lets nobody read stands for those that only another user may read."""
+    """Try a file with mode 0, standing in for files that only another user may read."""
     descriptor = os.memfd_create("stapsdt-unreadable", os.MFD_CLOEXEC)
     try:
         os.fchmod(descriptor, 0)
@@ -112,9 +113,10 @@ def _files_of_others() -> str:
     except PermissionError as error:
         raise KernelFeatureError(
             "files of others",
-            f"what only its owner may read is refused ({error.strerror}): no way to programs in private folders",
+            f"files readable only by their owner are denied ({error.strerror}): "
+            "programs in private directories are out of reach",
             "run as root or with CAP_DAC_READ_SEARCH",
         ) from error
     finally:
         os.close(descriptor)
-    return "files that only their owner may read are read"
+    return "files readable only by their owner are accessible"

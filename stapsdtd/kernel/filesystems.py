@@ -1,10 +1,10 @@
-"""On which file systems a file may be armed: those that nobody but root can make wait.
+"""Decide on which file systems files may be armed: those that only root can block.
 
     57 30 0:48 / /home/anne/far rw,nosuid - fuse.sshfs far: rw,user_id=1000       a line of /proc/PID/mountinfo
 
 To arm a site, the kernel reads its page while every fork on the host waits (dup_mmap_sem in kernel/events/uprobes.c).
-What a file lies on is told by mount tables alone, since a server that is asked may be the one that does not reply. The
-kernel writes a mount's number, device and kind itself, whoever mounts; the rest is believed of mounts that root made.
+Only mount tables are consulted, since querying the file system could block on the very server that does not reply. A
+mount's id, device and type come from the kernel, whoever mounts; everything else is trusted only for root's mounts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ LOCAL = frozenset(
         "tmpfs", "ubifs", "udf", "vfat", "xfs", "zfs",
     }
 )  # fmt: skip
-"""Served by the kernel from this host's memory and disks. Those that a network, a hypervisor or a process serves are
-left out: fuse, fuseblk, virtiofs, 9p, nfs, cifs, ceph, gfs2, ocfs2, ...; ecryptfs and the like lie on any other."""
+"""Served by the kernel from this host's memory and disks. Left out are those served by a network, a hypervisor or a
+process (fuse, fuseblk, virtiofs, 9p, nfs, cifs, ceph, gfs2, ocfs2, ...) and those stacked on any other (ecryptfs, ...).
+"""
 
 _PSEUDO = frozenset(
     {
@@ -38,68 +39,70 @@ _PSEUDO = frozenset(
         "mqueue", "nsfs", "proc", "pstore", "securityfs", "selinuxfs", "sysfs", "tracefs",
     }
 )  # fmt: skip
-"""Without files that a process maps, and without a server."""
+"""These have no server, and no files that a process maps."""
 
 _OVERLAY = "overlay"
-_MOST_STACKED = 4
-"""Overlays and loop devices on each other. The kernel allows two overlays (FILESYSTEM_MAX_STACK_DEPTH)."""
+_MAX_STACK_DEPTH = 4
+"""Of overlays and loop devices. The kernel allows two overlays (FILESYSTEM_MAX_STACK_DEPTH)."""
 
-_FIRST_PROCESS = 1
-_OF_A_MAPPING = re.compile(r"/proc/(\d+)/map_files/")
+_INIT_PID = 1
+_MAP_FILES = re.compile(r"/proc/(\d+)/map_files/")
 
 
 class Filesystems:
-    """armed_too: kinds beside LOCAL, as mountinfo names them, such as `fuse.mergerfs`.
+    """armed_too: types beyond LOCAL, as named in mountinfo, such as `fuse.mergerfs`.
 
-    Of FUSE, only what root mounted counts: a user chooses the part behind the dot.
+    FUSE counts only if root mounted it: users choose the part after the dot.
     """
 
     def __init__(self, armed_too: Collection[str] = (), devices: str = "/sys") -> None:
         self.calls = LockedCalls()
         self.armed_too = frozenset(armed_too)
         self._devices = devices
-        self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{_FIRST_PROCESS}/mountinfo")]
-        self._memory = _device_of_memory()
+        self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{_INIT_PID}/mountinfo")]
+        self._shmem = _shmem_device()
 
     def why_not(self, descriptor: int, pid: int) -> str | None:
-        """Why nothing may be armed in an open file, which this process maps; None where it may. Raises OSError."""
-        device, number = reach.place_of(descriptor)
-        if device == self._memory:
+        """Return why an open file that process pid maps must not be armed; None if it may. Raises OSError."""
+        device, mount_id = reach.device_and_mount(descriptor)
+        if device == self._shmem:
             return None
         tables = [table.mounts() for table in self._tables]
         for table in tables:
-            if number in table:
-                return self.judge(table[number], table)
+            if mount_id in table:
+                return self.judge(table[mount_id], table)
         with suppress(OSError):
-            theirs = {mount.number: mount for mount in mounts(f"/proc/{pid}/mountinfo")}
-            if number in theirs:
-                # layers are named as the mounter saw them, which was not from within
+            process_mounts = {mount.id: mount for mount in mounts(f"/proc/{pid}/mountinfo")}
+            if mount_id in process_mounts:
+                # layers are named as the mounter saw them, from outside the container
                 outer = tables[-1] or tables[0]
-                return self.judge(theirs[number], outer if shares_user_namespace(pid) else None)
-        return "no mount that can be seen tells what file system it lies on"
+                return self.judge(process_mounts[mount_id], outer if shares_user_namespace(pid) else None)
+        return "no visible mount shows which file system the file is on"
 
     @contextmanager
-    def held(self, way: str) -> Iterator[int]:
-        """As reach.hold, for a while. Where root's configuration trusts all that is mounted, servers are asked.
+    def held(self, path: str) -> Iterator[int]:
+        """reach.hold as a context manager. Servers may be queried if root's configuration trusts every mount.
 
-        Raises ObjectPendingError where a process does not let anybody look.
+        Raises ObjectPendingError if the process blocks access to its mappings.
         """
-        if mapped := _OF_A_MAPPING.match(way):
-            descriptor = self.calls.call(int(mapped[1]), lambda: reach.hold(way), os.close)
+        if match := _MAP_FILES.match(path):
+            descriptor = self.calls.call(int(match[1]), lambda: reach.hold(path), os.close)
         else:
-            descriptor = reach.hold(way, asks=self._trusts_all)
+            descriptor = reach.hold(path, may_query=self._trusts_all)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
     def status_at(self, path: str) -> reach.FileStatus:
-        """As os.stat, where that sends no request to a server that may not reply. Raises OSError."""
+        """Like os.stat, but send no request to a server that may not reply. Raises OSError."""
         with self.held(path) as descriptor:
             return reach.status_of(descriptor)
 
     def _trusts_all(self) -> bool:
-        """Such as 9p under an overlay as a virtual machine's root, of which the kernel's cache holds no names."""
+        """Report whether every mount is trusted. Needed where no names are cached, such as on a VM's root that is an
+        overlay over 9p.
+        """
         tables = [table.mounts() for table in self._tables]
         return bool(self.armed_too) and all(
             mount.kind.decode(errors="replace") in _PSEUDO or self.judge(mount, table) is None
@@ -108,66 +111,66 @@ class Filesystems:
         )
 
     def judge(self, mount: Mount, trusted: dict[int, Mount] | None, depth: int = 0) -> str | None:
-        """Why nothing may be armed in files of a mount. trusted: a table that tells of what it lies on; None where
-        anybody may have mounted it.
+        """Return why files of a mount must not be armed; None if they may. trusted: the mounts in which to look up what
+        it is stacked on; None if anyone may have mounted it.
         """
         kind = mount.kind.decode(errors="backslashreplace")
         if kind in self.armed_too:
-            return None if _is_roots(mount, trusted) else f"it lies on {kind} that is not root's own mount"
+            return None if _is_mounted_by_root(mount, trusted) else f"the file is on {kind} that root did not mount"
         if kind == _OVERLAY and trusted is not None:
-            below = [self._judge_place(layer, trusted, depth) for layer in layers_of(mount.options)]
+            reasons = [self._judge_path(layer, trusted, depth) for layer in layers_of(mount.options)]
         elif kind in LOCAL:
-            below = [self._judge_place(file, trusted, depth) for file in self._files_behind(mount)]
+            reasons = [self._judge_path(file, trusted, depth) for file in self._backing_files(mount)]
         else:
-            return _served(kind)
-        return next(filter(None, below), None)
+            return _untrusted(kind)
+        return next(filter(None, reasons), None)
 
-    def _judge_place(self, path: bytes, trusted: dict[int, Mount] | None, depth: int) -> str | None:
-        """A folder or file that another file system lies on."""
+    def _judge_path(self, path: bytes, trusted: dict[int, Mount] | None, depth: int) -> str | None:
+        """Judge a directory or file that another file system is stacked on."""
         mount = None
-        if trusted is not None and depth < _MOST_STACKED and path.startswith(b"/"):
-            # of mounts on one point, the last one hides the others
-            for each in trusted.values():
-                if _is_within(path, each.point) and (mount is None or len(each.point) >= len(mount.point)):
-                    mount = each
+        if trusted is not None and depth < _MAX_STACK_DEPTH and path.startswith(b"/"):
+            # the last mount on a mount point hides the others
+            for candidate in trusted.values():
+                if _is_within(path, candidate.point) and (mount is None or len(candidate.point) >= len(mount.point)):
+                    mount = candidate
         if trusted is None or mount is None:
-            return f"it lies on {path.decode(errors='backslashreplace')}, of which no mount tells what that is"
+            return f"the file is on {path.decode(errors='backslashreplace')}, whose file system no mount shows"
         return self.judge(mount, trusted, depth + 1)
 
-    def _files_behind(self, mount: Mount) -> list[bytes]:
-        """Of loop devices. A disk that a network serves is a path that no mount holds."""
+    def _backing_files(self, mount: Mount) -> list[bytes]:
+        """Return the files behind loop devices. A network block device yields a path that is on no mount."""
         if mount.kind == b"btrfs":
-            # it has a device number of its own, and may have several disks; this is the one that was mounted
+            # its device number is anonymous, and it may span several disks; this is the one that was mounted
             disks = [f"{self._devices}/class/block/{posixpath.basename(posixpath.realpath(os.fsdecode(mount.source)))}"]
         elif mount.device.startswith(b"0:"):
             return []
         else:
             disks = [f"{self._devices}/dev/block/{mount.device.decode()}"]
-        found = []
+        files = []
         for disk in disks:
             real = posixpath.realpath(disk)
             with suppress(OSError):
                 disks += [f"{real}/slaves/{slave}" for slave in os.listdir(f"{real}/slaves")]
-            # that of a partition is in its disk's folder
-            for folder in (real, posixpath.dirname(real)):
-                with suppress(OSError), open(f"{folder}/loop/backing_file", "rb") as file:
-                    found.append(file.read().rstrip(b"\n"))
+            # a partition's is in its disk's directory
+            for directory in (real, posixpath.dirname(real)):
+                with suppress(OSError), open(f"{directory}/loop/backing_file", "rb") as file:
+                    files.append(file.read().rstrip(b"\n"))
             if "/nbd" in real:
-                found.append(b"a disk of the network")
-        return found
+                files.append(b"a network block device")
+        return files
 
 
-def _is_roots(mount: Mount, trusted: dict[int, Mount] | None) -> bool:
-    """A user may mount FUSE, and in a user namespace whatever has FS_USERNS_MOUNT; of these only FUSE can wait."""
+def _is_mounted_by_root(mount: Mount, trusted: dict[int, Mount] | None) -> bool:
+    """Only FUSE is checked: users can mount it, and whatever else has FS_USERNS_MOUNT cannot block."""
     if not mount.kind.startswith(b"fuse"):
         return True
     return trusted is not None and b"user_id=0" in mount.options.split(b",")
 
 
-def _served(kind: str) -> str:
+def _untrusted(kind: str) -> str:
     return (
-        f"it lies on {kind}: whoever serves that could make every fork on this host wait while a site is armed; "
-        f'[filesystems] arm = ["{kind}"] in the configuration allows it'
+        f"the file is on {kind}, whose server could block every fork on this host while a site is armed; "
+        f'set [filesystems] arm = ["{kind}"] in the configuration to allow it'
     )
 
 
@@ -175,8 +178,10 @@ def _is_within(path: bytes, point: bytes) -> bool:
     return (path.rstrip(b"/") + b"/").startswith(point.rstrip(b"/") + b"/")
 
 
-def _device_of_memory() -> int:
-    """The kernel's own mount of shmem, which is in no table: memfds, SysV shared memory and /dev/zero lie there."""
+def _shmem_device() -> int:
+    """Return the device of the kernel's internal shmem mount (memfds, SysV shared memory, /dev/zero), which no mount
+    table lists.
+    """
     descriptor = os.memfd_create("stapsdt-device", os.MFD_CLOEXEC)
     try:
         return os.fstat(descriptor).st_dev
@@ -185,7 +190,7 @@ def _device_of_memory() -> int:
 
 
 class _Table:
-    """A mountinfo, which is read again when the kernel tells of a change; empty where it may not be read."""
+    """A mountinfo file, reread when the kernel reports a change; empty if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         self._mounts: dict[int, Mount] = {}
@@ -198,7 +203,7 @@ class _Table:
             self._read()
 
     def mounts(self) -> dict[int, Mount]:
-        """By their numbers, in the order that they are shown in."""
+        """Return the mounts by id, in the file's order."""
         if self._changes.poll(0):
             self._read()
         return self._mounts
@@ -206,4 +211,4 @@ class _Table:
     def _read(self) -> None:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         with open(self._descriptor, "rb", closefd=False) as file:
-            self._mounts = {mount.number: mount for mount in parse(file.read())}
+            self._mounts = {mount.id: mount for mount in parse(file.read())}

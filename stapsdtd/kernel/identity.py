@@ -1,4 +1,4 @@
-"""Who a process is, for people to read: psutil's view, its command line, and where it runs."""
+"""Describe processes for people: user, start time, command line, cgroup and container."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stapsdtd.kernel import cgroups, procfs
 from stapsdtd.kernel.containers import placement
 from stapsdtd.kernel.locked import LockedCalls
 
-_MOST_BYTES = 4096
-"""Of a command line, which may have gigabytes."""
-_MOST_BYTES_OF_ALL = 16 << 20
+_MAX_BYTES = 4096
+"""Of one command line, which can have gigabytes."""
+_MAX_TOTAL_BYTES = 16 << 20
 _SLOW_SECONDS = 0.01
-_MOST_SLOW_SECONDS = 1.0
+_MAX_SLOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """started_ns is Unix time; user is a name, or the number of one without.
+    """started_ns is Unix time; user is a name, or the uid if it has none.
 
-    command_line: as much of it as was to be had at once. cgroup: the path in the unified hierarchy. container_id: the
-    innermost container's id or name. Both are empty where there is none. namespace_pid: the process's number in its own
-    pid namespace.
+    command_line: possibly truncated, or empty if reading it took too long. cgroup: the path in the unified hierarchy.
+    container_id: the innermost container's id or name. Both are empty if there is none. namespace_pid: the pid in the
+    process's own pid namespace.
     """
 
     pid: int
@@ -42,27 +42,27 @@ class ProcessIdentity:
 
 
 class Identities:
-    """Reads those of one list of processes, in one thread. calls: what reads command lines.
+    """Reads the identities for one listing, in one thread. calls: reads the command lines.
 
-    A process can have whoever reads its command line wait: once those that took long took a second together, the rest
-    of the list goes without.
+    A process can delay readers of its command line: once slow reads add up to a second, the rest of the listing goes
+    without command lines.
     """
 
     def __init__(self, calls: LockedCalls, clock: Callable[[], float] = time.monotonic) -> None:
         self._calls = calls
         self._clock = clock
-        self._slow_seconds_left = _MOST_SLOW_SECONDS
-        self._bytes_left = _MOST_BYTES_OF_ALL
+        self._slow_seconds_left = _MAX_SLOW_SECONDS
+        self._bytes_left = _MAX_TOTAL_BYTES
 
     def of(self, pid: int) -> ProcessIdentity | None:
-        """Return None where the process is gone."""
+        """Return None if the process is gone."""
         try:
             process = psutil.Process(pid)
             placed = placement(procfs.cgroup_lines(pid))
             with process.oneshot():
                 return ProcessIdentity(
                     pid,
-                    # psutil.Process.name() reads the command line where the name is long
+                    # psutil.Process.name() reads the command line if the name is long
                     _printable(procfs.comm(pid)),
                     tuple(map(_printable, self._command_line(pid))),
                     _printable(os.fsencode(process.username())),
@@ -75,21 +75,21 @@ class Identities:
             return None
 
     def _command_line(self, pid: int) -> list[bytes]:
-        most = min(_MOST_BYTES, self._bytes_left)
-        if self._slow_seconds_left <= 0 or not most:
+        max_bytes = min(_MAX_BYTES, self._bytes_left)
+        if self._slow_seconds_left <= 0 or not max_bytes:
             return []
         begin = self._clock()
         try:
-            found = self._calls.call(pid, partial(procfs.command_line, pid, most))
+            arguments = self._calls.call(pid, partial(procfs.command_line, pid, max_bytes))
         except (ObjectPendingError, OSError):
-            found = []
-        took = self._clock() - begin
-        if took > _SLOW_SECONDS:
-            self._slow_seconds_left -= took
-        self._bytes_left -= sum(len(argument) + 1 for argument in found)
-        return found
+            arguments = []
+        elapsed = self._clock() - begin
+        if elapsed > _SLOW_SECONDS:
+            self._slow_seconds_left -= elapsed
+        self._bytes_left -= sum(len(argument) + 1 for argument in arguments)
+        return arguments
 
 
 def _printable(text: bytes) -> str:
-    """No message can carry what is not UTF-8."""
+    """Escape what is not UTF-8, which messages cannot carry."""
     return text.decode(errors="backslashreplace")

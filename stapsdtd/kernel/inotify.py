@@ -1,4 +1,4 @@
-"""inotify(7): which files are written to. The standard library has none of it."""
+"""inotify(7), which the standard library lacks: report which files are written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
-    """Tells of files, by numbers, that somebody wrote to. Raises OSError where the host lets have no more of them."""
+    """Reports writes to files by watch descriptor. Raises OSError if the host's limit of instances is reached."""
 
     def __init__(self) -> None:
         self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -23,29 +23,29 @@ class Inotify:
         return self._descriptor
 
     def add(self, path: str) -> int:
-        """Watch a file; answer its number, which is the same for the same file."""
+        """Watch a file and return its watch descriptor, which is the same for the same file."""
         return _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(path), _IN_MODIFY))
 
-    def remove(self, number: int) -> None:
-        """It may be gone, and its number with it."""
-        _libc.inotify_rm_watch(self._descriptor, number)
+    def remove(self, watch: int) -> None:
+        """Stop watching a file. The kernel may have removed the watch already."""
+        _libc.inotify_rm_watch(self._descriptor, watch)
 
     def read(self) -> set[int] | None:
-        """Answer which files were written to since the last time; None for all, where they were too many to be told."""
-        found: set[int] = set()
+        """Return the watches of files written to since the last call; None if events were lost: any may be."""
+        written: set[int] = set()
         while True:
             try:
                 data = os.read(self._descriptor, _READ_BYTES)
             except BlockingIOError:
-                return found
-            at = 0
-            while at < len(data):
-                number, mask, _, name_bytes = _EVENT.unpack_from(data, at)
-                at += _EVENT.size + name_bytes
+                return written
+            offset = 0
+            while offset < len(data):
+                watch, mask, _, name_bytes = _EVENT.unpack_from(data, offset)
+                offset += _EVENT.size + name_bytes
                 if mask & _IN_Q_OVERFLOW:
                     return None
                 if not mask & _IN_IGNORED:
-                    found.add(number)
+                    written.add(watch)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -53,6 +53,6 @@ class Inotify:
 
 def _checked(result: int) -> int:
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
     return result

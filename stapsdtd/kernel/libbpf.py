@@ -1,8 +1,8 @@
-"""The system's libbpf: load an object, reach its maps, make rings and links.
+"""Bindings to the system's libbpf: load an object, access its maps, create rings and links.
 
     object file ──Object──► programs' and maps' descriptors ──mmap──► tables that the daemon writes
 
-libbpf 1.x (bpf/libbpf.h, bpf/bpf.h); only functions that exist since 1.0 are called.
+Only functions of libbpf 1.0 are called (bpf/libbpf.h, bpf/bpf.h).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _OpenOptions(ctypes.Structure):
 
 
 class _LinkOptions(ctypes.Structure):
-    """struct bpf_link_create_opts, with the union's perf_event."""
+    """struct bpf_link_create_opts, with the perf_event member of its union."""
 
     _fields_ = [
         ("sz", ctypes.c_size_t),
@@ -61,7 +61,7 @@ _PrintFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, c
 
 
 def _print_nothing(level: int, format_: bytes, arguments: int) -> int:  # noqa: ARG001 - libbpf_print_fn_t
-    """Errors reach the caller as errno, and the verifier's words through the log buffer."""
+    """Discard messages: errors reach the caller as errno, the verifier's through the log buffer."""
     return 0
 
 
@@ -85,12 +85,12 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
-"""What each one gives, and takes."""
+"""Result and argument types."""
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Raises KernelFeatureError where it is not installed."""
+    """Raises KernelFeatureError if libbpf is not installed."""
     try:
         library = ctypes.CDLL(_LIBRARY, use_errno=True)
     except OSError as error:
@@ -103,16 +103,16 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _failed() -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
+def _last_error() -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, os.strerror(error))
 
 
 class BpfObject:
-    """An object file whose programs and maps are in the kernel until it is closed."""
+    """An object file whose programs and maps stay loaded in the kernel until it is closed."""
 
     def __init__(self, path: str, max_entries: dict[str, int], constants: dict[str, bytes]) -> None:
-        """max_entries: of maps that are not as large as the file says. constants: initial content of .rodata maps.
+        """max_entries: overrides, by map. constants: initial contents, by .rodata map.
 
         Raises KernelFeatureError with the kernel's or libbpf's reason.
         """
@@ -126,7 +126,7 @@ class BpfObject:
         )
         self._object = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
         if not self._object:
-            raise refusal(path, _failed(), "", Host.here())
+            raise refusal(path, _last_error(), "", Host.here())
         try:
             for name, entries in max_entries.items():
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
@@ -139,47 +139,47 @@ class BpfObject:
 
     def _load(self, path: str, log: ctypes.Array[ctypes.c_char]) -> None:
         if self._library.bpf_object__load(self._object):
-            raise refusal(path, _failed(), log.value.decode(errors="replace"), Host.here())
+            raise refusal(path, _last_error(), log.value.decode(errors="replace"), Host.here())
 
     def _map(self, name: str) -> int:
-        found: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
-        if not found:
+        handle: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
+        if not handle:
             raise KeyError(name)
-        return found
+        return handle
 
     def _set_initial(self, name: str, content: bytes) -> None:
         size = ctypes.c_size_t()
-        place = self._library.bpf_map__initial_value(self._map(name), ctypes.byref(size))
-        if not place or size.value != len(content):
+        address = self._library.bpf_map__initial_value(self._map(name), ctypes.byref(size))
+        if not address or size.value != len(content):
             raise ValueError(f"{name} has {size.value} bytes, not {len(content)}")
-        ctypes.memmove(place, content, len(content))
+        ctypes.memmove(address, content, len(content))
 
     def program(self, name: str) -> int:
-        """Answer its descriptor, which goes with the object."""
+        """Return a program's descriptor, which is closed with the object."""
         return int(
             self._library.bpf_program__fd(self._library.bpf_object__find_program_by_name(self._object, name.encode()))
         )
 
     def map(self, name: str) -> int:
-        """Answer its descriptor, which goes with the object."""
+        """Return a map's descriptor, which is closed with the object."""
         return int(self._library.bpf_map__fd(self._map(name)))
 
     def table(self, name: str) -> mmap.mmap:
-        """Map an array's values, one after the other; the mapping outlives the object."""
-        found = self._map(name)
-        value_bytes = (self._library.bpf_map__value_size(found) + 7) // 8 * 8
-        size = value_bytes * self._library.bpf_map__max_entries(found)
-        self._drop_initial(found)
-        return mmap.mmap(self._library.bpf_map__fd(found), size)
+        """Map an array map's values, which are contiguous. The mapping outlives the object."""
+        handle = self._map(name)
+        value_bytes = (self._library.bpf_map__value_size(handle) + 7) // 8 * 8
+        size = value_bytes * self._library.bpf_map__max_entries(handle)
+        self._drop_initial(handle)
+        return mmap.mmap(self._library.bpf_map__fd(handle), size)
 
-    def _drop_initial(self, found: int) -> None:
-        """Free libbpf's own copy of a table's first content, which before libbpf 1.6 it keeps until the close.
+    def _drop_initial(self, handle: int) -> None:
+        """Free libbpf's copy of a table's initial contents, which before libbpf 1.6 it keeps until the close.
 
-        Later ones have the table itself there, of which the kernel frees nothing.
+        Later versions map the table itself there, of which the kernel frees nothing.
         """
         size = ctypes.c_size_t()
-        if place := self._library.bpf_map__initial_value(found, ctypes.byref(size)):
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(place), size, _MADV_REMOVE)
+        if address := self._library.bpf_map__initial_value(handle, ctypes.byref(size)):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), size, _MADV_REMOVE)
 
     def close(self) -> None:
         if self._object:
@@ -188,10 +188,10 @@ class BpfObject:
 
 
 def create_ring(size: int) -> int:
-    """Make a ring buffer of size bytes, a power of two and of pages; answer its descriptor. Raises OSError."""
+    """Create a ring buffer of size bytes, a power of two and at least a page. Return its descriptor. Raises OSError."""
     ring: int = _library().bpf_map_create(_MAP_TYPE_RINGBUF, b"stapsdt_ring", 0, 0, size, None)
     if ring < 0:
-        raise _failed()
+        raise _last_error()
     return ring
 
 
@@ -199,23 +199,23 @@ def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
     if _library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
-        raise _failed()
+        raise _last_error()
 
 
 def remove_map(outer: int, index: int) -> None:
-    """Take a map out of an array of maps. Raises OSError."""
+    """Remove a map from an array of maps. Raises OSError."""
     key = ctypes.c_uint32(index)
     if _library().bpf_map_delete_elem(outer, ctypes.byref(key)):
-        raise _failed()
+        raise _last_error()
 
 
 def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
-    """Run a program at each hit of a perf event, cookie telling which; answer the link's descriptor.
+    """Run a program, given the cookie, at each hit of a perf event. Return the link's descriptor.
 
-    The program serves all perf events of the same tracefs event. Raises OSError.
+    The program runs for all perf events of the same tracefs event. Raises OSError.
     """
     options = _LinkOptions(sz=ctypes.sizeof(_LinkOptions), bpf_cookie=cookie)
     link: int = _library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
     if link < 0:
-        raise _failed()
+        raise _last_error()
     return link

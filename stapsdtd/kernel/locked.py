@@ -1,11 +1,11 @@
-"""Call what takes another process's mmap_lock, which its owner can hold as long as they like.
+"""Make calls that take another process's mmap_lock, which that process can hold indefinitely.
 
-    control thread ──► worker thread ──► /proc/PID/maps, map_files     no result in 0.1 s: it is looked at later
-                       └─ another one for each call that was given up
+    control thread ──► worker thread ──► /proc/PID/maps, map_files     no result within 0.1 s: the process is retried
+                       └─ replaced by a new one after each call that times out
 
-/proc/PID/maps (before Linux 6.17) and map_files wait for the lock, and mmap of a FUSE file that is open for direct I/O
-holds it while the server does not reply. The wait ends with this process (mmap_read_lock_killable), so a thread of its
-own may do it.
+/proc/PID/maps (before Linux 6.17) and map_files wait for the lock, and mmap of a FUSE file opened for direct I/O holds
+it while the server does not reply. The wait ends when this process is killed (mmap_read_lock_killable), so a worker
+thread can be left waiting.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _SECONDS = 0.1
-_MOST_SECONDS = 2.0
-"""For a call that does not wait for the kernel: on a busy host its thread may not have had its turn."""
-_OF_A_USER = 4
-_OF_ALL = 32
-"""Calls given up that did not end yet; beyond these, who has some is not looked at until one of them ends."""
+_MAX_SECONDS = 2.0
+"""Timeout while the call is not blocked in the kernel: on a busy host its thread may not have been scheduled yet."""
+_MAX_LATE_PER_USER = 4
+_MAX_LATE = 32
+"""Calls that timed out and have not returned. Beyond these limits, users with any are refused until one returns."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,18 +50,18 @@ class _Call(Generic[_T]):
             self.error = error
 
     def has_result(self, seconds: float, most_seconds: float) -> bool:
-        """Wait for it."""
+        """Wait for the result and report whether it came in time."""
         deadline = time.monotonic() + most_seconds
         while not self.done.wait(min(seconds, most_seconds)):
-            if time.monotonic() > deadline or (self.thread and _waits_for_the_kernel(self.thread)):
+            if time.monotonic() > deadline or (self.thread and _is_uninterruptible(self.thread)):
                 return False
         return True
 
 
 class LockedCalls:
-    """`call` belongs to one thread. on_free: told in another one of processes that can be looked at again."""
+    """Only one thread may use `call`. on_free is called from worker threads with the pids that can be retried."""
 
-    def __init__(self, seconds: float = _SECONDS, most_seconds: float = _MOST_SECONDS) -> None:
+    def __init__(self, seconds: float = _SECONDS, most_seconds: float = _MAX_SECONDS) -> None:
         self.on_free: Callable[[set[int]], None] = lambda _pids: None
         self._seconds = seconds
         self._most_seconds = most_seconds
@@ -71,9 +71,8 @@ class LockedCalls:
         self._waiting: set[int] = set()
 
     def call(self, pid: int, work: Callable[[], _T], discard: Callable[[_T], None] = lambda _: None) -> _T:
-        """Return what work returns. Raises what it raises, and ObjectPendingError where the process holds its lock.
-
-        discard: what becomes of a result that comes too late.
+        """Run work in a worker and return its result or raise its error; ObjectPendingError if process pid holds its
+        lock. discard: disposes of a result that comes too late.
         """
         user = _user_of(pid)
         with self._lock:
@@ -90,10 +89,10 @@ class LockedCalls:
                 if not call.done.is_set():
                     self._late[call] = pid, user  # type: ignore[index]
                     self._waiting.add(pid)
-                    # the worker ends with this call
+                    # the worker exits after this call
                     self._calls.put(None)
                     self._calls = None
-                    _log.info("process %d of uid %d holds the lock of its memory map; it is looked at later", pid, user)
+                    _log.info("process %d of uid %d holds the lock of its memory map; retrying later", pid, user)
                     raise ObjectPendingError
         if call.error is not None:
             raise call.error
@@ -101,8 +100,12 @@ class LockedCalls:
 
     def _is_refused(self, pid: int, user: int) -> bool:
         late = list(self._late.values())
-        of_user = Counter(each for _, each in late)[user]
-        return any(each == pid for each, _ in late) or of_user >= _OF_A_USER or (of_user > 0 and len(late) >= _OF_ALL)
+        of_user = Counter(late_user for _, late_user in late)[user]
+        return (
+            any(late_pid == pid for late_pid, _ in late)
+            or of_user >= _MAX_LATE_PER_USER
+            or (of_user > 0 and len(late) >= _MAX_LATE)
+        )
 
     def _serve(self, calls: queue.SimpleQueue[_Call[object] | None]) -> None:
         while (call := calls.get()) is not None:
@@ -117,8 +120,8 @@ class LockedCalls:
             self.on_free(free)
 
 
-def _waits_for_the_kernel(thread: int) -> bool:
-    """As mmap_read_lock_killable does (TASK_KILLABLE, shown as D)."""
+def _is_uninterruptible(thread: int) -> bool:
+    """Report whether a thread is in state D, as in mmap_read_lock_killable (TASK_KILLABLE)."""
     try:
         with open(f"/proc/self/task/{thread}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2].startswith(b"D")

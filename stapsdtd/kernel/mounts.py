@@ -2,7 +2,7 @@
 
     36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
 
-Who mounts chooses the names, in which nothing but blanks, tabs, newlines, backslashes and # is escaped.
+Whoever mounts chooses the names, in which only spaces, tabs, newlines, backslashes and # are escaped.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """device is as MAJOR:MINOR; root: what of the file system is mounted; options are the file system's own.
-
-    number: the mount's, unique on the host while anything holds it.
+    """id is unique on the host while the mount is referenced; device is MAJOR:MINOR; root is the path within the file
+    system that is mounted; options are the file system's own.
     """
 
-    number: int
+    id: int
     device: bytes
     root: bytes
     point: bytes
@@ -35,7 +34,7 @@ def mounts(path: str = "/proc/self/mountinfo") -> list[Mount]:
 
 
 def parse(text: bytes) -> list[Mount]:
-    # splitlines would find many more ends of lines
+    # bytes.splitlines would also split at \r
     return [_mount(line) for line in text.split(b"\n") if line]
 
 
@@ -43,9 +42,15 @@ def _mount(line: bytes) -> Mount:
     fields = line.split(b" ")
     kind, source, options = fields[fields.index(b"-", 6) + 1 :][:3]
     return Mount(
-        int(fields[0]), fields[2], _plain(fields[3]), _plain(fields[4]), _plain(kind), _plain(source), _plain(options)
+        int(fields[0]),
+        fields[2],
+        _unescape(fields[3]),
+        _unescape(fields[4]),
+        _unescape(kind),
+        _unescape(source),
+        _unescape(options),
     )
 
 
-def _plain(field: bytes) -> bytes:
+def _unescape(field: bytes) -> bytes:
     return _ESCAPE.sub(lambda escape: bytes([int(escape[1], 8)]), field)

@@ -1,7 +1,7 @@
-"""A program of 555 bytes that arms two nops of its own, runs into them, and tells what has become of them.
+"""A program of 555 bytes that arms two of its own nops, executes them, and reports what the kernel made of them.
 
     0x400000  ELF header, program header
-    0x400078  two struct perf_event_attr: a uprobe at five, and one at ten, of this very file
+    0x400078  two struct perf_event_attr: uprobes at five and at ten of this same file
     0x400178  /proc/self/exe
     0x400188          sub     $32, %rsp
                       xor     %ebx, %ebx
@@ -27,12 +27,12 @@
                       mov     %rax, 8(%rsp)
                       mov     five + 8, %rax
                       mov     %rax, 16(%rsp)
-                      mov     $1, %edi                # write(1, both results and what the nops are now, 24)
+                      mov     $1, %edi                # write(1, both results and the nops' present bytes, 24)
                       mov     %rsp, %rsi
                       mov     $24, %edx
                       mov     $1, %eax
                       syscall
-                      mov     $336, %eax              # uprobe(), last: a seccomp filter may kill for it
+                      mov     $336, %eax              # uprobe(), last: a seccomp filter may kill the program for it
                       syscall
                       mov     %rax, (%rsp)
                       mov     $1, %edi                # write(1, its result, 8)
@@ -44,8 +44,8 @@
                       mov     $60, %eax
                       syscall
 
-The events are of perf's uprobe PMU and for this process alone: tracefs knows nothing of them, no other process maps the
-file, and all of it goes with the process.
+The events use perf's uprobe PMU and are for this process alone: they do not appear in tracefs, no other process maps
+the file, and everything goes when the process exits.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ _NOPS_AT = CODE_AT + CODE.index(b"".join(_NOPS.values()))
 _BREAKPOINT = b"\xcc"
 
 _REPORT = struct.Struct("<2i5s10sx")
-_ANSWER = struct.Struct("<q")
+_SYSCALL_RESULT = struct.Struct("<q")
 
 _ENOTSUPP = 524
-"""No code of user space's (include/linux/errno.h): of an instruction that uprobes do not take at all."""
+"""Kernel-internal errno (include/linux/errno.h): uprobes do not support the instruction."""
 
 _MFD_EXEC = 0x10
-"""Linux 6.3. Older kernels know no memfds that are not executable, and refuse the flag."""
+"""Since Linux 6.3. On older kernels every memfd is executable, and the flag is EINVAL."""
 
 _NO_PMU = 0xFFFFFFFF
 _PMU_TYPE = "/sys/bus/event_source/devices/uprobe/type"
@@ -94,7 +94,7 @@ _SECONDS = 1.0
 
 
 def program(pmu_type: int) -> bytes:
-    """Return the program as an ELF file. pmu_type: the number that this kernel gave perf's uprobe PMU."""
+    """Return the program as an ELF file. pmu_type: this kernel's type number for perf's uprobe PMU."""
     size = CODE_AT + len(CODE)
     content = _FILE_HEADER.pack(
         *(b"\x7fELF", 2, 1, 1, 0, 0),  # 64 bits, little-endian, ELF version, System V ABI and its version
@@ -110,24 +110,24 @@ def program(pmu_type: int) -> bytes:
 
 
 def run(pmu_type_path: str = _PMU_TYPE, seconds: float = _SECONDS) -> tuple[Mapping[int, bool], int | None]:
-    """Return which nops, by their length in bytes, this kernel rewrites, and the syscall's errno.
+    """Return whether this kernel rewrites nops, by their length in bytes, and the syscall's errno.
 
-    A length is missing where no probe could be put there, the errno is None where none is known: the program may be
-    refused, killed or held up by whatever guards this host.
+    A length is missing if no probe could be placed there; the errno is None if unknown: security policy may keep the
+    program from starting, kill it or block it.
     """
     try:
         with open(pmu_type_path, encoding="ascii") as file:
             pmu_type = int(file.read())
     except (OSError, ValueError):
-        # none before Linux 4.17; the syscall is asked all the same
+        # no such PMU before Linux 4.17; the syscall is still worth trying
         pmu_type = _NO_PMU
     return _run(pmu_type, seconds)
 
 
-def ask(seconds: float = _SECONDS) -> int | None:
-    """Return the syscall's errno as run() does, and arm nothing.
+def syscall_errno(seconds: float = _SECONDS) -> int | None:
+    """Return the syscall's errno as run() does, without arming anything.
 
-    Closing a probe takes event_mutex and a grace period, which another tracer's program may hold up for long.
+    Closing a probe takes event_mutex and a grace period, which another tracer's program can delay for long.
     """
     return _run(_NO_PMU, seconds)[1]
 
@@ -137,31 +137,31 @@ def _run(pmu_type: int, seconds: float) -> tuple[Mapping[int, bool], int | None]
         with _in_memory(program(pmu_type)) as descriptor:
             return parse(_output_of(descriptor, seconds))
     except OSError as error:
-        _log.debug("the trial of nops cannot be started: %s", error)
+        _log.debug("cannot run the nop trial: %s", error)
         return {}, None
 
 
 def parse(output: bytes) -> tuple[Mapping[int, bool], int | None]:
-    """See `run`. output: what the program wrote, as far as it came."""
+    """Parse the program's output, possibly truncated, into the result of `run`."""
     if len(output) < _REPORT.size:
         return {}, None
     *results, five, ten = _REPORT.unpack_from(output)
     rewritten = {}
-    for (length, nop), result, now in zip(_NOPS.items(), results, (five, ten), strict=True):
+    for (length, nop), result, code in zip(_NOPS.items(), results, (five, ten), strict=True):
         if result == -_ENOTSUPP:
             rewritten[length] = False
-        # still a nop where the probe was not put there
-        elif result >= 0 and now != nop:
-            rewritten[length] = now != _BREAKPOINT + nop[1:]
-    if len(output) != _REPORT.size + _ANSWER.size:
+        # still the nop if the probe was not placed there
+        elif result >= 0 and code != nop:
+            rewritten[length] = code != _BREAKPOINT + nop[1:]
+    if len(output) != _REPORT.size + _SYSCALL_RESULT.size:
         return rewritten, None
-    answer: int = _ANSWER.unpack_from(output, _REPORT.size)[0]
-    return rewritten, -answer if answer < 0 else None
+    syscall_result: int = _SYSCALL_RESULT.unpack_from(output, _REPORT.size)[0]
+    return rewritten, -syscall_result if syscall_result < 0 else None
 
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[int]:
-    """Raises OSError where the host allows no executable memfd (vm.memfd_noexec)."""
+    """Put content into an executable memfd. Raises OSError if the host forbids that (vm.memfd_noexec)."""
     try:
         descriptor = os.memfd_create("stapsdt-nops", os.MFD_CLOEXEC | _MFD_EXEC)
     except OSError as error:
@@ -176,7 +176,7 @@ def _in_memory(content: bytes) -> Iterator[int]:
 
 
 def _output_of(descriptor: int, seconds: float) -> bytes:
-    """Run the program that is open there; it is killed where it takes longer. Raises OSError where it cannot run."""
+    """Run the program open on descriptor, and kill it after a timeout. Raises OSError if it cannot be executed."""
     process = subprocess.Popen(
         ["stapsdt-nops"],
         executable=f"/proc/self/fd/{descriptor}",
@@ -193,6 +193,6 @@ def _output_of(descriptor: int, seconds: float) -> bytes:
         try:
             return process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
-            # what waits in the kernel cannot be killed, and is not to be waited for
-            _log.warning("process %d, which tries what the kernel does to nops, does not end", process.pid)
+            # a process blocked in the kernel cannot be killed, so do not wait for it
+            _log.warning("process %d, the nop trial, is stuck in the kernel and was left behind", process.pid)
             return b""

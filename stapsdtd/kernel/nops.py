@@ -1,14 +1,14 @@
-"""Nops that the kernel rewrites when an uprobe there is hit for the first time; on x86-64 alone.
+"""Find out which nops the kernel rewrites at the first hit of a uprobe there; on x86-64 only.
 
-    Linux                        syscall 336   what is rewritten
+    Linux                        syscall 336   rewritten
     before 6.18                  ENOSYS        nothing
     6.18 to 7.2                  ENXIO         nops of 5 bytes, to: call TRAMPOLINE
     since commit 554ba38456da    EPROTO        nops of 10 bytes, to: lea -0x80(%rsp),%rsp; call TRAMPOLINE
 
 The trampoline makes syscall 336, which runs the handlers and fails elsewhere (arch/x86/kernel/uprobes.c). The call
-overwrites what a leaf function keeps below its stack, a forked child lacks the trampoline, a program whose rsp is no
-stack pointer dies, and syscall user dispatch catches the syscall. The longer form cures the first two of these, so nops
-of 10 bytes are not known to be safe either. A probe at any other nop stays a breakpoint, which touches nothing.
+overwrites the red zone of a leaf function, a forked child lacks the trampoline, a program whose rsp is not a stack
+pointer crashes, and syscall user dispatch intercepts the syscall. The longer form fixes only the first two, so 10-byte
+nops are not known to be safe either. A probe at any other nop remains a breakpoint, which is harmless.
 """
 
 from __future__ import annotations
@@ -36,57 +36,57 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class NopRewriting:
-    """rewritten: lengths of nops, in bytes, that the kernel turns into calls. unknown: those that it may."""
+    """rewritten: lengths, in bytes, of the nops that the kernel turns into calls. unknown: those that it may."""
 
     rewritten: frozenset[int] = frozenset()
     unknown: frozenset[int] = frozenset()
 
     def why_not(self, nop_bytes: int) -> str | None:
-        """Return why a site whose nop has this length is not to be armed; None where that is safe."""
+        """Return why a site whose nop has this length must not be armed; None if that is safe."""
         if nop_bytes not in self.rewritten | self.unknown:
             return None
         turns = "turns" if nop_bytes in self.rewritten else "may turn"
         return (
             f"this kernel {turns} its {nop_bytes}-byte nop into a call at the first hit, "
-            "which corrupts or kills programs; compile it with a 1-byte nop, as systemtap's sys/sdt.h has it"
+            "which corrupts or crashes programs; compile it with a 1-byte nop, as systemtap's sys/sdt.h does"
         )
 
 
 def probe_nops() -> NopRewriting:
-    """Ask what this kernel does, and try it where it does not say that it rewrites any.
+    """Check the syscall, and run the trial unless its errno already shows that the kernel rewrites nops.
 
-    The trial takes some 200 ms, which are spent waiting, and 2 s at the most.
+    The trial takes about 200 ms, mostly waiting, and at most 2 s.
     """
     if platform.machine() != "x86_64":
         return NopRewriting()
     tried: Mapping[int, bool] = {}
-    answer = nop_trial.ask()
-    if not _BY_ERRNO.get(answer):
-        tried, answer = nop_trial.run()
-    return judge(tried, answer, is_filtered=procfs.is_filtered())
+    syscall_errno = nop_trial.syscall_errno()
+    if not _BY_ERRNO.get(syscall_errno):
+        tried, syscall_errno = nop_trial.run()
+    return judge(tried, syscall_errno, is_filtered=procfs.is_filtered())
 
 
-def judge(tried: Mapping[int, bool], answer: int | None, *, is_filtered: bool) -> NopRewriting:
-    """Bring together what a trial showed for each length and the syscall's errno: whatever either accuses is refused.
+def judge(tried: Mapping[int, bool], syscall_errno: int | None, *, is_filtered: bool) -> NopRewriting:
+    """Combine the trial's result for each length with the syscall's errno: a length that either implicates is unsafe.
 
-    is_filtered: a seccomp filter may have answered instead, which refuses what it does not know with ENOSYS.
+    is_filtered: the errno may be a seccomp filter's, which fails unknown syscalls with ENOSYS.
     """
-    told = _BY_ERRNO.get(answer)
-    if is_filtered and not told:
-        told = None
-    rewritten = (told or frozenset()) | {length for length, was_rewritten in tried.items() if was_rewritten}
-    unknown = frozenset() if told is not None else _LENGTHS - tried.keys()
+    by_errno = _BY_ERRNO.get(syscall_errno)
+    if is_filtered and not by_errno:
+        by_errno = None
+    rewritten = (by_errno or frozenset()) | {length for length, was_rewritten in tried.items() if was_rewritten}
+    unknown = frozenset() if by_errno is not None else _LENGTHS - tried.keys()
     return NopRewriting(rewritten, unknown)
 
 
-def nop_feature(found: NopRewriting) -> Feature:
-    """Tell of what probe_nops() found."""
-    if found.unknown:
-        lengths = _lengths(found.rewritten | found.unknown)
+def nop_feature(rewriting: NopRewriting) -> Feature:
+    """Describe the result of probe_nops()."""
+    if rewriting.unknown:
+        lengths = _lengths(rewriting.rewritten | rewriting.unknown)
         detail = f"this kernel may corrupt programs at probes whose nop is {lengths} bytes long: these are refused"
         return Feature(_NAME, False, False, detail, _REMEDY)
-    if found.rewritten:
-        lengths = _lengths(found.rewritten)
+    if rewriting.rewritten:
+        lengths = _lengths(rewriting.rewritten)
         detail = f"this kernel corrupts programs at probes whose nop is {lengths} bytes long: these are refused"
         return Feature(_NAME, True, False, detail, "")
     return Feature(_NAME, True, False, "this kernel leaves nops as they are", "")

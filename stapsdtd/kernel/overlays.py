@@ -1,8 +1,8 @@
-"""overlayfs: which file of which layer a file of an overlay is, since that is the inode the kernel arms.
+"""Resolve files of an overlayfs to the files of its layers, which have the inodes that the kernel arms.
 
     57 30 0:48 / /merged rw - overlay none rw,lowerdir=/a:/b,upperdir=/u,workdir=/w        a line of /proc/PID/mountinfo
 
-Two overlays of one lower file show it under two devices (tried on 6.18). Paths of layers are those of whoever mounted.
+Two overlays show the same lower file under two devices (tried on 6.18). Paths of layers are as the mounter saw them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNESCAPED_COLON = re.compile(rb"(?<!\\):")
 
 
 class _Overlay(NamedTuple):
-    """root: what of the overlay is mounted; layers: the upper one first."""
+    """root: the path within the overlay that is mounted; layers: uppermost first."""
 
     root: bytes
     mount_point: bytes
@@ -28,13 +28,14 @@ class _Overlay(NamedTuple):
 
 
 def real_file(pid: int, path: str, shown: FileStatus) -> FileStatus | None:
-    """Answer the layer's file behind what a process sees under a path; None where that is no overlay or not to be told.
+    """Return the layer's file behind the file that a process sees at path; None if it is not on an overlay or cannot be
+    determined.
 
-    Only mounts of this process's own mount namespace are believed, and those that a process of the same user namespace
-    sees: in one of their own, anybody may mount what they like.
+    Only mounts seen by this process or by processes in its user namespace are trusted: in a user namespace of their
+    own, users can mount what they like.
     """
     if os.major(shown.st_dev) or not shown.st_nlink or not path.startswith("/"):
-        # on a device, or without a name, as memfds are: they need not wait for mountinfo
+        # on a block device, or unnamed like a memfd: no need to read mountinfo
         return None
     for witness in ("self", str(pid)):
         mounts = _mounts(witness, shown.st_dev)
@@ -42,34 +43,36 @@ def real_file(pid: int, path: str, shown: FileStatus) -> FileStatus | None:
             if witness == "self" and shares_user_namespace(pid):
                 continue
             return None
-        found = [real for mount in mounts if (real := _in_layers(witness, mount, path, shown))]
-        if found:
-            return found[0]
+        real_files = [real for mount in mounts if (real := _in_layers(witness, mount, path, shown))]
+        if real_files:
+            return real_files[0]
         if not shares_user_namespace(pid):
             return None
     return None
 
 
 def _mounts(witness: str, dev: int) -> list[_Overlay] | None:
-    """Answer the mounts of a device that are overlays; None where it is not mounted at all."""
+    """Return the overlay mounts of a device that the witness, a pid or self, sees; None if it is not mounted there."""
     device = f"{os.major(dev)}:{os.minor(dev)}".encode()
     try:
-        found = [mount for mount in mounts(f"/proc/{witness}/mountinfo") if mount.device == device]
+        of_device = [mount for mount in mounts(f"/proc/{witness}/mountinfo") if mount.device == device]
     except OSError:
         return None
-    overlays = [mount for mount in found if mount.kind == b"overlay"]
-    return [_Overlay(mount.root, mount.point, tuple(layers_of(mount.options))) for mount in overlays] if found else None
+    if not of_device:
+        return None
+    overlays = [mount for mount in of_device if mount.kind == b"overlay"]
+    return [_Overlay(mount.root, mount.point, tuple(layers_of(mount.options))) for mount in overlays]
 
 
 def layers_of(options: bytes) -> Iterator[bytes]:
-    """The upper one first, as whoever mounted named them."""
+    """Yield the paths of an overlay's layers, uppermost first, as the mounter saw them."""
     lower = []
     for option in re.split(rb"(?<!\\),", options):
         name, _, value = option.partition(b"=")
         if name == b"upperdir":
             yield _without_backslashes(value)
         elif name == b"lowerdir":
-            lower += [_without_backslashes(each) for each in _UNESCAPED_COLON.split(value) if each]
+            lower += [_without_backslashes(layer) for layer in _UNESCAPED_COLON.split(value) if layer]
         elif name == b"lowerdir+":
             lower.append(_without_backslashes(value))
     yield from lower
@@ -80,22 +83,22 @@ def _without_backslashes(value: bytes) -> bytes:
 
 
 def _in_layers(witness: str, mount: _Overlay, path: str, shown: FileStatus) -> FileStatus | None:
-    """The first layer that has the name is the one that is shown."""
-    # bytes that are no text are shown in place of themselves
+    """Return the file of the first layer that has the path, which is the one that the overlay shows."""
+    # bytes that are not text are shown escaped in both
     point = shown_path(mount.mount_point.rstrip(b"/"))
     if not path.startswith(point + "/"):
         return None
     within = mount.root.rstrip(b"/") + path[len(point) :].encode()
     for layer in mount.layers:
         if not layer.startswith(b"/"):
-            # relative to where the mounter was, which nobody knows any more
+            # relative to the mounter's working directory, which is unknown
             return None
         try:
-            found = cached_status(os.fsdecode(f"/proc/{witness}/root".encode() + layer + within))
+            status = cached_status(os.fsdecode(f"/proc/{witness}/root".encode() + layer + within))
         except OSError:
             continue
-        same = (found.st_ino, found.st_size, found.st_mtime_ns) == (shown.st_ino, shown.st_size, shown.st_mtime_ns)
-        return found if same and found.is_regular else None
+        same = (status.st_ino, status.st_size, status.st_mtime_ns) == (shown.st_ino, shown.st_size, shown.st_mtime_ns)
+        return status if same and status.is_regular else None
     return None
 
 

@@ -1,10 +1,10 @@
-"""perf_event_open(2), and its side-band: a record of every executable mapping on the host, memfds included.
+"""perf_event_open(2) and its side-band records of every executable mapping on the host, memfds included.
 
     header u32 type, u16 misc, u16 size
     MMAP2  u32 pid, tid | u64 address, length, file offset | u32 major, minor | u64 inode, generation
            u32 protection, flags | path, up to a NUL
 
-A software event that never counts carries the records, one ring buffer for each CPU. A full ring leaves a LOST record.
+The records come from a dummy software event, through one ring buffer per CPU. A full ring leaves a LOST record.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class PerfEventAttributes(ctypes.Structure):
 
 
 def open_perf_event(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
-    """Answer the event's descriptor. Raises OSError, and KernelFeatureError on a machine that is not known."""
-    number = _SYSCALL.get(platform.machine())
-    if number is None:
+    """Return the event's descriptor. Raises OSError, and KernelFeatureError on an unknown machine."""
+    syscall_number = _SYSCALL.get(platform.machine())
+    if syscall_number is None:
         raise KernelFeatureError("perf events", f"unknown machine {platform.machine()}", "report it")
     attributes.size = ctypes.sizeof(attributes)
-    descriptor: int = _libc.syscall(number, ctypes.byref(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
+    descriptor: int = _libc.syscall(syscall_number, ctypes.byref(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
     if descriptor < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"perf_event_open: {os.strerror(error)}")
@@ -72,7 +72,7 @@ def open_perf_event(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
 
 
 class Mapped(NamedTuple):
-    """A process mapped a file executable. A tuple, since a host that is busy makes thousands of them in a second."""
+    """A process mapped a file executable. A tuple, since a busy host makes thousands of these per second."""
 
     pid: int
     dev: int
@@ -89,11 +89,11 @@ class Mapped(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The ring was full; only a look at /proc tells what was missed."""
+    """The ring was full; rescan /proc for what was missed."""
 
 
 class MappingRing:
-    """The records of one CPU. Raises KernelFeatureError where perf is refused."""
+    """The mapping records of one CPU. Raises KernelFeatureError if perf_event_open is denied."""
 
     def __init__(self, cpu: int) -> None:
         attributes = PerfEventAttributes(
@@ -105,44 +105,44 @@ class MappingRing:
         try:
             self._descriptor = open_perf_event(attributes, ALL_PROCESSES, cpu)
         except OSError as error:
-            raise _refused(str(error.strerror)) from error
+            raise _perf_denied(str(error.strerror)) from error
         try:
             self._ring = mmap.mmap(self._descriptor, _PAGE * (1 + _DATA_PAGES))
         except OSError as error:
             os.close(self._descriptor)
-            raise _refused(str(error)) from error
+            raise _perf_denied(str(error)) from error
 
     def fileno(self) -> int:
         return self._descriptor
 
     def read(self) -> list[Mapped | Lost]:
-        """Everything that is there now, without waiting. Anonymous memory and the vdso are left out."""
+        """Return pending records without waiting. Anonymous memory and the vdso are left out."""
         head, tail = _POSITIONS.unpack_from(self._ring, _HEAD_AT)
         if head == tail:
             return []
         data = self._bytes(tail, head - tail)
         struct.pack_into("=Q", self._ring, _TAIL_AT, head)
-        found: list[Mapped | Lost] = []
-        at = 0
-        while at < len(data):
-            kind, _misc, size = _HEADER.unpack_from(data, at)
+        records: list[Mapped | Lost] = []
+        position = 0
+        while position < len(data):
+            kind, _misc, size = _HEADER.unpack_from(data, position)
             if kind == _RECORD_MMAP2:
                 pid, _tid, start, length, offset, major, minor, inode, *_ = _MMAP2_BODY.unpack_from(
-                    data, at + _HEADER.size
+                    data, position + _HEADER.size
                 )
                 if inode:
-                    path = data[at + _PATH_AT : data.index(0, at + _PATH_AT)]
+                    path = data[position + _PATH_AT : data.index(0, position + _PATH_AT)]
                     dev = os.makedev(major, minor)
-                    found.append(Mapped(pid, dev, inode, procfs.shown_path(path), start, length, offset))
+                    records.append(Mapped(pid, dev, inode, procfs.shown_path(path), start, length, offset))
             elif kind == _RECORD_LOST:
-                found.append(Lost())
-            at += size
-        return found
+                records.append(Lost())
+            position += size
+        return records
 
     def _bytes(self, position: int, size: int) -> bytes:
         begin = _PAGE + position % (_PAGE * _DATA_PAGES)
-        upto_the_end = self._ring[begin : begin + size]
-        return upto_the_end + self._ring[_PAGE : _PAGE + size - len(upto_the_end)]
+        before_wrap = self._ring[begin : begin + size]
+        return before_wrap + self._ring[_PAGE : _PAGE + size - len(before_wrap)]
 
     def close(self) -> None:
         self._ring.close()
@@ -150,24 +150,24 @@ class MappingRing:
 
 
 def online_cpus() -> list[int]:
-    """Answer the CPUs on which programs run now."""
+    """Return the CPUs that are online."""
     return _cpus("online")
 
 
 def possible_cpus() -> list[int]:
-    """Answer the CPUs that may ever run, which per-CPU tables are made for."""
+    """Return the CPUs that may ever be online, for which per-CPU tables are sized."""
     return _cpus("possible")
 
 
 def _cpus(which: str) -> list[int]:
-    """Read /sys/devices/system/cpu/, where a list looks like `0-3,6`."""
+    """Read a list of CPUs such as `0-3,6` from /sys/devices/system/cpu/."""
     with open(f"/sys/devices/system/cpu/{which}", encoding="ascii") as file:
         ranges = [part.partition("-") for part in file.read().strip().split(",")]
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
 
 
-def _refused(reason: str) -> KernelFeatureError:
-    remedy = "run as root or with CAP_PERFMON, and look at /proc/sys/kernel/perf_event_paranoid"
+def _perf_denied(reason: str) -> KernelFeatureError:
+    remedy = "run as root or with CAP_PERFMON, and check /proc/sys/kernel/perf_event_paranoid"
     if procfs.is_filtered():
-        remedy += " and at the seccomp profile"
+        remedy += " and the seccomp profile"
     return KernelFeatureError("perf events", reason, remedy)

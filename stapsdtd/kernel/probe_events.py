@@ -1,8 +1,8 @@
-"""tracefs events seen through perf: which processes an event arms, and the program that runs at its hits.
+"""Arm tracefs uprobe events through perf, for all processes or for single ones, and run a BPF program at their hits.
 
 A uprobe event arms nothing until perf opens it, for every process or for one; a program linked to one of its perf
-events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c). So the program is linked first, to an event that
-arms nobody, and no hit finds a site patched and the program not there yet.
+events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c). So the program is linked first, to a perf event
+that arms no process, and is in place before any site is patched.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from stapsdtd.kernel.tracefs import Tracefs
 
 _TYPE_TRACEPOINT = 2
 _KERNEL_THREAD = 2
-"""kthreadd (init/main.c): it has no memory, so that an event for it patches nothing."""
+"""kthreadd (init/main.c) has no user memory, so an event for it patches nothing."""
 
 
 class ProbeEvent:
-    """A multi-probe uprobe event, defined, armed for processes, and linked with a program."""
+    """A multi-probe uprobe event: defined in tracefs, armed for processes, and linked with a program."""
 
-    def __init__(self, tracefs: Tracefs, group: str, name: str, places: Sequence[str]) -> None:
-        """places: `PATH:0xOFFSET(0xREFCTR)` of each site. Raises TracefsRejectedError; nothing is left then."""
+    def __init__(self, tracefs: Tracefs, group: str, name: str, sites: Sequence[str]) -> None:
+        """Define the event. sites: each `PATH:0xOFFSET(0xREFCTR)`. Raises TracefsRejectedError and leaves nothing."""
         self._tracefs = tracefs
         self._name = f"{group}/{name}"
-        self._scopes: dict[int | None, int] = {}
-        self._carrier: int | None = None
+        self._perf_events: dict[int | None, int] = {}
+        self._link_event: int | None = None
         self._link: int | None = None
         self._defined = False
         try:
-            for place in places:
-                tracefs.append_definition(f"p:{self._name} {place}")
+            for site in sites:
+                tracefs.append_definition(f"p:{self._name} {site}")
                 self._defined = True
             self._id = int(tracefs.read(f"events/{self._name}/id"))
         except BaseException:
@@ -40,36 +40,36 @@ class ProbeEvent:
             raise
 
     def arm(self, pid: int | None, program: int, cookie: int) -> None:
-        """Patch the sites in a process's memory, or with None in every process's, now and later.
+        """Patch the sites in one process, or, if pid is None, in every present and future process.
 
-        Raises OSError; ESRCH where there is no such process.
+        Raises OSError; ESRCH if there is no such process.
         """
-        if self._carrier is None:
-            self._carrier = self._opened(_KERNEL_THREAD, ALL_CPUS)
+        if self._link_event is None:
+            self._link_event = self._open(_KERNEL_THREAD, ALL_CPUS)
         if self._link is None:
-            self._link = link_perf_event(program, self._carrier, cookie)
-        if pid not in self._scopes:
-            self._scopes[pid] = (
-                self._opened(ALL_PROCESSES, online_cpus()[0]) if pid is None else self._opened(pid, ALL_CPUS)
+            self._link = link_perf_event(program, self._link_event, cookie)
+        if pid not in self._perf_events:
+            self._perf_events[pid] = (
+                self._open(ALL_PROCESSES, online_cpus()[0]) if pid is None else self._open(pid, ALL_CPUS)
             )
 
-    def _opened(self, pid: int, cpu: int) -> int:
+    def _open(self, pid: int, cpu: int) -> int:
         return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)
 
     def unpatch(self) -> None:
-        """Take it out of all processes, whose semaphores fall at once. No grace period is waited for."""
-        while self._scopes:
+        """Unpatch the sites in all processes, whose semaphores drop at once. Does not wait for a grace period."""
+        while self._perf_events:
             try:
-                _, descriptor = self._scopes.popitem()
+                _, descriptor = self._perf_events.popitem()
             except KeyError:
                 # another thread took the last one
                 return
             os.close(descriptor)
 
     def disarm(self) -> None:
-        """The same, and wait until no hit runs the program any more: for as long as another's sleeps at a hit.
+        """Unpatch, and wait until no hit runs the program any more, which another tracer's sleeping program can delay.
 
-        Since Linux 6.13 the kernel waits with none of its locks held (perf_event_detach_bpf_prog).
+        Since Linux 6.13 the kernel holds no locks while it waits (perf_event_detach_bpf_prog).
         """
         self.unpatch()
         if self._link is not None:
@@ -77,11 +77,11 @@ class ProbeEvent:
             os.close(link)
 
     def remove(self) -> None:
-        """Disarm it, and forget its definition. Raises TracefsRejectedError."""
+        """Disarm the event and delete its definition. Raises TracefsRejectedError."""
         self.disarm()
-        if self._carrier is not None:
-            carrier, self._carrier = self._carrier, None
-            os.close(carrier)
+        if self._link_event is not None:
+            link_event, self._link_event = self._link_event, None
+            os.close(link_event)
         if self._defined:
             self._tracefs.append_definition(f"-:{self._name}")
             self._defined = False

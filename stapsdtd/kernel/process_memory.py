@@ -1,4 +1,4 @@
-"""Memory of other processes, by process_vm_readv(2)."""
+"""Touch and classify memory of other processes; process_vm_readv(2)."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ def _libc() -> ctypes.CDLL:
 
 
 def touch(pid: int, address: int, byte_count: int) -> None:
-    """Read a byte of each page, so that all of them are in the process's memory then.
+    """Fault in every page of a range by reading a byte of each.
 
-    It waits for as long as whoever provides a page takes. Raises OSError where there is no such process or memory, or
-    it may not be read.
+    Blocks for as long as whoever provides a page takes. Raises OSError if there is no such process or memory, or it is
+    not readable.
     """
     last = address + max(byte_count, 1) - 1
     starts = [address, *range((address // _PAGE_BYTES + 1) * _PAGE_BYTES, last + 1, _PAGE_BYTES)]
     byte = ctypes.create_string_buffer(1)
     for start in starts:
-        here, there = _Vector(ctypes.addressof(byte), 1), _Vector(start, 1)
-        if _libc().process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != 1:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        local, remote = _Vector(ctypes.addressof(byte), 1), _Vector(start, 1)
+        if _libc().process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) != 1:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
 
 
 class LocalMemory:
-    """Tells which memory is provided by the kernel alone, or by a file system that nobody but root can make wait."""
+    """Finds memory that is provided by the kernel alone, or by a file system that only root can block."""
 
     def __init__(self, filesystems: Filesystems) -> None:
-        """filesystems: nobody else uses it."""
+        """filesystems: not shared with anything else."""
         self._filesystems = filesystems
         self._lock = threading.Lock()
 
-    def room(self, pid: int, address: int) -> int:
-        """Return for how many bytes from an address on a process's memory is such.
+    def local_bytes(self, pid: int, address: int) -> int:
+        """Return how many bytes from address on are such memory.
 
-        It waits where the process holds its map's lock. What userfaultfd serves looks like any other memory. Raises
-        OSError.
+        Blocks while the process holds its mmap_lock. Memory served by userfaultfd cannot be told apart. Raises OSError.
         """
         region = procfs.region_at(pid, address)
         if region is None:

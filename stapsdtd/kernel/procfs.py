@@ -2,8 +2,8 @@
 
     55563b0ea000-55563b0eb000 r-xp 00001000 fe:00 1835043    /tmp/demo              a line of /proc/PID/maps
 
-Reading maps by hand takes a twelfth of psutil.memory_maps(), which reads smaps and drops device, inode and offset.
-A process may go at any moment, so each function answers with nothing where /proc has nothing.
+Reading maps directly takes a twelfth of the time of psutil.memory_maps(), which reads smaps and drops device, inode and
+offset. A process may exit at any moment: every function returns an empty result if /proc has no entry.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from stapsdtd.kernel.reach import cached_status
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
-_BEFORE_THE_PATH = 73
-_ENOUGH = 65536
+_PATH_COLUMN = 73
+_READ_BYTES = 65536
 _DELETED = b" (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """From /proc/PID/stat: state is one letter, threads counts the living ones and an unreaped leader."""
+    """From /proc/PID/stat: state is one letter; threads counts live ones and an unreaped leader."""
 
     key: ProcessKey
     state: str
@@ -38,7 +38,7 @@ def pids() -> list[int]:
 
 def stat(pid: int) -> ProcessStat | None:
     text = _read(f"/proc/{pid}/stat")
-    # the command name, in parentheses, may hold blanks and parentheses
+    # the command name, in parentheses, may itself contain spaces and parentheses
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 20:
         return None
@@ -46,19 +46,19 @@ def stat(pid: int) -> ProcessStat | None:
 
 
 def tgid(tid: int) -> int | None:
-    """Answer the process that a living thread belongs to."""
-    found = re.search(rb"^Tgid:\s*(\d+)", _read(f"/proc/{tid}/status"), re.MULTILINE)
-    return int(found.group(1)) if found else None
+    """Return the process that a live thread belongs to."""
+    match = re.search(rb"^Tgid:\s*(\d+)", _read(f"/proc/{tid}/status"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def namespace_pid(pid: int) -> int | None:
-    """Answer a process's number in the innermost pid namespace that it is in."""
-    found = re.search(rb"^NSpid:[\t ](?:.*[\t ])?(\d+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
-    return int(found.group(1)) if found else None
+    """Return a process's pid in its innermost pid namespace."""
+    match = re.search(rb"^NSpid:[\t ](?:.*[\t ])?(\d+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def is_filtered() -> bool:
-    """Answer whether a seccomp filter, such as a container's, may refuse this process what its capabilities allow."""
+    """Report whether a seccomp filter, such as a container's, may deny this process what its capabilities allow."""
     return re.search(rb"^Seccomp:\s2$", _read("/proc/self/status"), re.MULTILINE) is not None
 
 
@@ -66,15 +66,15 @@ def comm(pid: int) -> bytes:
     return _read(f"/proc/{pid}/comm").removesuffix(b"\n")
 
 
-def command_line(pid: int, most_bytes: int) -> list[bytes]:
-    """Return a process's arguments as far as that many bytes hold them.
+def command_line(pid: int, max_bytes: int) -> list[bytes]:
+    """Return a process's arguments, truncated to max_bytes in all.
 
-    They lie in its memory where it says (PR_SET_MM_MAP), so that they may be as many as it likes, and reading waits for
+    They are read from its memory, wherever it says (PR_SET_MM_MAP), so they may be of any length, and reading waits for
     its mmap_lock. Raises OSError.
     """
     descriptor = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        text = os.read(descriptor, most_bytes)
+        text = os.read(descriptor, max_bytes)
     finally:
         os.close(descriptor)
     return text.removesuffix(b"\0").split(b"\0") if text else []
@@ -85,18 +85,18 @@ def cgroup_lines(pid: int) -> bytes:
 
 
 def executable_mappings(pid: int) -> list[Mapping]:
-    """Every file mapped executable, once for each of its lines. Anonymous memory and the vdso are left out."""
-    found = []
+    """Return the executable file mappings, one per line of maps. Anonymous memory and the vdso are left out."""
+    mappings = []
     for line in _read(f"/proc/{pid}/maps").split(b"\n"):
-        # before the path, no field but the permissions can hold an x
-        if b"x" not in line[:_BEFORE_THE_PATH]:
+        # before the path, only the permissions can contain an x
+        if b"x" not in line[:_PATH_COLUMN]:
             continue
         addresses, permissions, offset, dev, inode, *path = line.split(None, 5)
         if b"x" not in permissions or inode == b"0":
             continue
         start, end = addresses.split(b"-")
         major, minor = dev.split(b":")
-        found.append(
+        mappings.append(
             Mapping(
                 start=int(start, 16),
                 end=int(end, 16),
@@ -106,11 +106,11 @@ def executable_mappings(pid: int) -> list[Mapping]:
                 path=_path(pid, start, end, path[0]) if path else "",
             )
         )
-    return found
+    return mappings
 
 
 class Region(NamedTuple):
-    """A line of /proc/PID/maps, whatever it is of."""
+    """Any line of /proc/PID/maps."""
 
     start: int
     end: int
@@ -118,7 +118,7 @@ class Region(NamedTuple):
 
 
 def region_at(pid: int, address: int) -> Region | None:
-    """Return what a process has at an address; None where that is nothing, or the process is gone."""
+    """Return the mapping that contains an address; None if there is none, or the process is gone."""
     for line in _read(f"/proc/{pid}/maps").split(b"\n"):
         addresses, _, rest = line.partition(b" ")
         start, _, end = addresses.partition(b"-")
@@ -128,9 +128,9 @@ def region_at(pid: int, address: int) -> Region | None:
 
 
 def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
-    r"""A mapping's path from its line, which escapes a newline as \012 and nothing else, and marks what was deleted.
+    r"""Return a mapping's path from its line of maps, which escapes only newlines, as \012, and marks deleted files.
 
-    A name may have either in itself; then the kernel's own link tells, where this process may read it.
+    A name may contain either text itself; the link in map_files then decides, if it is readable.
     """
     if rb"\012" not in raw and not raw.endswith(_DELETED):
         return shown_path(raw)
@@ -138,13 +138,13 @@ def _path(pid: int, start: bytes, end: bytes, raw: bytes) -> str:
         link = os.readlink(b"/proc/%d/map_files/%b-%b" % (pid, start.lstrip(b"0"), end.lstrip(b"0")))
     except OSError:
         return shown_path(raw.replace(rb"\012", b"\n"))
-    if link.endswith(_DELETED) and _is_there(pid, start, end, link):
+    if link.endswith(_DELETED) and _is_mapped_as(pid, start, end, link):
         return link.decode(errors="backslashreplace")
     return shown_path(link)
 
 
-def _is_there(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
-    """Whether a process maps the file that has this very name."""
+def _is_mapped_as(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
+    """Report whether the mapped file is the one at exactly this path."""
     try:
         mapped = cached_status(f"/proc/{pid}/map_files/{start.lstrip(b'0').decode()}-{end.lstrip(b'0').decode()}")
         named = cached_status(os.fsdecode(b"/proc/%d/root%b" % (pid, path)))
@@ -154,16 +154,16 @@ def _is_there(pid: int, start: bytes, end: bytes, path: bytes) -> bool:
 
 
 def shown_path(raw: bytes) -> str:
-    """Drop the kernel's mark of a deleted file, and show bytes that are no text harmlessly."""
+    """Drop the kernel's mark of a deleted file, and escape bytes that are not text."""
     return raw.removesuffix(_DELETED).decode(errors="backslashreplace")
 
 
 def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
-    """Paths that may reach a mapped file, the surest first; the caller compares what it finds there.
+    """Yield paths that may lead to a mapped file, the most reliable first. The caller must verify what it finds there.
 
-    map_files reaches deleted files, memfds with closed descriptors and other mount namespaces, and wants
-    CAP_CHECKPOINT_RESTORE; the process's root reaches what still has its name, and this process's own root does so also
-    when the other process has ended; a descriptor reaches a memfd.
+    map_files reaches deleted files, memfds with closed descriptors and other mount namespaces, but needs
+    CAP_CHECKPOINT_RESTORE. The process's root reaches files that still have their name; so does this process's root,
+    even after the process has exited. A descriptor reaches a memfd.
     """
     yield f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     if mapping.path.startswith("/"):
@@ -178,7 +178,7 @@ def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
 
 
 def shown_link(path: str) -> str:
-    """Answer where a link of /proc leads, as `Mapping.path` would show it; empty where it leads nowhere."""
+    """Return the target of a link in /proc, in the form of `Mapping.path`; empty if it cannot be read."""
     try:
         return shown_path(os.readlink(os.fsencode(path)))
     except OSError:
@@ -193,7 +193,7 @@ def thread_ids(pid: int) -> list[int]:
 
 
 def pid_namespace() -> int:
-    """Answer the inode of this process's pid namespace, which tells whose pids its numbers are."""
+    """Return the inode of this process's pid namespace, which identifies it."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -206,13 +206,13 @@ def _read(path: str) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             chunks = []
-            while chunk := os.read(descriptor, _ENOUGH):
+            while chunk := os.read(descriptor, _READ_BYTES):
                 chunks.append(chunk)
             return b"".join(chunks)
         finally:
             os.close(descriptor)
     except OSError as error:
-        # a process that is gone or hidden has nothing to say; want of descriptors or memory says nothing of the process
+        # a process that is gone or hidden reads as empty; running out of descriptors or memory is another matter
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
             raise
         return b""

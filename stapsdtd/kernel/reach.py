@@ -1,8 +1,8 @@
-"""Reach files without a request to whoever serves their file system, who may never reply.
+"""Open and stat files without sending a request to their file system's server, which may never reply.
 
-A FUSE server that was sent a request holds the thread that waits for it, and no signal ends that (request_wait_answer
-in fs/fuse/dev.c). These send none: O_PATH through a link of /proc; openat2's RESOLVE_CACHED (Linux 5.12), which fails
-with EAGAIN rather than look up what the kernel does not know; and statx's AT_STATX_DONT_SYNC.
+A thread that waits for a FUSE server cannot be interrupted by any signal (request_wait_answer in fs/fuse/dev.c). These
+send no request: O_PATH through a link in /proc; openat2's RESOLVE_CACHED (Linux 5.12), which fails with EAGAIN if a
+name is not cached; and statx's AT_STATX_DONT_SYNC.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _AT_STATX_DONT_SYNC = 0x4000
 _STATX_BASIC_STATS = 0x7FF
 
 _OPENAT2 = 437
-"""The same on all machines."""
+"""The same on all architectures."""
 _OPEN_HOW = struct.Struct("=QQQ")
 _RESOLVE_IN_ROOT = 0x10
 _RESOLVE_CACHED = 0x20
 
-_TRIES = 10
-"""A mount or a rename anywhere on the host disturbs some."""
+_ATTEMPTS = 10
+"""RESOLVE_CACHED may fail because of a concurrent mount or rename anywhere on the host."""
 
-_IN_A_ROOT = re.compile(r"(/proc/(?:\d+|self)/root)(/.*)", re.DOTALL)
+_PROCESS_ROOT = re.compile(r"(/proc/(?:\d+|self)/root)(/.*)", re.DOTALL)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileStatus(NamedTuple):
-    """As of os.stat_result, and mount: the number of /proc/PID/mountinfo."""
+    """Fields of os.stat_result, and mount: the id in /proc/PID/mountinfo."""
 
     st_dev: int
     st_ino: int
@@ -87,72 +87,70 @@ class _Statx(ctypes.Structure):
 
 
 def status_of(descriptor: int) -> FileStatus:
-    """What the kernel knows of an open file without asking its file system. Raises OSError."""
+    """Return an open file's status from the kernel's cache. Raises OSError."""
     return _status(descriptor, _STATX_BASIC_STATS)
 
 
-def place_of(descriptor: int) -> tuple[int, int]:
-    """The device of an open file's file system, and its mount's number; of a FUSE that lets nobody else in, too.
-
-    Raises OSError.
-    """
-    found = _status(descriptor, 0)
-    return found.st_dev, found.mount
+def device_and_mount(descriptor: int) -> tuple[int, int]:
+    """Return the device and mount id of an open file, even on a FUSE that denies access to others. Raises OSError."""
+    status = _status(descriptor, 0)
+    return status.st_dev, status.mount
 
 
 def _status(descriptor: int, mask: int) -> FileStatus:
-    found = _Statx()
-    if _libc.statx(descriptor, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, mask, ctypes.byref(found)):
-        raise _failed("statx")
+    statx = _Statx()
+    if _libc.statx(descriptor, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, mask, ctypes.byref(statx)):
+        raise _last_error("statx")
     return FileStatus(
-        os.makedev(found.device_major, found.device_minor),
-        found.inode,
-        found.mode,
-        found.links,
-        found.uid,
-        found.size,
-        found.modified.seconds * 1_000_000_000 + found.modified.nanoseconds,
-        found.mount,
+        os.makedev(statx.device_major, statx.device_minor),
+        statx.inode,
+        statx.mode,
+        statx.links,
+        statx.uid,
+        statx.size,
+        statx.modified.seconds * 1_000_000_000 + statx.modified.nanoseconds,
+        statx.mount,
     )
 
 
-def hold(way: str, asks: Callable[[], bool] = lambda: False) -> int:
-    """A descriptor that stays with what a path leads to now, and can be opened as /proc/self/fd/N. Raises OSError.
+def hold(path: str, may_query: Callable[[], bool] = lambda: False) -> int:
+    """Return an O_PATH descriptor of the file at path, which can be opened as /proc/self/fd/N. Raises OSError.
 
-    way: one of procfs.ways_to, or any other path, which has to be in the kernel's cache, unless servers may be asked.
+    path: one of procfs.ways_to, or any other. That must be in the kernel's cache, unless may_query allows requests to
+    servers.
     """
-    within = _IN_A_ROOT.fullmatch(way)
-    if within is None and way.startswith("/proc/"):
-        return os.open(way, os.O_PATH | os.O_CLOEXEC)
-    if within is None:
-        return _open(_AT_FDCWD, way, 0, asks)
-    root = os.open(within[1], os.O_PATH | os.O_CLOEXEC)
+    match = _PROCESS_ROOT.fullmatch(path)
+    if match is None and path.startswith("/proc/"):
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    if match is None:
+        return _open(_AT_FDCWD, path, 0, may_query)
+    root = os.open(match[1], os.O_PATH | os.O_CLOEXEC)
     try:
-        return _open(root, within[2], _RESOLVE_IN_ROOT, asks)
+        return _open(root, match[2], _RESOLVE_IN_ROOT, may_query)
     finally:
         os.close(root)
 
 
-def _open(folder: int, path: str, resolve: int, asks: Callable[[], bool]) -> int:
+def _open(directory: int, path: str, resolve: int, may_query: Callable[[], bool]) -> int:
     name = path.encode(errors="surrogateescape")
     if b"\0" in name:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS):
         with contextlib.suppress(BlockingIOError):
-            return _openat2(folder, name, resolve | _RESOLVE_CACHED)
-    return _openat2(folder, name, resolve if asks() else resolve | _RESOLVE_CACHED)
+            return _openat2(directory, name, resolve | _RESOLVE_CACHED)
+    return _openat2(directory, name, resolve if may_query() else resolve | _RESOLVE_CACHED)
 
 
-def _openat2(folder: int, name: bytes, resolve: int) -> int:
+def _openat2(directory: int, name: bytes, resolve: int) -> int:
     how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
-    descriptor: int = _libc.syscall(_OPENAT2, folder, name, how, ctypes.c_size_t(len(how)))
+    descriptor: int = _libc.syscall(_OPENAT2, directory, name, how, ctypes.c_size_t(len(how)))
     if descriptor < 0:
-        raise _failed("openat2")
+        raise _last_error("openat2")
     return descriptor
 
 
 def cached_status(path: str) -> FileStatus:
-    """As os.stat, where the kernel knows that without asking anybody. Raises OSError."""
+    """Like os.stat, but only from the kernel's cache. Raises OSError."""
     descriptor = hold(path)
     try:
         return status_of(descriptor)
@@ -160,6 +158,6 @@ def cached_status(path: str) -> FileStatus:
         os.close(descriptor)
 
 
-def _failed(what: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{what}: {os.strerror(number)}")
+def _last_error(syscall: str) -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, f"{syscall}: {os.strerror(error)}")

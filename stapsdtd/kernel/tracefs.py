@@ -15,32 +15,32 @@ _REMEDY = "run 'mount -t tracefs nodev /sys/kernel/tracing' as root"
 
 
 class Tracefs:
-    """One mounted tracefs; paths given to its methods are relative to the mount point."""
+    """A mounted tracefs. Paths given to its methods are relative to the mount point."""
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     @classmethod
     def locate(cls) -> Tracefs:
-        """Raise KernelFeatureError where tracefs is not mounted or may not be read."""
+        """Find the mounted tracefs. Raises KernelFeatureError if there is none or it is not writable."""
         roots = [os.fsdecode(mount.point) for mount in mounts() if mount.kind == b"tracefs"]
         if not roots:
             raise KernelFeatureError("tracefs", "it is not mounted", _REMEDY)
-        # the mount under debugfs is automatic and of the same content; the proper one is preferred
+        # prefer the canonical mount to the automatic one under debugfs, which has the same contents
         root = min(roots, key=lambda path: path != "/sys/kernel/tracing")
         if not os.access(os.path.join(root, "uprobe_events"), os.R_OK | os.W_OK):
             raise KernelFeatureError(
                 "tracefs",
-                f"{root}/uprobe_events may not be written",
+                f"{root}/uprobe_events is not writable",
                 "run as root, on a kernel with CONFIG_UPROBE_EVENTS",
             )
         return cls(root)
 
     def problem(self) -> str | None:
-        """Answer why no probe can be armed here now; None where one can."""
+        """Return why no probe can be armed at present; None if one can."""
         path = self.path("uprobe_events")
         try:
-            # as to arm one; without O_APPEND all that there are would be removed
+            # opened as for arming; without O_APPEND this would remove every event
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         except OSError as error:
             return f"{path} cannot be written: {error.strerror or error}"
@@ -54,15 +54,15 @@ class Tracefs:
             return file.read()
 
     def write(self, relative: str, text: str) -> None:
-        """Raise TracefsRejectedError with error_log's explanation where the kernel refuses."""
+        """Raises TracefsRejectedError, with error_log's explanation, if the kernel rejects the text."""
         self._write(relative, text, os.O_WRONLY)
 
     def append(self, relative: str, text: str) -> None:
-        """Add to a file that holds a list; opened without O_APPEND, such a file is emptied first."""
+        """Append a line to a file that holds a list; opening such a file without O_APPEND would empty it."""
         self._write(relative, text + "\n", os.O_WRONLY | os.O_APPEND)
 
     def append_definition(self, line: str) -> None:
-        """Add or remove one uprobe definition, and nobody else's."""
+        """Add or remove one uprobe definition, leaving all others alone."""
         self.append("uprobe_events", line)
 
     def _write(self, relative: str, text: str, flags: int) -> None:
@@ -77,7 +77,7 @@ class Tracefs:
             raise TracefsRejectedError(relative, line, error.errno or 0, self._explanation(line)) from error
 
     def _explanation(self, line: str) -> str:
-        """error_log's newest entry if it is about this line:
+        """Return the message of error_log's newest entry if it is about this line:
 
         [  579.123] trace_uprobe: error: Invalid argument
           Command: p:g/e /bin/true:0x10
@@ -92,7 +92,7 @@ class Tracefs:
         return ""
 
     def make_instance(self, name: str) -> None:
-        """Make a ring buffer with event switches of its own, under instances/NAME."""
+        """Create instances/NAME, with its own ring buffer and event switches."""
         try:
             os.mkdir(self.path(f"instances/{name}"), 0o700)
         except OSError as error:
@@ -108,9 +108,9 @@ class Tracefs:
         return os.listdir(self.path("instances"))
 
     def events(self, group: str) -> list[str]:
-        """Name the events of a group; none where the group does not exist."""
-        return [event for found, event in self.uprobe_events() if found == group]
+        """Return the names of a group's events; none if there is no such group."""
+        return [event for its_group, event in self.uprobe_events() if its_group == group]
 
     def uprobe_events(self) -> list[tuple[str, str]]:
-        """(group, event) of every uprobe event on the host, each once, in the order of their definition."""
+        """Return (group, event) of every uprobe event on the host, without duplicates, in order of definition."""
         return list(dict.fromkeys(re.findall(r"^[pr][^:]*:([^/\s]+)/(\S+)", self.read("uprobe_events"), re.MULTILINE)))

@@ -1,6 +1,6 @@
-"""Predicates: which hits a subscription wants, by their arguments and by the process they are of.
+"""Predicates: select the hits of a subscription by their arguments and their process.
 
 text ──parse──► Expression ──program.compile_for(site)──► Program: tests with forward jumps
                                                            ├─ the BPF engine runs it in the kernel
-                                                           └─ columns.evaluate runs it over blocks, for ftrace
+                                                           └─ columns.evaluate runs it on columns, for ftrace
 """

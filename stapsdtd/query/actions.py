@@ -1,4 +1,4 @@
-"""What is to become of a hit that a subscription wants."""
+"""What to do with the hits that a subscription selects."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class Emit:
 
 
 Action = Emit
-"""A union, which others may join: an engine that knows an action gives it a match arm where it plans a site."""
+"""A union that other actions can join; an engine that supports an action matches it where it plans a site."""

@@ -1,4 +1,4 @@
-"""A program over many hits at once: what the BPF engine does in the kernel, for engines that filter afterwards."""
+"""Evaluate a program on many hits at once, for engines that do not filter in the kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Integers = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One argument of every hit; unreadable is None where each could be read."""
+    """One argument of every hit; unreadable is None if it could be read for all of them."""
 
     data: Integers
     unreadable: Bools | None = None
@@ -31,7 +31,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What is known of hits of one site, a row each. comm is NUL-padded to 16 bytes; arguments are by index."""
+    """Hits of one site, one row each. comm is NUL-padded to 16 bytes; arguments are by index."""
 
     pid: npt.NDArray[np.int32]
     tid: npt.NDArray[np.int32]
@@ -43,19 +43,19 @@ class Hits:
 
 
 def evaluate(program: Program, hits: Hits) -> Bools:
-    """Answer which hits are accepted. Raises ValueError for a test of what Hits does not know."""
-    place = np.full(len(hits), program.start, np.uint16)
-    for number, test in enumerate(program.tests):
-        here = place == number
-        if not here.any():
+    """Return which hits are accepted. Raises ValueError for a test on a source that Hits lacks."""
+    next_test = np.full(len(hits), program.start, np.uint16)
+    for index, test in enumerate(program.tests):
+        reached = next_test == index
+        if not reached.any():
             continue
         following = np.where(_outcomes(test, hits), np.uint16(test.on_true), np.uint16(test.on_false))
         if test.source is Source.ARGUMENT:
             unreadable = hits.arguments[test.index].unreadable
             if unreadable is not None:
                 following[unreadable] = REJECT
-        np.copyto(place, following, where=here)
-    accepted: Bools = place == ACCEPT
+        np.copyto(next_test, following, where=reached)
+    accepted: Bools = next_test == ACCEPT
     return accepted
 
 
@@ -63,14 +63,14 @@ def _outcomes(test: Test, hits: Hits) -> Bools:
     if test.source is Source.EXECNAME:
         equal: Bools = hits.comm == np.bytes_(test.comm)
         return equal if test.relation is Relation.EQ else ~equal
-    found = _source(test, hits) & np.uint64(test.mask)
-    value = np.uint64(test.value)
+    left = _source_column(test, hits) & np.uint64(test.mask)
+    right = np.uint64(test.value)
     compare, is_signed = _COMPARE[test.relation]
-    outcomes: Bools = compare(found.view(np.int64), value.view(np.int64)) if is_signed else compare(found, value)
+    outcomes: Bools = compare(left.view(np.int64), right.view(np.int64)) if is_signed else compare(left, right)
     return outcomes
 
 
-def _source(test: Test, hits: Hits) -> npt.NDArray[np.uint64]:
+def _source_column(test: Test, hits: Hits) -> npt.NDArray[np.uint64]:
     match test.source:
         case Source.ARGUMENT:
             return hits.arguments[test.index].data.view(np.uint64)
@@ -79,4 +79,4 @@ def _source(test: Test, hits: Hits) -> npt.NDArray[np.uint64]:
         case Source.TID:
             return hits.tid.view(np.uint32).astype(np.uint64)
         case _:
-            raise ValueError(f"{test.source.name} is not known of hits in columns")
+            raise ValueError(f"{test.source.name} is not available in columns")

@@ -1,4 +1,4 @@
-"""What a predicate says, as a tree."""
+"""The syntax tree of a predicate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Field(Enum):
-    """What is known of every hit, by the name that users write."""
+    """A property of every hit. The value is the name in the expression language."""
 
     PID = "pid"
     TID = "tid"
@@ -28,14 +28,14 @@ class Operator(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ArgumentValue:
-    """`arg2`: the probe's argument as an integer, signed where the note says so."""
+    """`arg2`: the probe's argument as an integer, signed if the note says so."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A cgroup of the unified hierarchy, with what is below it: the id is its directory's inode, the root's level 0."""
+    """A cgroup of the unified hierarchy and all below it. id: its directory's inode number. level: 0 for the root."""
 
     path: str
     id: int
@@ -44,10 +44,10 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`(subject & mask) operator value`; mask None is all bits.
+    """`(subject & mask) operator value`; mask None stands for all bits.
 
-    value is an int for numbers, bytes (15 at most, no NUL) for EXECNAME, a Cgroup for CGROUP. The last two know == and
-    != only.
+    value is bytes (at most 15, no NUL) for EXECNAME, a Cgroup for CGROUP, else an int. The first two support only ==
+    and !=.
     """
 
     subject: Field | ArgumentValue

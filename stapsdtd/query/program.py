@@ -1,4 +1,4 @@
-"""An expression for one site, as tests with forward jumps: short-circuit evaluation without a stack.
+"""Compile an expression for one site into tests with forward jumps: short-circuit evaluation without a stack.
 
     arg0 > 100 && (pid == 7 || execname == "psql")
 
@@ -6,8 +6,8 @@
     1  pid == 7             true: ACCEPT  false: 2
     2  execname == "psql"   true: ACCEPT  false: REJECT
 
-Every jump leads to a later test, so that the kernel's verifier sees an end. A test whose argument cannot be read in the
-process's memory rejects the hit; one that is not reached does not.
+Every jump leads to a later test, so that the kernel's verifier can prove termination. A test whose argument cannot be
+read from the process's memory rejects the hit; one that is not reached does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ACCEPT = 0xFFFF
 REJECT = 0xFFFE
 MAX_TESTS = 64
 MAX_CGROUP_LEVEL = 255
-"""As deep as a test can look; users make cgroups of their own below those that they were given."""
+"""Users can nest cgroups below those delegated to them; this is as deep as a test can look."""
 
 _ALL_BITS = (1 << 64) - 1
 _FIELD_BITS = (1 << 32) - 1
@@ -33,7 +33,7 @@ _SIZES = frozenset({1, 2, 4, 8})
 
 
 class Source(IntEnum):
-    """What a test looks at; the numbers are those of bpf/stapsdt.h."""
+    """What a test examines; the values are those of bpf/stapsdt.h."""
 
     ARGUMENT = 0
     PID = 1
@@ -46,7 +46,7 @@ class Source(IntEnum):
 
 
 class Relation(IntEnum):
-    """How it compares, unsigned but for the last four; the numbers are those of bpf/stapsdt.h."""
+    """How a test compares, unsigned except for the last four; the values are those of bpf/stapsdt.h."""
 
     EQ = 0
     NE = 1
@@ -61,7 +61,7 @@ class Relation(IntEnum):
 
 
 _SOURCES = {field: Source[field.name] for field in Field}
-_RELATIONS = {each: Relation[each.name] for each in Operator}
+_RELATIONS = {operator: Relation[operator.name] for operator in Operator}
 _SIGNED_RELATIONS = {Relation[name]: Relation[f"SIGNED_{name}"] for name in ("LT", "LE", "GT", "GE")}
 _COMPARE: dict[Operator, Callable[[int, int], bool]] = {
     Operator.EQ: operator.eq, Operator.NE: operator.ne, Operator.LT: operator.lt,
@@ -71,9 +71,9 @@ _COMPARE: dict[Operator, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """(source & mask) relation value, all of 64 bits, signed numbers in two's complement.
+    """(source & mask) relation value, all 64 bits wide, signed numbers in two's complement.
 
-    index: the argument's, or the level of a cgroup, whose id is then the value. comm: EXECNAME's, NUL-padded to 16
+    index: an argument's, or the level of a cgroup, whose id is then the value. comm: for EXECNAME, NUL-padded to 16
     bytes. on_true, on_false: the next test, ACCEPT or REJECT.
     """
 
@@ -89,34 +89,34 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """start: where evaluation begins, ACCEPT or REJECT where nothing needs to be tested."""
+    """start: the first test, or ACCEPT or REJECT if nothing needs to be tested."""
 
     tests: tuple[Test, ...]
     start: int = 0
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Which arguments it reads, each once, in rising order."""
+        """The indexes of the arguments that it reads, sorted, without duplicates."""
         return tuple(sorted({test.index for test in self.tests if test.source is Source.ARGUMENT}))
 
 
 def compile_for(expression: Expression, site: Site) -> Program:
-    """Translate for one site's arguments; raise ValueError with what `why_not` says where that is not possible.
+    """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
 
-    What an argument's size and sign decide alone (a uint32 is never negative) is decided here, and is not tested.
+    Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
     """
     reason = _misfit(expression, site)
     if reason is not None:
         raise ValueError(reason)
     emitter = _Emitter(site)
-    program = _in_order(emitter.tests, emitter.emit(expression, ACCEPT, REJECT))
+    program = _reverse(emitter.tests, emitter.emit(expression, ACCEPT, REJECT))
     if len(program.tests) > MAX_TESTS:
-        raise ValueError(f"the expression takes {len(program.tests)} tests here, and {MAX_TESTS} are possible")
+        raise ValueError(f"the expression needs {len(program.tests)} tests here; the limit is {MAX_TESTS}")
     return program
 
 
 def why_not(expression: Expression, site: Site) -> str | None:
-    """Answer why hits of a site cannot be tested, fit to be shown to a user; None where they can."""
+    """Return why hits of a site cannot be tested, for users; None if they can."""
     try:
         compile_for(expression, site)
     except ValueError as error:
@@ -125,7 +125,7 @@ def why_not(expression: Expression, site: Site) -> str | None:
 
 
 def comparisons(expression: Expression) -> Iterator[Comparison]:
-    """All of an expression's comparisons, as they stand from left to right."""
+    """Yield an expression's comparisons from left to right."""
     match expression:
         case Comparison():
             yield expression
@@ -140,7 +140,7 @@ def _misfit(expression: Expression, site: Site) -> str | None:
     for comparison in comparisons(expression):
         match comparison.value:
             case Cgroup(level=level) if level > MAX_CGROUP_LEVEL:
-                return f"a cgroup that lies {level} levels deep cannot be filtered by: {MAX_CGROUP_LEVEL} are possible"
+                return f"cannot filter by a cgroup {level} levels deep; the limit is {MAX_CGROUP_LEVEL}"
         if not isinstance(comparison.subject, ArgumentValue):
             continue
         index = comparison.subject.index
@@ -148,18 +148,18 @@ def _misfit(expression: Expression, site: Site) -> str | None:
             return f"it has {len(site.arguments)} arguments, so there is no arg{index} to filter by"
         argument = site.arguments[index]
         if isinstance(argument.operand, Unavailable):
-            return f"arg{index} cannot be filtered by: {argument.operand.reason}"
+            return f"cannot filter by arg{index}: {argument.operand.reason}"
         if argument.is_float:
-            return f"arg{index} cannot be filtered by: {argument.text} is a floating-point number"
+            return f"cannot filter by arg{index}: {argument.text} is a floating-point number"
         if argument.size not in _SIZES:
-            return f"arg{index} cannot be filtered by: {argument.text} has {argument.size} bytes, which is no integer"
+            return f"cannot filter by arg{index}: {argument.text} has {argument.size} bytes and is not an integer"
     return None
 
 
 class _Emitter:
-    """Emits tests from the last to the first, since each names the ones behind it.
+    """Emits tests from the last to the first, since each refers to later ones.
 
-    A place is ACCEPT, REJECT or a position in `tests`, which has the order of emission.
+    A target is ACCEPT, REJECT or an index in `tests`, which is in order of emission.
     """
 
     def __init__(self, site: Site) -> None:
@@ -167,7 +167,7 @@ class _Emitter:
         self.tests: list[Test] = []
 
     def emit(self, expression: Expression, on_true: int, on_false: int) -> int:
-        """Answer the place where the evaluation of an expression begins."""
+        """Emit an expression's tests and return the target at which its evaluation begins."""
         match expression:
             case Not(operand):
                 return self.emit(operand, on_false, on_true)
@@ -200,7 +200,7 @@ class _Emitter:
             case Field() as field, Cgroup() as cgroup:
                 outcome, source, index, value = None, _SOURCES[field], cgroup.level, cgroup.id
             case _:
-                raise TypeError(f"{comparison} compares what cannot be compared")
+                raise TypeError(f"cannot compile {comparison}")
         if outcome is not None:
             return on_true if outcome else on_false
         self.tests.append(Test(source, index, relation, mask, value & _ALL_BITS, comm, on_true, on_false))
@@ -208,7 +208,7 @@ class _Emitter:
 
 
 def _range(argument: Argument, mask: int | None) -> tuple[int, int]:
-    """The least and the greatest number that can be met, once the mask is applied."""
+    """Return the least and greatest values possible once the mask is applied."""
     bits = 8 * argument.size
     if isinstance(argument.operand, Constant):
         value = argument.operand.value % (1 << bits)
@@ -217,13 +217,13 @@ def _range(argument: Argument, mask: int | None) -> tuple[int, int]:
         value = value if mask is None else value & mask
         return value, value
     if mask is not None:
-        # a negative number has all the bits above its own set
+        # a negative number is sign-extended
         return 0, mask if argument.signed else mask & ((1 << bits) - 1)
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if argument.signed else (0, (1 << bits) - 1)
 
 
 def _outcome(comparison: Comparison, value: int, low: int, high: int) -> bool | None:
-    """What the comparison of any number from low to high comes to; None where that depends on the number."""
+    """Return the comparison's result if it is the same for all numbers from low to high, else None."""
     if low == high:
         return _COMPARE[comparison.operator](low, value)
     match comparison.operator:
@@ -231,21 +231,21 @@ def _outcome(comparison: Comparison, value: int, low: int, high: int) -> bool | 
             impossible = not low <= value <= high or (comparison.mask is not None and bool(value & ~high))
             return comparison.operator is Operator.NE if impossible else None
         case _:
-            # an order that holds, or fails, for both ends does so for all between
+            # an ordering that holds, or fails, for both ends does so for all numbers between
             outcomes = {_COMPARE[comparison.operator](number, value) for number in (low, high)}
             return outcomes.pop() if len(outcomes) == 1 else None
 
 
-def _in_order(emitted: list[Test], start: int) -> Program:
-    """Turn the order round, so that jumps go forward, and drop the tests that no jump leads to."""
+def _reverse(emitted: list[Test], start: int) -> Program:
+    """Reverse the order, so that jumps go forward, and drop the tests that no jump leads to."""
     reached = {start}
-    for place in range(len(emitted) - 1, -1, -1):
-        if place in reached:
-            reached |= {emitted[place].on_true, emitted[place].on_false}
-    order = [place for place in range(len(emitted) - 1, -1, -1) if place in reached]
-    numbers = {place: number for number, place in enumerate(order)} | {ACCEPT: ACCEPT, REJECT: REJECT}
+    for target in range(len(emitted) - 1, -1, -1):
+        if target in reached:
+            reached |= {emitted[target].on_true, emitted[target].on_false}
+    order = [target for target in range(len(emitted) - 1, -1, -1) if target in reached]
+    indexes = {target: index for index, target in enumerate(order)} | {ACCEPT: ACCEPT, REJECT: REJECT}
     tests = tuple(
-        replace(emitted[place], on_true=numbers[emitted[place].on_true], on_false=numbers[emitted[place].on_false])
-        for place in order
+        replace(emitted[target], on_true=indexes[emitted[target].on_true], on_false=indexes[emitted[target].on_false])
+        for target in order
     )
-    return Program(tests, numbers[start])
+    return Program(tests, indexes[start])

@@ -1,4 +1,4 @@
-"""A client's scope and its expression, as one predicate."""
+"""Combine a client's scope and its expression into one predicate."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def combined(
     cgroups: Sequence[Cgroup],
     containers: Sequence[Cgroup] = (),
 ) -> Expression | None:
-    """Of each kind that is not empty one has to be met, and the expression too; None where nothing is asked for.
+    """Require one value of each kind that is not empty, and the expression. Return None if there is nothing to require.
 
-    Raises InvalidArgumentError where that is more than can be tested.
+    Raises InvalidArgumentError if that takes more comparisons than are possible.
     """
     kinds: list[tuple[Field, Sequence[int | bytes | Cgroup]]] = [
         (Field.UID, uids), (Field.CGROUP, cgroups), (Field.CGROUP, containers), (Field.EXECNAME, execnames),
@@ -33,8 +33,7 @@ def combined(
     if count > MAX_TESTS:
         raise InvalidArgumentError(
             "scope",
-            f"its uids, execnames, cgroups and containers take, with where, {count} comparisons; "
-            f"{MAX_TESTS} are possible",
+            f"uids, execnames, cgroups, containers and where take {count} comparisons; the limit is {MAX_TESTS}",
         )
     return whole
 

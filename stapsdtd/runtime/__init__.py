@@ -1,1 +1,1 @@
-"""Threads and their mailboxes, health, the service manager, logs: what any daemon has."""
+"""What any daemon needs: mailboxes for threads, health checks, the service manager, logs."""

@@ -1,4 +1,4 @@
-"""The thread that owns what is armed, and for whom."""
+"""The thread that owns the subscriptions and what is armed for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class ControlThread:
-    """An event loop in a thread of its own. The API's loop never blocks on it, nor the other way round."""
+    """An event loop in its own thread. Neither it nor the API's loop ever blocks on the other."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,7 +41,7 @@ class ControlThread:
         self._loop.close()
 
     def ask(self) -> Future[None]:
-        """Return a future that is done when the thread has done all that it was asked to do before."""
+        """Return a future that is done once the thread has finished everything submitted before."""
 
         async def nothing() -> None:
             pass

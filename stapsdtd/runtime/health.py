@@ -1,4 +1,4 @@
-"""Whether events can be captured: looked at every other second, told to clients, and logged when it changes."""
+"""Check every two seconds whether events can be captured; publish and log changes."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 2.0
 
 Check = Callable[[], str | None]
-"""Answers what is wrong, in the same words while it is the same. It waits for nobody, and is asked again and again."""
+"""Returns what is wrong, in the same words while that does not change. Called periodically; must not block."""
 
 
 class Health:
-    """Runs on the API's event loop. is_serving may be read in any thread."""
+    """Runs on the API's event loop. is_serving may be read from any thread."""
 
     def __init__(
-        self, checks: Sequence[Check], tell: Callable[[str], Awaitable[None]], pause_seconds: float = _PAUSE_SECONDS
+        self, checks: Sequence[Check], publish: Callable[[str], Awaitable[None]], pause_seconds: float = _PAUSE_SECONDS
     ) -> None:
-        """tell: is told of each change why nothing can be captured, or "" where it can."""
+        """publish: called at each change with the reason that events cannot be captured, or "" if they can."""
         self._checks = checks
-        self._tell = tell
+        self._publish = publish
         self._pause_seconds = pause_seconds
-        self._told = ""
-        self._watching: asyncio.Task[None] | None = None
+        self._problem = ""
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def is_serving(self) -> bool:
-        return not self._told
+        return not self._problem
 
     def start(self) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        if self._task is not None:
+            self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+                await self._task
 
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
-                await self._look()
-            except Exception:  # noqa: BLE001 - the next look may fare better
-                _log.exception("whether events can be captured cannot be told")
+                await self._check()
+            except Exception:  # noqa: BLE001 - the next check may succeed
+                _log.exception("health check failed; retrying in %g s", self._pause_seconds)
             await asyncio.sleep(self._pause_seconds)
 
-    async def _look(self) -> None:
-        problem = "; ".join(found for check in self._checks if (found := check()))
-        if problem == self._told:
+    async def _check(self) -> None:
+        problem = "; ".join(reason for check in self._checks if (reason := check()))
+        if problem == self._problem:
             return
-        self._told = problem
+        self._problem = problem
         if problem:
             _log.error("NOT_SERVING: events cannot be captured: %s", problem)
         else:
             _log.info("SERVING: events can be captured again")
-        await self._tell(problem)
+        await self._publish(problem)

@@ -1,4 +1,4 @@
-"""Whether a thread still does what it is asked for."""
+"""Detect a thread that hangs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 _STALL_SECONDS = 15.0
-"""Longer than what a thread of the daemon may have to do in one go: to parse a file takes 10 s at most."""
+"""Longer than a thread of the daemon may be busy: parsing a file takes up to 10 s."""
 
 
 class Heartbeat:
-    """Whether a thread still does what it is asked for. Nobody waits for it here."""
+    """Checks that a thread still runs the calls it is sent. Never blocks."""
 
     def __init__(self, name: str, ask: Callable[[], Future[None]], stall_seconds: float = _STALL_SECONDS) -> None:
-        """ask: has the thread do nothing, and answers when it has."""
+        """ask: sends the thread a call that does nothing, and returns its future."""
         self._name = name
         self._ask = ask
         self._stall_seconds = stall_seconds
-        self._asked = 0.0
-        self._answer: Future[None] | None = None
+        self._asked_at = 0.0
+        self._reply: Future[None] | None = None
 
     def problem(self) -> str | None:
-        """Answer what is wrong with it, the same as long as it is the same; to be called every now and then."""
+        """Return what is wrong with the thread, in the same words while that does not change. Call this regularly."""
         now = time.monotonic()
-        if self._answer is None or self._answer.done():
-            self._asked, self._answer = now, self._ask()
-        if self._answer.done():
-            error = self._answer.exception()
+        if self._reply is None or self._reply.done():
+            self._asked_at, self._reply = now, self._ask()
+        if self._reply.done():
+            error = self._reply.exception()
             return str(error) if error else None
-        if now - self._asked > self._stall_seconds:
+        if now - self._asked_at > self._stall_seconds:
             return f"{self._name} has been busy or hanging for more than {self._stall_seconds:g} s"
         return None

@@ -1,4 +1,4 @@
-"""How long something takes, counted in buckets: written by one thread, read by any."""
+"""Histograms of latencies, written by one thread and read by any."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""In seconds, each included in its bucket; one more bucket holds what is beyond."""
+"""Inclusive upper bounds of the buckets, in seconds; one more bucket counts everything above."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """counts: by bucket, one more than there are BOUNDS."""
+    """counts: per bucket, one more than there are BOUNDS."""
 
     counts: tuple[int, ...]
     total_seconds: float
 
 
 class Latency:
-    """One kind of work's."""
+    """The latency of one kind of work."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
@@ -33,7 +33,7 @@ class Latency:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """What is done within counts, also where it fails."""
+        """Observe the time spent in the with block, even if it raises."""
         begin = time.perf_counter()
         try:
             yield

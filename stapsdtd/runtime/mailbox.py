@@ -1,4 +1,4 @@
-"""Work for a reader thread: handed over by another thread, which waits until it is done."""
+"""Hand work to a reader thread and wait until it is done."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stapsdtd.errors import StapsdtdError
 
 
 class ThreadEndedError(StapsdtdError):
-    """The thread that should do it is no more."""
+    """The thread that should do the work has ended."""
 
     def __init__(self) -> None:
         super().__init__("the thread that reads events ended; restart the daemon")
 
 
 class Mailbox:
-    """fileno is readable while there is work."""
+    """A queue of jobs for one thread. fileno is readable while there are any."""
 
     def __init__(self) -> None:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -30,11 +30,11 @@ class Mailbox:
         return self._wake
 
     def call(self, job: Callable[[], None]) -> None:
-        """Have a job done by the thread that runs them; raises what it raises, and ThreadEndedError."""
+        """Have the thread run a job, and wait for it. Raises what the job raises, or ThreadEndedError."""
         self.post(job).result()
 
     def post(self, job: Callable[[], None]) -> Future[None]:
-        """The same without waiting for it."""
+        """Like call, but return a future instead of waiting."""
         done: Future[None] = Future()
         with self._lock:
             if self._is_abandoned:
@@ -45,11 +45,11 @@ class Mailbox:
         return done
 
     def ask(self) -> Future[None]:
-        """Answer what is done when the thread comes round to it; it has a ThreadEndedError where there is none."""
+        """Return a future that is done once the thread gets to it; ThreadEndedError if the thread has ended."""
         return self.post(lambda: None)
 
     def abandon(self) -> None:
-        """Run nothing any more, since the thread ends: who waits, or comes later, is told so."""
+        """Fail pending and later jobs with ThreadEndedError, since the thread is ending."""
         with self._lock:
             self._is_abandoned = True
             jobs, self._waiting = self._waiting, []
@@ -57,7 +57,7 @@ class Mailbox:
             done.set_exception(ThreadEndedError())
 
     def run(self) -> None:
-        """Do what is waiting, in the order of the calls."""
+        """Run the pending jobs in order of posting."""
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:

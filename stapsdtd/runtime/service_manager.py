@@ -1,4 +1,4 @@
-"""What the service manager is told (sd_notify(3)), and the watchdog it keeps. Without one, all of this does nothing."""
+"""Notify the service manager and its watchdog (sd_notify(3)). Does nothing without a service manager."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ def notify(*assignments: str) -> None:
             manager.connect("\0" + address[1:] if address.startswith("@") else address)
             manager.sendall("\n".join(assignments).encode())
         except OSError as error:
-            _log.warning("the service manager at %s cannot be told %s: %s", address, assignments[0], error)
+            _log.warning("cannot send %s to the service manager at %s: %s", assignments[0], address, error)
 
 
 def notify_reloading() -> None:
-    """Say that SIGHUP is being obeyed; READY=1 says that it has been."""
+    """Notify that a reload has begun; READY=1 notifies that it is complete."""
     notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 @contextlib.asynccontextmanager
 async def watched(prove_life: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Within, tell the watchdog twice in the time it grants that all is well, each time after prove_life came back.
+    """In the with block, await prove_life and then notify the watchdog, twice per watchdog interval.
 
-    What that raises as a StapsdtdError is logged, and then the watchdog bites.
+    If prove_life raises StapsdtdError, log it and stop notifying, so that the watchdog restarts the daemon.
     """
     seconds = _watchdog_seconds()
     if seconds is None:
         yield
         return
-    telling = asyncio.create_task(_tell(prove_life, seconds / 2))
+    notifying = asyncio.create_task(_notify_watchdog(prove_life, seconds / 2))
     try:
         yield
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        notifying.cancel()
+        await asyncio.gather(notifying, return_exceptions=True)
 
 
-async def _tell(prove_life: Callable[[], Awaitable[object]], pause_seconds: float) -> None:
+async def _notify_watchdog(prove_life: Callable[[], Awaitable[object]], pause_seconds: float) -> None:
     while True:
         try:
             await prove_life()
         except StapsdtdError as error:
-            _log.error("the watchdog is told no more: %s", error)
+            _log.error("stopping watchdog notifications: %s", error)
             return
         notify("WATCHDOG=1")
         await asyncio.sleep(pause_seconds)
 
 
 def _watchdog_seconds() -> float | None:
-    """As sd_watchdog_enabled(3): a process that inherited the environment is not meant."""
+    """Return the watchdog interval as sd_watchdog_enabled(3) does; None if this process merely inherited it."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or int(microseconds) == 0:
         return None

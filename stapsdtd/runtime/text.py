@@ -1,10 +1,10 @@
-"""Texts that others chose, for people to read."""
+"""Make untrusted text safe to print."""
 
 from __future__ import annotations
 
 
 def escape(text: str) -> str:
-    """The text with everything that is not printable as a backslash escape, fit for one line of any terminal or log."""
+    """Backslash-escape everything that is not printable, so that the text fits one line of any terminal or log."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

@@ -20,7 +20,7 @@ class Timer:
         return self._handle is not None
 
     def set(self) -> None:
-        """Have the work done after these seconds, unless it is to be done before that already."""
+        """Schedule the work, unless it is scheduled already."""
         if self._handle is None:
             self._handle = self._loop.call_later(self._seconds, self._run)
 

@@ -358,7 +358,7 @@ class TestHealth:
 
 def test_serving_is_told_as_health_says(server: Served, scraped: Scraped) -> None:
     async def look() -> None:
-        await scraped.health._look()
+        await scraped.health._check()
 
     assert scraped["serving"] == 1
     server.engine.trouble = "no"

@@ -215,18 +215,30 @@ class TestWatchProbes:
     [
         (pb.SubscribeRequest(), "selectors", "at least one"),
         (pb.SubscribeRequest(selectors=["a:b"] * 3), "selectors", "more than the 2 allowed"),
-        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is no capture.*\(column 4\)"),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 4\)"),
         (pb.SubscribeRequest(selectors=["a"]), "selectors", r"1 parts.*\(column 1\)"),
-        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "at most 1024"),
+        (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "limited to 1024"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is no process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
-        (pb.SubscribeRequest(selectors=["a:b"], where="arg0 > "), "where", r"it ends where a name.*\(column 7\)"),
-        (pb.SubscribeRequest(selectors=["a:b"], where="x" * 5000), "where", "at most 4096 characters, this one 5000"),
+        (
+            pb.SubscribeRequest(selectors=["a:b"], where="arg0 > "),
+            "where",
+            r"unexpected end; expected a name.*\(column 7\)",
+        ),
+        (
+            pb.SubscribeRequest(selectors=["a:b"], where="x" * 5000),
+            "where",
+            "limited to 4096 characters; this one has 5000",
+        ),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["x" * 16])), "scope.execnames", "15 bytes"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=["a\0b"])), "scope.execnames", "NUL"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(execnames=[""])), "scope.execnames", "empty"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(uids=range(65))), "scope", "65 comparisons; 64 are"),
+        (
+            pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(uids=range(65))),
+            "scope",
+            "65 comparisons; the limit is 64",
+        ),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(containers=["1"] * 65)), "scope.containers", "65, more"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(cgroups=["/1"] * 65)), "scope.cgroups", "65, more"),
         (pb.SubscribeRequest(selectors=["a:b"], lease_seconds=61), "lease_seconds", "61 is more than the 60"),
@@ -299,8 +311,8 @@ class TestSitesThatDoHarm:
         return {status.name: status.reason for status in server.subscribe().sites}
 
     def test_no_engine_is_asked_to_arm_them(self, server: Served) -> None:
-        told = "this kernel turns its 5-byte nop into a call at the first hit, which corrupts or kills programs; "
-        told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h has it"
+        told = "this kernel turns its 5-byte nop into a call at the first hit, which corrupts or crashes programs; "
+        told += "compile it with a 1-byte nop, as systemtap's sys/sdt.h does"
         assert self.refusals(server) == {"short": "", "long": told, "other": ""}
         (target,) = server.engine.armed.values()
         assert [wanted.site.name for wanted in target.sites] == ["short", "other"]
@@ -373,13 +385,13 @@ class TestContainers:
     def members(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[int]]:
         """Who is in which of a played hierarchy's cgroups; a cgroup's number is its place in the list."""
         held: dict[str, frozenset[int]] = {}
-        monkeypatch.setattr(cgroups, "every", lambda: iter(self.CGROUPS))
+        monkeypatch.setattr(cgroups, "all_paths", lambda: iter(self.CGROUPS))
         monkeypatch.setattr(cgroups, "find", self.find)
         monkeypatch.setattr(cgroups, "processes", lambda path: held.get(path, frozenset()))
         return held
 
-    def find(self, path: str) -> cgroups.CgroupPlace | None:
-        return cgroups.CgroupPlace(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
+    def find(self, path: str) -> cgroups.CgroupInfo | None:
+        return cgroups.CgroupInfo(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
 
     def cgroup(self, path: str) -> Comparison:
         place = self.find(path)

@@ -123,7 +123,7 @@ def test_info_and_doctor(daemon: Daemon, engine: str) -> None:
     [
         (["trace", "nonsense"], 2, "provider:name"),
         (["trace", "a:b(arg0:float)"], 2, "arg0:float"),
-        (["trace", "a:b", "--where", "arg0 >> 1"], 2, "where: '>' stands where"),
+        (["trace", "a:b", "--where", "arg0 >> 1"], 2, "where: unexpected '>'"),
         (["nothing"], 2, "nothing"),
     ],
 )

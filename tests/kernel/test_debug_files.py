@@ -104,8 +104,8 @@ def test_without_the_file_the_reason_is_told(daemon: Daemon, stripped: Stripped)
     with Ticker(stripped.program), Client(daemon.target) as client:
         (probe,) = client.list_probes(["stripped:fired"])
     assert [argument.operand for argument in probe.sites[0].arguments] == [
-        UnavailableArgument("no symbol table of the object names secret"),
-        UnavailableArgument("no symbol table of the object names table"),
+        UnavailableArgument("no symbol table of the object contains secret"),
+        UnavailableArgument("no symbol table of the object contains table"),
     ]
 
 

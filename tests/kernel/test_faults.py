@@ -271,7 +271,7 @@ WITHOUT_BPF = ("setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-bpf,-sy
     ("prefix", "options", "said"),
     [
         (after(f"umount {_TRACING}"), (), "mount -t tracefs"),
-        (after(f"mount -o remount,bind,ro {_TRACING}"), (), "may not be written"),
+        (after(f"mount -o remount,bind,ro {_TRACING}"), (), "is not writable"),
         (WITHOUT_BPF, ("--engine", "bpf"), "run as root or with CAP_BPF"),
         (("prlimit", "--nofile=16"), (), "LimitNOFILE"),
         (("prlimit", "--nofile=60"), (), "LimitNOFILE"),

@@ -96,4 +96,4 @@ def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon
         wait_for(lambda: len(client.list_probes(own, pids=[lower.pid, rootless.pid])) == 2, "both to be listed")
         with client.subscribe(own, pids=[rootless.pid]) as subscription:
             assert [site.state for site in subscription.sites] == [SiteState.REFUSED]
-            assert "it lies on overlay" in subscription.sites[0].reason
+            assert "the file is on overlay" in subscription.sites[0].reason

@@ -206,7 +206,7 @@ def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Tick
         wait_for(
             lambda: manager.pid() not in {0, pid}, "the watchdog to bite, and another one to be started", seconds=60
         )
-    assert "the watchdog is told no more: the thread that reads events ended" in manager.log()
+    assert "stopping watchdog notifications: the thread that reads events ended" in manager.log()
 
 
 def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:

@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from stapsdtd.kernel.allocator import Trimmer, bound, glibc
+from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
 from tests.support import require, wait_for
 
 ARENAS = """
 import ctypes, sys, threading
-from stapsdtd.kernel.allocator import bound, glibc
+from stapsdtd.kernel.allocator import glibc, limit_arenas
 libc = ctypes.CDLL(None)
 if sys.argv[1] == "bound":
-    bound(glibc())
+    limit_arenas(glibc())
 libc.malloc.restype = ctypes.c_void_p
 barrier = threading.Barrier(8)
 def allocate():
@@ -90,7 +90,7 @@ def test_what_is_free_between_blocks_in_use_is_given_back() -> None:
 
 def test_blocks_of_a_megabyte_are_mapped_whatever_was_freed_before() -> None:
     libc = FakeGlibc()
-    bound(libc)
+    limit_arenas(libc)
     assert libc.options == {-8: 2, -1: 1 << 20, -3: 1 << 20}
 
 

@@ -68,17 +68,17 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (".L.str", ".L.str is a label of the assembler's, which no symbol table has"),
-        (".L7+4", ".L7 is a label of the assembler's, which no symbol table has"),
-        ("#.LANCHOR0+4", ".LANCHOR0 is a label of the assembler's, which no symbol table has"),
-        ("#:lower16:counter", "what the linker made of this relocation is not known"),
-        ("[r0, #:lower0_7:counter]", "what the linker made of this relocation is not known"),
+        (".L.str", ".L.str is a local label, which is in no symbol table"),
+        (".L7+4", ".L7 is a local label, which is in no symbol table"),
+        ("#.LANCHOR0+4", ".LANCHOR0 is a local label, which is in no symbol table"),
+        ("#:lower16:counter", "the linker's result for this relocation is unknown"),
+        ("[r0, #:lower0_7:counter]", "the linker's result for this relocation is unknown"),
         ("#1.5e+0", "floating-point constants are not supported"),
-        ("[r0, -r1]", "an index that is subtracted is not supported"),
-        ("[r0, -r1, lsl #2]", "an index that is subtracted is not supported"),
-        ("[r0, r1, asr #2]", "an index that is shifted to the right is not supported"),
-        ("[r0, r1, rrx]", "an index that is shifted to the right is not supported"),
-        ("[pc, #8]", "which instruction's pc is meant is not known"),
+        ("[r0, -r1]", "a subtracted index is not supported"),
+        ("[r0, -r1, lsl #2]", "a subtracted index is not supported"),
+        ("[r0, r1, asr #2]", "a right-shifted index is not supported"),
+        ("[r0, r1, rrx]", "a right-shifted index is not supported"),
+        ("[pc, #8]", "relative to the pc of an unknown instruction"),
         ("[d0]", "the base is not a register of arm"),
         ("[]", "the base is not a register of arm"),
         ("[r16]", "the base is not a register of arm"),
@@ -107,12 +107,12 @@ def test_arguments_of_a_real_note() -> None:
         Memory("r11", -96),
         Constant(5),
         Memory("r2", 0, "r0", 4),
-        Unavailable(".L.str is a label of the assembler's, which no symbol table has"),
+        Unavailable(".L.str is a local label, which is in no symbol table"),
         Register("r14"),
     ]
 
 
-TWO_REGISTERS = Unavailable("8 bytes are in two registers, of which the note names one")
+TWO_REGISTERS = Unavailable("8 bytes are in two registers, but the note names only one")
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from stapsdtd.arch.expressions import RELOCATED, Expression, parse_expression, parse_memory, parse_value
 from stapsdtd.model import Address, Constant, Memory, Operand, Unavailable
 
-IN_THE_GOT = Unavailable("where the global offset table is, is not known")
-TOO_FAR = Unavailable("the displacement does not fit 32 bits")
+IN_THE_GOT = Unavailable("the address of the global offset table is unknown")
+TOO_FAR = Unavailable("the displacement does not fit in 32 bits")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ TOO_FAR = Unavailable("the displacement does not fit 32 bits")
         ("last-first", RELOCATED),
         ("4-table", RELOCATED),
         ("one+other", RELOCATED),
-        (".LC0", Unavailable(".LC0 is a label of the assembler's, which no symbol table has")),
-        (".LANCHOR0+4", Unavailable(".LANCHOR0 is a label of the assembler's, which no symbol table has")),
+        (".LC0", Unavailable(".LC0 is a local label, which is in no symbol table")),
+        (".LANCHOR0+4", Unavailable(".LANCHOR0 is a local label, which is in no symbol table")),
     ],
 )
 def test_numbers_and_symbols(text: str, wanted: Expression | Unavailable) -> None:

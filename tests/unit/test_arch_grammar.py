@@ -82,18 +82,18 @@ def test_old_and_new_arguments_in_one_note() -> None:
 def test_values_of_other_sizes_are_in_memory(size: int) -> None:
     (argument,) = parse_arguments(f"{size}@(%rax)", "x86-64")
     assert (argument.size, argument.operand) == (size, Memory("rax", 0))
-    assert reason(f"{size}@%rax") == f"{size} bytes are no number, and in memory they are not"
+    assert reason(f"{size}@%rax") == f"a value of {size} bytes is supported only in memory"
 
 
 @pytest.mark.parametrize("size", [0, 4097, 1 << 20])
 def test_values_of_no_size_and_of_too_large_a_one(size: int) -> None:
-    assert reason(f"{size}@(%rax)") == f"a value of {size} bytes is not delivered; 4096 is the most"
+    assert reason(f"{size}@(%rax)") == f"a value of {size} bytes is not supported; the limit is 4096"
 
 
 @pytest.mark.parametrize("digits", ["1048577", "9" * 30, "1" * 5000])
 def test_a_size_that_fits_no_integer_of_the_api(digits: str) -> None:
     (argument,) = parse_arguments(f"-{digits}@%rax", "x86-64")
-    assert (argument.size, argument.operand) == (0, Unavailable("its size is out of range"))
+    assert (argument.size, argument.operand) == (0, Unavailable("the size is out of range"))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_size_that_fits_no_integer_of_the_api(digits: str) -> None:
         ("-8f@(%rax)", 8, Memory("rax")),
         ("16f@(%rax)", 16, Memory("rax")),
         ("8f@%xmm0", 8, Unavailable("%xmm0 is not among the registers saved at a probe")),
-        ("8f@$5", 8, Unavailable("a constant is no floating-point number")),
-        ("8f@$sym", 8, Unavailable("a constant is no floating-point number")),
-        ("2f@%ax", 2, Unavailable("a floating-point number of 2 bytes is not known")),
-        ("1f@(%rax)", 1, Unavailable("a floating-point number of 1 bytes is not known")),
+        ("8f@$5", 8, Unavailable("a constant cannot be a floating-point number")),
+        ("8f@$sym", 8, Unavailable("a constant cannot be a floating-point number")),
+        ("2f@%ax", 2, Unavailable("2-byte floating-point numbers are not supported")),
+        ("1f@(%rax)", 1, Unavailable("1-byte floating-point numbers are not supported")),
     ],
 )
 def test_floats(text: str, size: int, operand: Operand) -> None:
@@ -116,7 +116,7 @@ def test_floats(text: str, size: int, operand: Operand) -> None:
 
 
 def test_above_a_high_byte_register_lies_nothing() -> None:
-    assert reason("4@%ah") == "%ah is 1 byte wide and the note asks for 4"
+    assert reason("4@%ah") == "%ah is 1 byte wide, but the note says 4"
 
 
 def test_an_operand_outside_the_grammar_costs_only_itself() -> None:
@@ -151,7 +151,7 @@ def test_other_architectures_arguments_are_told_apart(architecture: str, text: s
     assert " ".join(argument.text for argument in arguments) == text
     if architecture == "machine-8":
         assert {argument.operand for argument in arguments} == {
-            Unavailable("operands of machine-8 are not understood yet")
+            Unavailable("operands of machine-8 are not supported yet")
         }
 
 

@@ -75,12 +75,12 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("counter@GOT(%eax)", "where the global offset table is, is not known"),
-        ("%gs:mine@ntpoff", "memory relative to a segment register cannot be reached"),
-        ("%gs:0x10", "memory relative to a segment register cannot be reached"),
-        ("mine@ntpoff(%eax)", "what the linker made of this relocation is not known"),
-        (".LC0", ".LC0 is a label of the assembler's, which no symbol table has"),
-        ("$.LC1", ".LC1 is a label of the assembler's, which no symbol table has"),
+        ("counter@GOT(%eax)", "the address of the global offset table is unknown"),
+        ("%gs:mine@ntpoff", "memory relative to a segment register is not supported"),
+        ("%gs:0x10", "memory relative to a segment register is not supported"),
+        ("mine@ntpoff(%eax)", "the linker's result for this relocation is unknown"),
+        (".LC0", ".LC0 is a local label, which is in no symbol table"),
+        ("$.LC1", ".LC1 is a local label, which is in no symbol table"),
         ("(%ax)", "a base register of 2 bytes is not supported"),
         ("(%eax,%bx)", "a base register of 2 bytes is not supported"),
         ("(%rax)", "the base is not a register of i386"),
@@ -101,7 +101,7 @@ def test_forms_that_are_not_fetched(text: str, reason: str) -> None:
     assert parse_operand(text) == (Unavailable(reason), 4)
 
 
-TWO_REGISTERS = Unavailable("8 bytes are in two registers, of which the note names one")
+TWO_REGISTERS = Unavailable("8 bytes are in two registers, but the note names only one")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ TWO_REGISTERS = Unavailable("8 bytes are in two registers, of which the note nam
         ("$-1", 4, Constant(2**32 - 1)),
         ("8(%ebp)", 4, Memory("ebp", 8)),
         ("%ah", 1, Register("eax", 8)),
-        ("2@%ah", 2, Unavailable("%ah is 1 byte wide and the note asks for 2")),
+        ("2@%ah", 2, Unavailable("%ah is 1 byte wide, but the note says 2")),
     ],
 )
 def test_words_have_four_bytes(text: str, size: int, operand: Operand) -> None:

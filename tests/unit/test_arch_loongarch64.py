@@ -77,10 +77,10 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("$r4,%pc_lo12(counter)", "what the linker made of this relocation is not known"),
-        ("%pc_hi20(counter)", "what the linker made of this relocation is not known"),
-        (".LC0", ".LC0 is a label of the assembler's, which no symbol table has"),
-        ("$r4,4294967296", "the displacement does not fit 32 bits"),
+        ("$r4,%pc_lo12(counter)", "the linker's result for this relocation is unknown"),
+        ("%pc_hi20(counter)", "the linker's result for this relocation is unknown"),
+        (".LC0", ".LC0 is a local label, which is in no symbol table"),
+        ("$r4,4294967296", "the displacement does not fit in 32 bits"),
         ("$f4,8", "the base is not a register of loongarch64"),
         ("[r4, 8]", "the base is not a register of loongarch64"),
         ("[]", "the base is not a register of loongarch64"),

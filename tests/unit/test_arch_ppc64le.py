@@ -53,11 +53,11 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (".LC1@toc@l(7)", "what the linker made of this relocation is not known"),
-        ("counter@toc(2)", "what the linker made of this relocation is not known"),
-        ("counter@pcrel", "what the linker made of this relocation is not known"),
-        (".LANCHOR0+40", ".LANCHOR0 is a label of the assembler's, which no symbol table has"),
-        ("4294967296(1)", "the displacement does not fit 32 bits"),
+        (".LC1@toc@l(7)", "the linker's result for this relocation is unknown"),
+        ("counter@toc(2)", "the linker's result for this relocation is unknown"),
+        ("counter@pcrel", "the linker's result for this relocation is unknown"),
+        (".LANCHOR0+40", ".LANCHOR0 is a local label, which is in no symbol table"),
+        ("4294967296(1)", "the displacement does not fit in 32 bits"),
         ("0(32)", "the base is not a register of ppc64le"),
         ("0(f1)", "the base is not a register of ppc64le"),
         ("3,32", "the base is not a register of ppc64le"),

@@ -56,13 +56,13 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("%lo(counter)(a5)", "what the linker made of this relocation is not known"),
-        ("%lo(table+24)(a5)", "what the linker made of this relocation is not known"),
-        ("%tprel_lo(mine)(a5)", "what the linker made of this relocation is not known"),
-        ("%pcrel_lo(.LA0)(a5)", "what the linker made of this relocation is not known"),
-        ("%hi(counter)", "what the linker made of this relocation is not known"),
-        (".LANCHOR0+32", ".LANCHOR0 is a label of the assembler's, which no symbol table has"),
-        ("4294967296(a0)", "the displacement does not fit 32 bits"),
+        ("%lo(counter)(a5)", "the linker's result for this relocation is unknown"),
+        ("%lo(table+24)(a5)", "the linker's result for this relocation is unknown"),
+        ("%tprel_lo(mine)(a5)", "the linker's result for this relocation is unknown"),
+        ("%pcrel_lo(.LA0)(a5)", "the linker's result for this relocation is unknown"),
+        ("%hi(counter)", "the linker's result for this relocation is unknown"),
+        (".LANCHOR0+32", ".LANCHOR0 is a local label, which is in no symbol table"),
+        ("4294967296(a0)", "the displacement does not fit in 32 bits"),
         ("0(fa0)", "the base is not a register of riscv64"),
         ("0(x32)", "the base is not a register of riscv64"),
         ("0()", "the base is not a register of riscv64"),
@@ -83,6 +83,6 @@ def test_arguments_of_a_real_note() -> None:
         Register("a1"),
         Memory("s0", -88),
         Constant(5),
-        Unavailable("what the linker made of this relocation is not known"),
+        Unavailable("the linker's result for this relocation is unknown"),
         Register("s11"),
     ]

@@ -51,10 +51,10 @@ def test_constants_memory_and_addresses(text: str, operand: Operand) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("counter@GOTENT", "where the global offset table is, is not known"),
-        ("mine@INDNTPOFF", "what the linker made of this relocation is not known"),
-        (".LANCHOR0+32", ".LANCHOR0 is a label of the assembler's, which no symbol table has"),
-        ("4294967296(%r1)", "the displacement does not fit 32 bits"),
+        ("counter@GOTENT", "the address of the global offset table is unknown"),
+        ("mine@INDNTPOFF", "the linker's result for this relocation is unknown"),
+        (".LANCHOR0+32", ".LANCHOR0 is a local label, which is in no symbol table"),
+        ("4294967296(%r1)", "the displacement does not fit in 32 bits"),
         ("0(%f1)", "the base is not a register of s390x"),
         ("0(%r5,)", "the base is not a register of s390x"),
         ("0()", "the base is not a register of s390x"),

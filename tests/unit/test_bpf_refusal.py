@@ -10,7 +10,7 @@ from stapsdtd.kernel.bpf_refusal import Host, refusal
 HOST = Host("6.1.0-56-amd64", has_btf=True, is_filtered=False)
 WITHOUT_BTF = Host("5.10.0", has_btf=False, is_filtered=False)
 FILTERED = Host("6.12.1", has_btf=True, is_filtered=True)
-DOES_NOT_TAKE_IT = "does not take the program, which loads on 6.1, 6.12 and 6.18 (docs/kernels.md)"
+REJECTS_IT = "rejects the program, which loads on 6.1, 6.12 and 6.18 (docs/kernels.md)"
 # what the verifier of Linux 6.1 wrote about a loop whose head is fallen into
 VERIFIER_LOG = """\
 back-edge from insn 1030 to 1031
@@ -26,7 +26,7 @@ processed 0 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_stat
             errno.EPERM,
             "",
             FILTERED,
-            "run as root or with CAP_BPF and CAP_PERFMON, and with a seccomp profile that lets these call bpf()",
+            "run as root or with CAP_BPF and CAP_PERFMON, and with a seccomp profile that allows bpf()",
         ),
         (errno.ENOSYS, "", HOST, "boot a kernel built with CONFIG_BPF_SYSCALL=y"),
         (
@@ -35,18 +35,18 @@ processed 0 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_stat
             WITHOUT_BTF,
             "boot a kernel built with CONFIG_DEBUG_INFO_BTF=y: /sys/kernel/btf/vmlinux is missing",
         ),
-        (errno.ENOMEM, "", HOST, "free memory: the kernel had none left for the program's tables"),
+        (errno.ENOMEM, "", HOST, "free some memory: the kernel could not allocate the program's tables"),
         (
             errno.EINVAL,
             VERIFIER_LOG,
             HOST,
-            f"boot another kernel: the verifier of Linux 6.1.0-56-amd64 {DOES_NOT_TAKE_IT}",
+            f"boot another kernel: the verifier of Linux 6.1.0-56-amd64 {REJECTS_IT}",
         ),
         (
             errno.EINVAL,
             "",
             HOST,
-            f"boot another kernel: Linux 6.1.0-56-amd64 {DOES_NOT_TAKE_IT}",
+            f"boot another kernel: Linux 6.1.0-56-amd64 {REJECTS_IT}",
         ),
     ],
 )
@@ -57,7 +57,7 @@ def test_remedy_fits_the_cause(number: int, log: str, host: Host, remedy: str) -
 
 def test_reason_ends_with_the_verifiers_last_words() -> None:
     error = refusal("/somewhere/stapsdt.bpf.o", OSError(errno.EINVAL, "Invalid argument"), VERIFIER_LOG, HOST)
-    assert error.reason == "stapsdt.bpf.o is refused (Invalid argument: back-edge from insn 1030 to 1031)"
+    assert error.reason == "stapsdt.bpf.o is rejected (Invalid argument: back-edge from insn 1030 to 1031)"
 
 
 def test_this_host_is_described() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.cgroups import CgroupPlace, every, find, processes
+from stapsdtd.kernel.cgroups import CgroupInfo, all_paths, find, processes
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_id_is_the_directorys_inode_and_level_its_depth(
     mount_point: Path, path: str, directory: str, level: int
 ) -> None:
     found = find(path.format(mount=mount_point), mountinfo(mount_point))
-    assert found == CgroupPlace((mount_point / directory).stat().st_ino, level)
+    assert found == CgroupInfo((mount_point / directory).stat().st_ino, level)
 
 
 @pytest.mark.parametrize(
@@ -57,20 +57,20 @@ def test_mount_of_a_part_of_the_hierarchy(mount_point: Path) -> None:
     part = mountinfo(mount_point, root="/docker/abc")
     assert find("/system.slice", part) is None
     found = find("/docker/abc/system.slice", part)
-    assert found == CgroupPlace((mount_point / "system.slice").stat().st_ino, 3)
+    assert found == CgroupInfo((mount_point / "system.slice").stat().st_ino, 3)
 
 
 def test_every_cgroup_is_told_from_the_hierarchys_root(mount_point: Path) -> None:
     below = {"/system.slice", "/system.slice/cron.service"}
-    assert set(every(mountinfo(mount_point))) == below | {"/"}
-    part = set(every(mountinfo(mount_point, root="/docker/abc")))
+    assert set(all_paths(mountinfo(mount_point))) == below | {"/"}
+    part = set(all_paths(mountinfo(mount_point, root="/docker/abc")))
     assert part == {f"/docker/abc{path}" for path in below} | {"/docker/abc"}
     assert all(find(path, mountinfo(mount_point, root="/docker/abc")) for path in part)
 
 
 def test_name_that_is_no_text_is_found_again(mount_point: Path) -> None:
     os.mkdir(os.fsencode(mount_point) + b"/caf\xe9")
-    (path,) = (path for path in every(mountinfo(mount_point)) if "caf" in path)
+    (path,) = (path for path in all_paths(mountinfo(mount_point)) if "caf" in path)
     assert find(path, mountinfo(mount_point)) is not None
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.kernel import procfs
-from stapsdtd.kernel.containers import Placement, cgroups_of, containers_in, meant, placement
+from stapsdtd.kernel.containers import Placement, cgroups_of, containers_in, matching, placement
 from stapsdtd.kernel.identity import Identities
 from stapsdtd.kernel.locked import LockedCalls
 
@@ -170,7 +170,7 @@ def test_cgroups_of_each_container() -> None:
 )
 def test_what_is_meant(wanted: str, found: list[str]) -> None:
     known: dict[str, list[str]] = {each: [] for each in (OTHER, ID, "web", "101", "a-container-with-a-long-name")}
-    assert meant(wanted, known) == found
+    assert matching(wanted, known) == found
 
 
 def test_identity_of_this_process() -> None:

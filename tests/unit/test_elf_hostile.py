@@ -51,7 +51,7 @@ def test_four_hundred_thousand_notes() -> None:
 
 def test_notes_beyond_their_bound_are_lost_and_reported() -> None:
     foreign = Elf().raw_note(b"", owner=b"") * MAX_NOTES
-    assert problem(parse_notes(foreign, Elf().note())).reason == "more than 500000 notes: the others are lost"
+    assert problem(parse_notes(foreign, Elf().note())).reason == "more than 500000 notes: ignoring the rest"
 
 
 def test_argument_strings_beyond_their_bound_are_reported() -> None:
@@ -72,7 +72,7 @@ def test_65535_sections_of_the_same_hostile_notes() -> None:
     (at,) = struct.unpack_from("<Q", image, table + 64 * 4 + 24)
     for i in range(5, 60_005):
         struct.pack_into("<QQ", image, table + 64 * i + 24, at, len(notes.data))
-    assert problem(parse(bytes(image))).reason == "more than 500000 notes: the others are lost"
+    assert problem(parse(bytes(image))).reason == "more than 500000 notes: ignoring the rest"
 
 
 def test_a_sparse_file_of_a_terabyte(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_a_sparse_file_of_a_terabyte(tmp_path: Path) -> None:
         parsed = parse_object(file)
     assert len(parsed.sites) == 1
     truncated, section = parsed.problems
-    assert truncated.reason == "the note at byte 56 of 67108864 is truncated: the notes after it are lost"
-    assert section.reason == f"a section of {2**40} bytes of notes goes beyond the bound for an object"
+    assert truncated.reason == "the note at byte 56 of 67108864 is truncated: ignoring the notes after it"
+    assert section.reason == f"a section of {2**40} bytes of notes extends beyond the limit for an object"
 
 
 def _sample(bits: int, byte_order: ByteOrder, machine: int) -> bytes:

@@ -119,6 +119,6 @@ def test_no_bytes_are_no_nop() -> None:
 
 def test_an_unknown_architecture_has_no_nop() -> None:
     with pytest.raises(
-        UnusableNoteError, match="what a nop is on machine-8 is not known, so a probe there could do harm"
+        UnusableNoteError, match="the nop of machine-8 is unknown, so a probe could corrupt the program"
     ):
         nop_bytes("machine-8", bytes(15))

@@ -27,10 +27,10 @@ def addresses() -> bytes:
 @pytest.mark.parametrize(
     ("strings", "expected"),
     [
-        (b"", Problem("", "", "the provider has no end")),
-        (b"app", Problem("", "", "the provider has no end")),
-        (b"app\0probe", Problem("app", "", "the name has no end")),
-        (b"app\0probe\x008@%rdi", Problem("app", "probe", "the argument string has no end")),
+        (b"", Problem("", "", "the provider is not NUL-terminated")),
+        (b"app", Problem("", "", "the provider is not NUL-terminated")),
+        (b"app\0probe", Problem("app", "", "the name is not NUL-terminated")),
+        (b"app\0probe\x008@%rdi", Problem("app", "probe", "the argument string is not NUL-terminated")),
         (b"\0probe\0\0", Problem("", "probe", "the provider is empty")),
         (b"app\0\0\0", Problem("app", "", "the name is empty")),
         (b"\0\0\0", Problem("", "", "the provider is empty")),
@@ -110,7 +110,7 @@ def test_a_descriptor_size_beyond_the_section(size: int) -> None:
     parsed = parse_notes(elf.note(), elf.raw_note(b"x" * 40, size=size), elf.note(name=b"after"))
     assert [site.name for site in parsed.sites] == ["probe"]
     (found,) = parsed.problems
-    assert "is truncated: the notes after it are lost" in found.reason
+    assert "is truncated: ignoring the notes after it" in found.reason
 
 
 def test_an_owner_size_beyond_the_section() -> None:
@@ -153,14 +153,14 @@ def test_a_bad_section_costs_only_itself() -> None:
 @pytest.mark.parametrize("kind", [SHT_NOBITS, SHT_PROGBITS])
 def test_a_section_that_holds_no_notes(kind: int) -> None:
     parsed = parse(Elf(more_sections=[Section(b".note.stapsdt", kind, Elf().note())]).build())
-    assert problem(parsed).reason == f"a section .note.stapsdt has type {kind} and is not one of notes"
+    assert problem(parsed).reason == f"a .note.stapsdt section has type {kind}, not SHT_NOTE"
 
 
 @pytest.mark.parametrize("size", [2**32, 2**64 - 1])
 def test_a_section_beyond_the_files_end(size: int) -> None:
     parsed = parse(Elf(more_sections=[Section(b".note.stapsdt", SHT_NOTE, Elf().note(), size=size)]).build())
     assert len(parsed.sites) == 1
-    assert parsed.problems[-1].reason == f"a section of {size} bytes of notes goes beyond the file's end"
+    assert parsed.problems[-1].reason == f"a section of {size} bytes of notes extends beyond the file's end"
 
 
 def test_a_section_at_an_impossible_offset() -> None:
@@ -169,7 +169,7 @@ def test_a_section_at_an_impossible_offset() -> None:
     table = struct.unpack_from("<Q", image, 40)[0]
     rows = struct.unpack_from("<H", image, 60)[0]
     struct.pack_into("<Q", image, table + 64 * (rows - 2) + 24, 2**64 - 50)
-    assert problem(parse(bytes(image))).reason == "a section of 100 bytes of notes goes beyond the file's end"
+    assert problem(parse(bytes(image))).reason == "a section of 100 bytes of notes extends beyond the file's end"
 
 
 def test_names_that_only_end_alike_are_other_sections() -> None:

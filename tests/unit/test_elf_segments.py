@@ -27,7 +27,7 @@ from tests.unit.elf_builder import (
         (TEXT_VADDR - 1, "the location 0x400fff is in no load segment"),
         (TEXT_VADDR + 0x100, "the location 0x401100 is in no load segment"),
         (2**64 - 1, "the location 0xffffffffffffffff is in no load segment"),
-        (DATA_VADDR, "the location 0x3ff000 is not in a segment of code"),
+        (DATA_VADDR, "the location 0x3ff000 is not in a code segment"),
     ],
 )
 def test_a_location_outside_the_code(location: int, reason: str) -> None:
@@ -37,12 +37,12 @@ def test_a_location_outside_the_code(location: int, reason: str) -> None:
 def test_a_location_in_the_zeros_after_the_file() -> None:
     elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100, 0x200)])
     reason = problem(parse_notes(elf.note(TEXT_VADDR + 0x100), elf=elf)).reason
-    assert reason == "the location 0x401100 is in memory that the file does not back, out of the kernel's reach"
+    assert reason == "the location 0x401100 is in memory not backed by the file, out of the kernel's reach"
 
 
 def test_the_kernel_arms_no_writable_code() -> None:
     elf = Elf(segments=[Segment(R | W | X, TEXT_VADDR, TEXT_OFFSET, 0x100)])
-    assert problem(parse_notes(elf.note(), elf=elf)).reason == "the location 0x401000 is not in a segment of code"
+    assert problem(parse_notes(elf.note(), elf=elf)).reason == "the location 0x401000 is not in a code segment"
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_the_kernel_arms_no_writable_code() -> None:
         (DATA_VADDR + DATA_MEMORY_SIZE, "the semaphore 0x3ff800 is in no load segment"),
         (
             DATA_VADDR + DATA_FILE_SIZE,
-            "the semaphore 0x3ff100 is in memory that the file does not back, out of the kernel's reach",
+            "the semaphore 0x3ff100 is in memory not backed by the file, out of the kernel's reach",
         ),
         (
             DATA_VADDR + DATA_FILE_SIZE - 1,
-            "the semaphore 0x3ff0ff is in memory that the file does not back, out of the kernel's reach",
+            "the semaphore 0x3ff0ff is in memory not backed by the file, out of the kernel's reach",
         ),
         (DATA_VADDR + 1, "the semaphore's file offset 0x1001 is not a multiple of 2, or is 0"),
     ],
@@ -90,7 +90,7 @@ def test_a_semaphore_at_file_offset_0() -> None:
 def test_overlapping_segments(other: Segment) -> None:
     elf = Elf(segments=[Segment(R | X, TEXT_VADDR, TEXT_OFFSET, 0x100), other])
     reason = problem(parse_notes(elf.note(), elf=elf)).reason
-    assert reason == "the location 0x401000 is in a load segment that another one overlaps"
+    assert reason == "the location 0x401000 is in overlapping load segments"
 
 
 def test_an_overlap_elsewhere_costs_nothing() -> None:

@@ -102,7 +102,7 @@ def test_both_classes_and_byte_orders(
     (argument,) = site.arguments
     assert (argument.size, argument.signed) == (4, True)
     if architecture == "x32":
-        assert argument.operand == Unavailable("operands of x32 are not understood yet")
+        assert argument.operand == Unavailable("operands of x32 are not supported yet")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_no_probe_is_armed_where_nops_are_unknown(machine: int, bits: int, byte_
     elf = Elf(bits=bits, byte_order=byte_order, machine=machine)
     parsed = parse_notes(elf.note(), elf=elf)
     assert parsed.architecture == name
-    assert problem(parsed).reason == f"what a nop is on {name} is not known, so a probe there could do harm"
+    assert problem(parsed).reason == f"the nop of {name} is unknown, so a probe could corrupt the program"
 
 
 def test_one_probe_with_several_sites_and_semaphores() -> None:

@@ -147,8 +147,8 @@ def operand_of(text: bytes, *symbols: Symbol, offset: int = 0, bits: int = 64, k
         (b"here(,%rax,4)", Memory("rip", 0x4000 - 7, "rax", 4, "here")),
         (b"here-4(%rbx)", Memory("rip", 0x3FFC - 7, "rbx", 1, "here")),
         (b"$here", Address("rip", 0x4000 - 7, "here")),
-        (b"here(%rbx,%rax,4)", Unavailable("a symbol, a base and an index are more than can be added")),
-        (b"nowhere(%rip)", Unavailable("no symbol table of the object names nowhere")),
+        (b"here(%rbx,%rax,4)", Unavailable("a symbol with both base and index is not supported")),
+        (b"nowhere(%rip)", Unavailable("no symbol table of the object contains nowhere")),
     ],
 )
 def test_operands_that_name_a_symbol(text: bytes, operand: Operand, kind: int) -> None:
@@ -163,7 +163,7 @@ def test_operands_that_name_a_symbol(text: bytes, operand: Operand, kind: int) -
         ([Symbol(b"x", 0, 0, OBJECT, section=UNDEFINED)], Unavailable("x is in another object")),
         (
             [Symbol(b"x", TEXT_VADDR + place, 4, OBJECT, LOCAL) for place in (64, 128)],
-            Unavailable("the object has 2 symbols that are named x"),
+            Unavailable("the object has 2 symbols named x"),
         ),
         (
             [Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT, LOCAL), Symbol(b"x", TEXT_VADDR + 128, 4, OBJECT, GLOBAL)],
@@ -179,4 +179,4 @@ def test_symbols_that_cannot_be_told_are_unavailable(symbols: list[Symbol], oper
 def test_names_beyond_the_bound_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symbols_module, "MAX_SEARCHED_BYTES", 1)
     found = operand_of(b"x(%rip)", Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT))
-    assert found == Unavailable("the object names more symbols than are looked up")
+    assert found == Unavailable("the object refers to too many symbols")

@@ -33,7 +33,7 @@ TABLE = rb"""
 48 27 0:58 / /disk rw - fuseblk /dev/sdb1 rw,user_id=0,group_id=0
 49 27 0:59 / /dax rw - virtiofs share rw
 """
-TABLES = {mount.number: mount for mount in parse(TABLE)}
+TABLES = {mount.id: mount for mount in parse(TABLE)}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_local_ones_are_allowed() -> None:
 def test_those_with_a_server_are_not(number: int, kind: str) -> None:
     reason = judged(number)
     assert reason is not None
-    assert f"it lies on {kind}:" in reason
+    assert f"the file is on {kind}, whose server" in reason
     assert f'[filesystems] arm = ["{kind}"]' in reason
 
 
@@ -99,7 +99,7 @@ def test_configuration_allows_others() -> None:
 def test_user_who_names_a_fuse_as_roots_is_called_gets_nothing() -> None:
     reason = judged(28, "fuse.sshfs")
     assert reason is not None
-    assert "not root's own mount" in reason
+    assert "that root did not mount" in reason
     # to the user namespace that it was mounted in, any user is root
     assert Filesystems(["fuse.mergerfs"]).judge(TABLES[29], None) is not None
 
@@ -109,14 +109,14 @@ def test_overlay_is_what_its_layers_are() -> None:
     for number, kind in ((41, "nfs4"), (42, "nfs4"), (47, "fuse")):
         reason = judged(number)
         assert reason is not None
-        assert f"it lies on {kind}:" in reason
+        assert f"the file is on {kind}, whose server" in reason
 
 
 def test_overlay_whose_layers_cannot_be_told_is_refused() -> None:
     for mount, table in ((TABLES[43], TABLES), (TABLES[40], None)):
         reason = Filesystems().judge(mount, table)
         assert reason is not None
-        assert ("l/A, of which no mount tells" if table else "it lies on overlay:") in reason
+        assert ("l/A, whose file system no mount shows" if table else "the file is on overlay, whose server") in reason
         assert Filesystems(["overlay"]).judge(mount, table) is None
 
 
@@ -134,8 +134,8 @@ def test_disk_that_is_a_file_is_what_that_file_lies_on(devices: str) -> None:
     for number in (32, 34):
         reason = judged(number, devices=devices)
         assert reason is not None
-        assert "it lies on fuse.sshfs:" in reason
-    assert "a disk of the network" in (judged(35, devices=devices) or "")
+        assert "the file is on fuse.sshfs, whose server" in reason
+    assert "a network block device" in (judged(35, devices=devices) or "")
 
 
 def test_files_of_this_host() -> None:
@@ -146,8 +146,8 @@ def test_files_of_this_host() -> None:
         assert filesystems.why_not(program.fileno(), os.getpid()) is None
         assert filesystems.why_not(memory, os.getpid()) is None
         # a mount of the kernel's own, in no table
-        assert "no mount" in (filesystems.why_not(huge, os.getpid()) or "")
-        assert "it lies on proc" in (filesystems.why_not(served.fileno(), os.getpid()) or "")
+        assert "no visible mount" in (filesystems.why_not(huge, os.getpid()) or "")
+        assert "the file is on proc" in (filesystems.why_not(served.fileno(), os.getpid()) or "")
     # SysV shared memory and shared anonymous memory are of the same kind
     with mmap.mmap(-1, mmap.PAGESIZE):
         lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/zero" in line]

@@ -175,8 +175,8 @@ def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
     refusals = engine.arm(TICKET, target(found, predicate=where("arg1 == 1")))
     assert {refusal.site.name: refusal.reason for refusal in refusals} == {
         "lacks": "it has 1 arguments, so there is no arg1 to filter by",
-        "unreadable": "arg1 cannot be filtered by: no way",
-        "elsewhere": "arg1 cannot be filtered by: 8@%rdi: tracefs has no name for this register on x86-64",
+        "unreadable": "cannot filter by arg1: no way",
+        "elsewhere": "cannot filter by arg1: 8@%rdi: tracefs has no name for this register on x86-64",
     }
     ((line,),) = tracefs.definitions.values()
     assert ":0x10 " in line

@@ -21,18 +21,18 @@ def test_what_is_small_is_told_whole() -> None:
 
 
 def test_large_object_costs_its_own_sites() -> None:
-    bounded = ListingLimiter(of_an_object=20, of_all=1000)
+    bounded = ListingLimiter(max_per_object=20, max_total=1000)
     assert sizes(bounded, probe(1, 30), probe(2, 3), probe(1, 5), probe(3, 10)) == [10, 3, 10]
     assert bounded.left_out == 25
 
 
 def test_all_are_bounded_too() -> None:
-    bounded = ListingLimiter(of_an_object=20, of_all=35)
+    bounded = ListingLimiter(max_per_object=20, max_total=35)
     assert sizes(bounded, *(probe(inode, 10) for inode in (1, 2, 3))) == [10, 7]
     assert bounded.left_out == 13
 
 
 def test_long_argument_lists_count() -> None:
-    bounded = ListingLimiter(of_an_object=129 * 3, of_all=100_000)
+    bounded = ListingLimiter(max_per_object=129 * 3, max_total=100_000)
     assert sizes(bounded, probe(1, 12_000, 128)) == [3]
     assert bounded.left_out == 11_997

@@ -100,10 +100,10 @@ def test_how_far_memory_may_be_touched(tmp_path: Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), PAGES * PAGE, mmap.MAP_PRIVATE) as memory:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         local, served = LocalMemory(Filesystems()), LocalMemory(_Served())
-        assert local.room(os.getpid(), address + 5) == PAGES * PAGE - 5
-        assert served.room(os.getpid(), address + 5) == 0
+        assert local.local_bytes(os.getpid(), address + 5) == PAGES * PAGE - 5
+        assert served.local_bytes(os.getpid(), address + 5) == 0
         with mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as anonymous:
             own = ctypes.addressof(ctypes.c_char.from_buffer(anonymous))
-            assert served.room(os.getpid(), own) >= PAGE
-        assert local.room(os.getpid(), 1) == 0
+            assert served.local_bytes(os.getpid(), own) >= PAGE
+        assert local.local_bytes(os.getpid(), 1) == 0
         gc.collect()

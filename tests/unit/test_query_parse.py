@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel.cgroups import CgroupPlace
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
 from stapsdtd.query.parse import MAX_DEPTH, MAX_LENGTH, parse
 from stapsdtd.query.program import MAX_TESTS
@@ -14,10 +14,10 @@ from tests.unit.queries import expressions, text_of
 ARG0, ARG1 = ArgumentValue(0), ArgumentValue(1)
 EQ, NE, LT, LE, GT, GE = Operator
 PID_IS_1 = Comparison(Field.PID, EQ, 1)
-PLACE = CgroupPlace(4711, 1)
+PLACE = CgroupInfo(4711, 1)
 
 
-def find_cgroup(path: str) -> CgroupPlace | None:
+def find_cgroup(path: str) -> CgroupInfo | None:
     return PLACE if path == "/system.slice" else None
 
 
@@ -73,61 +73,61 @@ def test_expressions(text: str, expected: Expression) -> None:
 @pytest.mark.parametrize(
     ("text", "column", "reason"),
     [
-        ("", 0, "it ends where a name"),
-        ("arg0 ==", 7, "it ends where a name"),
-        ("arg0 &&  ", 9, "it ends where a name"),
-        ("(arg0", 5, "it ends before a parenthesis is closed"),
-        ("arg0 == 1)", 9, "there is no parenthesis that this one closes"),
-        ("()", 1, "')' stands where a name"),
-        ("arg0 == == 1", 8, "'==' stands where a name"),
-        ("arg0 == 3 4", 10, "'4' stands where an operator"),
-        ("arg0 = 1", 5, "'=' cannot stand here; write =="),
+        ("", 0, "unexpected end; expected a name"),
+        ("arg0 ==", 7, "unexpected end; expected a name"),
+        ("arg0 &&  ", 9, "unexpected end; expected a name"),
+        ("(arg0", 5, "missing closing parenthesis"),
+        ("arg0 == 1)", 9, "unmatched closing parenthesis"),
+        ("()", 1, "unexpected ')'; expected a name"),
+        ("arg0 == == 1", 8, "unexpected '=='; expected a name"),
+        ("arg0 == 3 4", 10, "unexpected '4'; expected an operator"),
+        ("arg0 = 1", 5, "unexpected '='; write =="),
         ("arg0 | arg1", 5, "write ||"),
         ("arg0 and arg1", 5, "write &&"),
         ("arg0 or arg1", 5, "write ||"),
-        ("arg0 && not arg1", 8, "'not' cannot stand here; write !"),
-        ("arg0 + 1", 5, "'+' cannot stand here"),
-        ("é", 0, "'é' cannot stand here"),
-        ("pid == \0", 7, "'\\x00' cannot stand here"),
-        ('execname == "psql', 12, "the string that begins here does not end"),
-        ("execname == 'psql\\'", 12, "the string that begins here does not end"),
+        ("arg0 && not arg1", 8, "unexpected 'not'; write !"),
+        ("arg0 + 1", 5, "unexpected '+'"),
+        ("é", 0, "unexpected 'é'"),
+        ("pid == \0", 7, "unexpected '\\x00'"),
+        ('execname == "psql', 12, "unterminated string"),
+        ("execname == 'psql\\'", 12, "unterminated string"),
         (
             "execname == psql",
             12,
-            "'psql' is not known; there are arg0, arg1, …, pid, tid, uid, gid, execname and cgroup, and strings",
+            "unknown name 'psql'; the names are arg0, arg1, …, pid, tid, uid, gid, execname and cgroup, and strings",
         ),
-        ("arg == 1", 0, "'arg' is not known"),
-        ("arg1000", 0, "'arg1000' is not known"),
-        ("pid == 1 && " + "x" * 1000, 12, f"'{'x' * 40}…' is not known"),
-        ("pid == 12ab", 7, "'12ab' is no number; write 255, 0xff or 0o377"),
-        ("pid == 09", 7, "'09' is no number"),
-        ("pid == 0x", 7, "'0x' is no number"),
+        ("arg == 1", 0, "unknown name 'arg'"),
+        ("arg1000", 0, "unknown name 'arg1000'"),
+        ("pid == 1 && " + "x" * 1000, 12, f"unknown name '{'x' * 40}…'"),
+        ("pid == 12ab", 7, "'12ab' is not a number; write 255, 0xff or 0o377"),
+        ("pid == 09", 7, "'09' is not a number"),
+        ("pid == 0x", 7, "'0x' is not a number"),
         ("arg0 > 18446744073709551616", 7, "does not fit into 64 bits"),
         ("arg0 > -9223372036854775809", 7, "does not fit into 64 bits"),
         ("arg0 > " + "9" * 4000, 7, "does not fit into 64 bits"),
-        ("1 < arg0 < 5", 9, "condition already; combine conditions with &&"),
-        ("arg0 == (pid == 3)", 9, "condition already"),
-        ("(pid == 3) & 4", 11, "& takes bits of a number, as in arg0 & 0x40; conditions are combined with &&"),
-        ("arg0 & arg1", 5, "& takes bits"),
-        ("3 & 4", 2, "& takes bits"),
+        ("1 < arg0 < 5", 9, "already a condition; combine conditions with &&"),
+        ("arg0 == (pid == 3)", 9, "already a condition"),
+        ("(pid == 3) & 4", 11, "& selects bits of a number, as in arg0 & 0x40; combine conditions with &&"),
+        ("arg0 & arg1", 5, "& selects bits"),
+        ("3 & 4", 2, "& selects bits"),
         ("execname & 4", 0, "execname is a string, which has no bits"),
         ("arg0 == arg1", 8, "arg1 cannot be compared with arg0, only with a constant"),
-        ("3 == 4", 0, "neither side"),
-        ("pid && 5", 7, "this alone says nothing"),
-        ("pid || 'a'", 7, "this alone says nothing"),
-        ("pid || execname", 7, 'execname alone says nothing; write execname == "…"'),
-        ("execname < 'a'", 9, "strings are compared with == and != only, not with <"),
-        ("'a' >= execname", 4, "strings are compared with == and != only"),
+        ("3 == 4", 0, "one side of a comparison must be"),
+        ("pid && 5", 7, "a constant is not a condition"),
+        ("pid || 'a'", 7, "a constant is not a condition"),
+        ("pid || execname", 7, 'execname is not a condition; write execname == "…"'),
+        ("execname < 'a'", 9, "strings support only == and !=, not <"),
+        ("'a' >= execname", 4, "strings support only == and !="),
         ("execname == 5", 12, "execname is a string"),
-        ("arg0 == 'a'", 8, "arg0 is a number, and cannot be compared with a string"),
+        ("arg0 == 'a'", 8, "arg0 is a number and cannot be compared with a string"),
         ("execname == 'abcdefghijklmnop'", 12, 'has 16; write "abcdefghijklmno"'),
         ("execname == '☃☃☃☃☃☃'", 12, "has 18"),
-        (r"execname == 'a\x00b'", 12, "no NUL"),
-        (r"execname == 'ab\q'", 15, r"'\\q' is no escape"),
-        (r"execname == 'ab\xg0'", 15, r"'\\x' is no escape"),
-        ("cgroup == '/nobody'", 10, "there is no cgroup '/nobody'"),
-        ("cgroup == '/a' && pid == 'b'", 10, "there is no cgroup"),
-        ("pid || " * MAX_TESTS + "tid", 7 * MAX_TESTS, "one comparison more than the 64"),
+        (r"execname == 'a\x00b'", 12, "cannot contain NUL"),
+        (r"execname == 'ab\q'", 15, r"'\\q' is not an escape sequence"),
+        (r"execname == 'ab\xg0'", 15, r"'\\x' is not an escape sequence"),
+        ("cgroup == '/nobody'", 10, "no such cgroup: '/nobody'"),
+        ("cgroup == '/a' && pid == 'b'", 10, "no such cgroup"),
+        ("pid || " * MAX_TESTS + "tid", 7 * MAX_TESTS, "too many comparisons; the limit is 64"),
     ],
 )
 def test_errors_name_the_column(text: str, column: int, reason: str) -> None:
@@ -139,7 +139,7 @@ def test_errors_name_the_column(text: str, column: int, reason: str) -> None:
 
 def test_text_may_not_be_too_long() -> None:
     assert parsed("pid == 1".ljust(MAX_LENGTH)) == PID_IS_1
-    with pytest.raises(InvalidArgumentError, match="at most 4096 characters, this one 4097"):
+    with pytest.raises(InvalidArgumentError, match="limited to 4096 characters; this one has 4097"):
         parsed("pid == 1".ljust(MAX_LENGTH + 1))
 
 
@@ -152,15 +152,15 @@ def nested(depth: int) -> str:
 
 def test_conditions_may_not_be_nested_too_deep() -> None:
     parsed(nested(MAX_DEPTH))
-    with pytest.raises(InvalidArgumentError, match="nested more than 32 deep") as raised:
+    with pytest.raises(InvalidArgumentError, match="nested more than 32 levels deep") as raised:
         parsed(nested(MAX_DEPTH + 1))
     assert raised.value.column is not None
-    with pytest.raises(InvalidArgumentError, match="nested more than 32 deep"):
+    with pytest.raises(InvalidArgumentError, match="nested more than 32 levels deep"):
         parsed(nested(300))
 
 
 def test_field_is_named_in_the_error() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"^filter: .* stands where"):
+    with pytest.raises(InvalidArgumentError, match=r"^filter: unexpected '1'"):
         parse("1 1", find_cgroup, "filter")
 
 

@@ -50,7 +50,7 @@ def test_a_manager_that_is_gone_costs_a_warning(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     notify("READY=1")
-    assert "cannot be told READY=1" in caplog.text
+    assert "cannot send READY=1 to the service manager" in caplog.text
 
 
 class Life:
@@ -108,7 +108,7 @@ def test_what_proves_the_contrary_is_logged_and_the_watchdog_not_told(
 
     asyncio.run(serve())
     assert [record.getMessage() for record in caplog.records] == [
-        "the watchdog is told no more: the thread that reads events ended; restart the daemon"
+        "stopping watchdog notifications: the thread that reads events ended; restart the daemon"
     ]
     assert received(manager) == []
 

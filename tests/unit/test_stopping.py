@@ -8,7 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from stapsdtd.runtime.stopping import StopDeadline, what_threads_do
+from stapsdtd.kernel.locked import LockedCalls
+from stapsdtd.runtime.stopping import StopDeadline, describe_threads
 from tests.support import wait_for
 
 PATIENCE_SECONDS = 20
@@ -21,7 +22,7 @@ def test_in_time_and_in_order(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert "stopping takes more than 0.05 s: " in caplog.text
     assert "MainThread" in caplog.text
-    assert "'stapsdtd --cleanup' removes what is left" in caplog.text
+    assert "run 'stapsdtd --cleanup' once the process is gone to remove what is left" in caplog.text
 
 
 def test_process_ends_though_nothing_can_be_let_go(caplog: pytest.LogCaptureFixture) -> None:
@@ -32,7 +33,7 @@ def test_process_ends_though_nothing_can_be_let_go(caplog: pytest.LogCaptureFixt
 
     StopDeadline(fail, done.put, 0.05, 0.2).begin()
     assert done.get(timeout=PATIENCE_SECONDS) == 1
-    assert "the sockets are not free yet" in caplog.text
+    assert "cannot free the sockets for the next daemon" in caplog.text
 
 
 def test_thread_is_named_with_what_it_does_and_where() -> None:
@@ -41,7 +42,9 @@ def test_thread_is_named_with_what_it_does_and_where() -> None:
     thread.start()
 
     def told() -> str:
-        return next((each for each in what_threads_do() if each.startswith("stapsdtd-waits") and "state S" in each), "")
+        return next(
+            (each for each in describe_threads() if each.startswith("stapsdtd-waits") and "state S" in each), ""
+        )
 
     line = wait_for(told, "the thread to wait")
     os.write(write, b"x")
@@ -50,4 +53,10 @@ def test_thread_is_named_with_what_it_does_and_where() -> None:
     os.close(write)
     # read(2) has this number on x86-64; elsewhere it has one too
     assert line.rpartition(" ")[2].isdecimal()
-    assert not any(each.startswith("stapsdtd-waits") for each in what_threads_do())
+    assert not any(each.startswith("stapsdtd-waits") for each in describe_threads())
+
+
+def test_code_is_named_by_its_path_in_the_package() -> None:
+    LockedCalls().call(os.getpid(), lambda: None)
+    begin = "stapsdtd-maps in _serve (kernel/locked.py:"
+    wait_for(lambda: any(line.startswith(begin) for line in describe_threads()), "the worker to wait for calls")

@@ -325,7 +325,7 @@ def _untestable(predicate: Expression, site: Site, architecture: str) -> str | N
             case ArgumentValue(index):
                 fetched = fetch(Capture(index), site.arguments[index], architecture)
                 if isinstance(fetched, Unavailable):
-                    return f"arg{index} cannot be filtered by: {fetched.reason}"
+                    return f"cannot filter by arg{index}: {fetched.reason}"
             case Field() as subject if subject not in _TESTABLE:
                 return f"the ftrace engine cannot filter by {subject.value}; the bpf engine can"
     return None
