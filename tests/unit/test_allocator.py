@@ -91,7 +91,7 @@ def test_what_is_free_between_blocks_in_use_is_given_back() -> None:
 def test_blocks_of_a_megabyte_are_mapped_whatever_was_freed_before() -> None:
     libc = FakeGlibc()
     limit_arenas(libc)
-    assert libc.options == {-8: 2, -1: 1 << 20, -3: 1 << 20}
+    assert libc.options == {-8: 2, -1: 16 << 20, -3: 1 << 20}
 
 
 def test_trimming_ends() -> None:
