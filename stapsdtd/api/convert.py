@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from stapsdtd.api import cgroup_scope
 from stapsdtd.api.access import Rights, Users
+from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
@@ -17,7 +18,6 @@ from stapsdtd.events.columns import Strings, ValueColumn
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
-from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
 from stapsdtd.query.parse import parse, wrong_comm

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of, same
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "aarch64"
@@ -79,3 +80,16 @@ def _parse_memory(parts: list[str]) -> Operand | None:
 def _parse_displacement(text: str, base: str) -> Operand | None:
     """The assembler accepts only numbers here; `[x0, counter]` is not an operand."""
     return parse_memory(text, base) if isinstance(parse_value(text), Constant) else None
+
+
+AARCH64 = Architecture(
+    name=_NAME,
+    elf=("EM_AARCH64", 64, "<"),
+    machine="aarch64",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("1f2003d5"),
+    parse_operand=parse_operand,
+    pt_regs=numbered([*(f"x{number}" for number in range(31)), "sp", "pc"]),
+    program_counter="pc",
+    tracefs=same("sp", "pc", *(f"x{number}" for number in range(31))),
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "arm"
@@ -83,3 +84,17 @@ def _parse_index(base: str, index: str, shift: int) -> Operand | None:
 def _parse_displacement(text: str, base: str) -> Operand | None:
     """The assembler accepts only numbers here; `[r0, counter]` is not an operand."""
     return parse_memory(text, base, word_bytes=_WORD_BYTES) if isinstance(parse_value(text), Constant) else None
+
+
+# Thumb's nops are left out: the kernel has no uprobes for Thumb code, and would overwrite two instructions with an ARM
+# breakpoint. The second one is `mov r0, r0`, before ARMv6K.
+ARM = Architecture(
+    name=_NAME,
+    elf=("EM_ARM", 32, "<"),
+    machine="aarch64",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("00f020e3", "0000a0e1"),
+    parse_operand=parse_operand,
+    pt_regs=numbered(f"r{number}" for number in range(15)) | {"r15": 32},
+    program_counter="r15",
+)

@@ -10,27 +10,10 @@ Each argument is `N[f]@operand`: N is the value's size in bytes, negative for si
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
-from stapsdtd.arch import aarch64, arm, i386, loongarch64, ppc64le, riscv64, s390x, x86_64
+from stapsdtd.arch.registry import ARCHITECTURES, word_bytes
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
-
-OperandParser = Callable[[str], tuple[Operand, int]]
-"""Parses an operand's text into the operand and its width in bytes, which applies if the note gives no size."""
-
-PARSERS: Mapping[str, OperandParser] = {
-    "x86-64": x86_64.parse_operand,
-    "i386": i386.parse_operand,
-    "aarch64": aarch64.parse_operand,
-    "arm": arm.parse_operand,
-    "riscv64": riscv64.parse_operand,
-    "s390x": s390x.parse_operand,
-    "ppc64le": ppc64le.parse_operand,
-    "loongarch64": loongarch64.parse_operand,
-}
-
-_WORD_BYTES = 8
-_OTHER_WORD_BYTES: Mapping[str, int] = {"i386": 4, "arm": 4}
 
 _NUMBER_BYTES = (1, 2, 4, 8)
 _FLOAT_BYTES = (4, 8)
@@ -80,7 +63,7 @@ def _sized(text: str, prefix: re.Match[str], operand_text: str, architecture: st
     else:
         operand, width = _parse_operand(operand_text, architecture)
         operand = _fit(operand, operand_text, width, size, signed=signed)
-        if isinstance(operand, Register) and size > _OTHER_WORD_BYTES.get(architecture, _WORD_BYTES):
+        if isinstance(operand, Register) and size > word_bytes(architecture):
             operand = Unavailable(f"{size} bytes are in two registers, but the note names only one")
         if is_float and isinstance(operand, Constant | Address):
             operand = Unavailable("a constant cannot be a floating-point number")
@@ -94,10 +77,10 @@ def _unsized(text: str, architecture: str) -> Argument:
 
 
 def _parse_operand(text: str, architecture: str) -> tuple[Operand, int]:
-    parser = PARSERS.get(architecture)
-    if parser is None:
-        return Unavailable(f"operands of {architecture} are not supported yet"), _WORD_BYTES
-    return parser(text)
+    known = ARCHITECTURES.get(architecture)
+    if known is None or known.parse_operand is None:
+        return Unavailable(f"operands of {architecture} are not supported yet"), word_bytes(architecture)
+    return known.parse_operand(text)
 
 
 def _fit_bytes(operand: Operand, size: int) -> Operand:

@@ -14,6 +14,9 @@ from dataclasses import replace
 
 from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SCALES, SEGMENTED, Part, Registers
 from stapsdtd.arch.expressions import GOTOFF, not_an_operand, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture
+from stapsdtd.arch.x86_64 import PT_REGS
+from stapsdtd.arch.x86_nops import nop_length
 from stapsdtd.model import Memory, Operand, Unavailable
 
 _NAME = "i386"
@@ -75,3 +78,16 @@ def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
     if isinstance(index, Unavailable):
         return index
     return replace(memory, base=base, index=index, scale=int(scale_text or "1"))
+
+
+I386 = Architecture(
+    name=_NAME,
+    elf=("EM_386", 32, "<"),
+    machine="x86_64",
+    word_bytes=_WORD_BYTES,
+    nop_length=nop_length,
+    parse_operand=parse_operand,
+    pt_regs={f"e{name[1:]}": index for name, index in PT_REGS.items() if not name[1:].isdecimal()},
+    program_counter="eip",
+    tracefs={f"e{name}": name for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")},
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of, same
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "loongarch64"
@@ -72,3 +73,18 @@ def _parse_memory(text: str) -> Operand | None:
     if comma and not isinstance(parse_value(rest), Constant):
         return None
     return parse_memory(rest, base)
+
+
+_REGISTERS = [f"r{number}" for number in range(32)]
+
+LOONGARCH64 = Architecture(
+    name=_NAME,
+    elf=("EM_LOONGARCH", 64, "<"),
+    machine="loongarch64",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("00004003"),
+    parse_operand=parse_operand,
+    pt_regs=numbered(_REGISTERS) | {"csr_era": 33},
+    program_counter="csr_era",
+    tracefs=same("csr_era", *_REGISTERS),
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "ppc64le"
@@ -57,3 +58,21 @@ def _parse_memory(displacement: str, base: str, index: str | None) -> Operand | 
     registers += [_GENERAL[index]] if index is not None else []
     first, second = [*registers, None, None][:2]
     return parse_memory(displacement, first, second)
+
+
+_REGISTERS = [f"r{number}" for number in range(32)]
+
+PPC64LE = Architecture(
+    name=_NAME,
+    elf=("EM_PPC64", 64, "<"),
+    machine="ppc64le",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("00000060"),
+    parse_operand=parse_operand,
+    pt_regs=numbered([*_REGISTERS, "nip"]),
+    program_counter="nip",
+    tracefs={"nip": "nip"} | {name: f"gp{name}" for name in _REGISTERS},
+)
+PPC64 = Architecture(
+    name="ppc64", elf=("EM_PPC64", 64, ">"), machine="", word_bytes=_WORD_BYTES, nop_length=one_of("60000000")
+)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of, same
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "riscv64"
@@ -56,3 +57,16 @@ def _parse_memory(displacement: str, base: str) -> Operand | None:
     if base not in _GENERAL:
         return Unavailable(f"the base is not a register of {_NAME}")
     return parse_memory(displacement, None if _GENERAL[base] == "zero" else _GENERAL[base])
+
+
+RISCV64 = Architecture(
+    name=_NAME,
+    elf=("EM_RISCV", 64, "<"),
+    machine="riscv64",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("13000000", "0100"),
+    parse_operand=parse_operand,
+    pt_regs=numbered(["pc", *_BY_NUMBER[1:]]),
+    program_counter="pc",
+    tracefs={"pc": "epc"} | same(*_BY_NUMBER[1:]),
+)

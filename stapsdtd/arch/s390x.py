@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import not_an_operand, not_saved, parse_memory, parse_value
+from stapsdtd.arch.record import Architecture, numbered, one_of, same
 from stapsdtd.model import Operand, Register, Unavailable
 
 _NAME = "s390x"
@@ -52,3 +53,16 @@ def _parse_memory(displacement: str, registers: list[str]) -> Operand | None:
     used = [_GENERAL[register] for register in reversed(registers) if register != "%r0"]
     base, index = [*used, None, None][:2]
     return parse_memory(displacement, base, index)
+
+
+S390X = Architecture(
+    name=_NAME,
+    elf=("EM_S390", 64, ">"),
+    machine="s390x",
+    word_bytes=_WORD_BYTES,
+    nop_length=one_of("0700", "0707", "47000000"),
+    parse_operand=parse_operand,
+    pt_regs=numbered(["pswm", "pswa", *_GENERAL.values()], 1),
+    program_counter="pswa",
+    tracefs=same(*_GENERAL.values()),
+)

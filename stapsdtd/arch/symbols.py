@@ -11,13 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stapsdtd.arch.expressions import GOTOFF
+from stapsdtd.arch.registry import ARCHITECTURES
 from stapsdtd.model import Address, Argument, Memory, Operand, Unavailable, Vaddr
-
-_PROGRAM_COUNTERS = {
-    "x86-64": "rip", "i386": "eip", "aarch64": "pc", "arm": "r15", "riscv64": "pc", "s390x": "pswa", "ppc64le": "nip",
-    "loongarch64": "csr_era",
-}  # fmt: skip
-"""As named in the architecture's struct pt_regs."""
 
 SymbolAddresses = Mapping[str, Vaddr | Unavailable]
 """The address of each symbol, or why it is unknown."""
@@ -37,7 +32,8 @@ def with_addresses(
     arguments: tuple[Argument, ...], symbols: SymbolAddresses, site: Vaddr, architecture: str, *, is_fixed: bool
 ) -> tuple[Argument, ...]:
     """Resolve the symbols in a site's arguments. is_fixed: the object is loaded at its own addresses, unlike a PIE."""
-    counter = _PROGRAM_COUNTERS.get(architecture)
+    known = ARCHITECTURES.get(architecture)
+    counter = known.program_counter if known else None
     return tuple(
         replace(argument, operand=_resolve(argument.operand, symbols, site, counter, is_fixed=is_fixed))
         for argument in arguments

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SCALES, SEGMENTED, Part, Registers
 from stapsdtd.arch.expressions import RELOCATED, TOO_FAR, fits, not_an_operand, number_of
+from stapsdtd.arch.record import Architecture
+from stapsdtd.arch.x86_nops import nop_length
 from stapsdtd.model import Address, Constant, Memory, Operand, Unavailable
 
 _WORD_BYTES = 8
@@ -132,3 +134,28 @@ def _memory(base: str | None, displacement: int, index: str | None, scale: int, 
 def _sum(text: str) -> int:
     """Evaluate `8+4-0x10`; as in gas, a leading zero means octal."""
     return sum(-number_of(digits) if sign == "-" else number_of(digits) for sign, digits in _TERM.findall(text))
+
+
+# the host's structure, of 32-bit processes as well
+PT_REGS = {
+    "r15": 0, "r14": 1, "r13": 2, "r12": 3, "rbp": 4, "rbx": 5, "r11": 6, "r10": 7, "r9": 8, "r8": 9, "rax": 10,
+    "rcx": 11, "rdx": 12, "rsi": 13, "rdi": 14, "rip": 16, "rsp": 19,
+}  # fmt: skip
+
+_TRACEFS = {
+    **{f"r{name}": name for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")},
+    **{f"r{number}": f"r{number}" for number in range(8, 16)},
+}
+
+X86_64 = Architecture(
+    name="x86-64",
+    elf=("EM_X86_64", 64, "<"),
+    machine="x86_64",
+    word_bytes=_WORD_BYTES,
+    nop_length=nop_length,
+    parse_operand=parse_operand,
+    pt_regs=PT_REGS,
+    program_counter="rip",
+    tracefs=_TRACEFS,
+)
+X32 = Architecture(name="x32", elf=("EM_X86_64", 32, "<"), machine="x86_64", word_bytes=8, nop_length=nop_length)

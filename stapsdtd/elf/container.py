@@ -20,6 +20,7 @@ from elftools.elf.enums import ENUM_E_MACHINE
 from elftools.elf.structs import ELFStructs
 from numpy.typing import NDArray
 
+from stapsdtd.arch import ARCHITECTURES
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import FileOffset, Vaddr
 
@@ -36,18 +37,7 @@ MAX_SECTION_NAMES_BYTES = 4 << 20
 MAX_SEGMENT_TABLE_BYTES = 65_536
 """The kernel loads no program with more (load_elf_phdrs in fs/binfmt_elf.c), so PN_XNUM need not be handled."""
 
-_ARCHITECTURES: Mapping[tuple[str, int, ByteOrder], str] = {
-    ("EM_X86_64", 64, "<"): "x86-64",
-    ("EM_X86_64", 32, "<"): "x32",
-    ("EM_386", 32, "<"): "i386",
-    ("EM_AARCH64", 64, "<"): "aarch64",
-    ("EM_ARM", 32, "<"): "arm",
-    ("EM_RISCV", 64, "<"): "riscv64",
-    ("EM_S390", 64, ">"): "s390x",
-    ("EM_PPC64", 64, "<"): "ppc64le",
-    ("EM_PPC64", 64, ">"): "ppc64",
-    ("EM_LOONGARCH", 64, "<"): "loongarch64",
-}
+_ARCHITECTURES = {each.elf: each.name for each in ARCHITECTURES.values()}
 
 
 class BoundedFile:

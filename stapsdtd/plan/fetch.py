@@ -11,33 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.model import Address, Argument, Capture, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import pointer_bytes
-
-_X86_64 = {
-    "rax": "ax", "rbx": "bx", "rcx": "cx", "rdx": "dx", "rsi": "si", "rdi": "di", "rbp": "bp", "rsp": "sp",
-    "rip": "ip",
-    **{f"r{number}": f"r{number}" for number in range(8, 16)},
-}  # fmt: skip
-_I386 = {f"e{name}": name for name in ("ax", "bx", "cx", "dx", "si", "di", "bp", "sp", "ip")}
-_AARCH64 = {name: name for name in ("sp", "pc", *(f"x{number}" for number in range(31)))}
-_RISCV64 = {
-    "pc": "epc",
-    **{name: name for name in ("ra", "sp", "gp", "tp")},
-    **{
-        f"{kind}{number}": f"{kind}{number}"
-        for kind, count in (("t", 7), ("s", 12), ("a", 8))
-        for number in range(count)
-    },
-}
-_S390X = {f"r{number}": f"r{number}" for number in range(16)}
-_PPC64LE = {"nip": "nip", **{f"r{number}": f"gpr{number}" for number in range(32)}}
-_LOONGARCH64 = {"csr_era": "csr_era", **{f"r{number}": f"r{number}" for number in range(32)}}
-_REGISTERS = {
-    "x86-64": _X86_64, "i386": _I386, "aarch64": _AARCH64, "riscv64": _RISCV64, "s390x": _S390X, "ppc64le": _PPC64LE,
-    "loongarch64": _LOONGARCH64,
-}  # fmt: skip
-"""As the host's regs_query_register_offset names them (arch/*/kernel/ptrace.c); only x86's were tried."""
 
 
 class SlotKind(Enum):
@@ -76,12 +51,12 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
         return operand
     if isinstance(operand, Constant) and not capture.is_string:
         return operand
-    if capture.is_string and argument.size != pointer_bytes(architecture):
+    if capture.is_string and argument.size != word_bytes(architecture):
         return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
     if not capture.is_string and argument.size not in _BY_SIZE:
         return Unavailable(f"{argument.text}: the ftrace engine cannot take a value of {argument.size} bytes")
     if isinstance(operand, Constant):
-        return Fetch(SlotKind.STRING, f"@{operand.value % (1 << 8 * pointer_bytes(architecture)):#x}:ustring")
+        return Fetch(SlotKind.STRING, f"@{operand.value % (1 << 8 * word_bytes(architecture)):#x}:ustring")
     if isinstance(operand, Memory) and operand.index is not None:
         return Unavailable(f"{argument.text}: tracefs cannot add a base and an index")
     if isinstance(operand, Address):
@@ -98,10 +73,10 @@ def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Co
 
 
 def _place(operand: Register | Memory, architecture: str) -> str | None:
-    registers = _REGISTERS.get(architecture, {})
+    known = ARCHITECTURES.get(architecture)
     if isinstance(operand, Memory) and operand.base is None:
         return f"@{operand.displacement % (1 << 64):#x}"
-    name = registers.get(str(operand.name if isinstance(operand, Register) else operand.base))
+    name = known and known.tracefs.get(str(operand.name if isinstance(operand, Register) else operand.base))
     if name is None:
         return None
     return f"%{name}" if isinstance(operand, Register) else f"{operand.displacement:+d}(%{name})"

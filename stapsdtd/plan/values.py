@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stapsdtd.arch import word_bytes
 from stapsdtd.model import Argument, Capture, Constant, Unavailable
 
 MAX_STRING_BYTES = 4096
@@ -31,17 +32,13 @@ class Value(NamedTuple):
         return self.limit > 0
 
 
-def pointer_bytes(architecture: str) -> int:
-    return 4 if architecture in ("i386", "arm") else 8
-
-
 def value_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
     """What the record has to hold for a capture; a constant needs no room, and what cannot be fetched says why."""
     operand = argument.operand
     if isinstance(operand, Unavailable):
         return operand
     if capture.is_string:
-        if argument.size != pointer_bytes(architecture):
+        if argument.size != word_bytes(architecture):
             return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
         return Value(capture.index, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
     if isinstance(operand, Constant):

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from stapsdtd import model
+from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.machine import why_foreign
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stapsdtd.arch import ARCHITECTURES
 from stapsdtd.capture.bpf import layout, reaper, rings
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.bpf.registers import PT_REGS_INDEX
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import Block
@@ -365,9 +365,9 @@ class FakeKernel:
         self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int
     ) -> list[Callable[[], None]]:
         """Begin a hit of each event that reaches it; what is answered ends them, for which the kernel may take long."""
-        by_place = {PT_REGS_INDEX["x86-64"][name]: value for name, value in registers.items()}
+        by_place = {ARCHITECTURES["x86-64"].pt_regs[name]: value for name, value in registers.items()}
         ip = LOAD_ADDRESS + offset
-        by_place[PT_REGS_INDEX["x86-64"]["rip"]] = ip
+        by_place[ARCHITECTURES["x86-64"].pt_regs["rip"]] = ip
         reached = [event for event in list(self.events.values()) if event.reaches(path or self.path, offset, pid)]
         return [_Hit(self, pid, cpu, by_place).begin(event.cookie, ip) for event in reached]
 

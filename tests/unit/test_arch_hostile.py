@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.arch import parse_arguments
-from stapsdtd.arch.grammar import PARSERS
+from stapsdtd.arch import ARCHITECTURES, parse_arguments
 from stapsdtd.model import Address, Constant, Memory, Operand, Register
+
+PARSERS = {name: each.parse_operand for name, each in ARCHITECTURES.items() if each.parse_operand}
 
 PIECES = st.lists(
     st.sampled_from(

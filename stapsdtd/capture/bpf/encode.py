@@ -6,10 +6,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, OperandKind, Take
-from stapsdtd.capture.bpf.registers import INSTRUCTION_POINTERS, PT_REGS_INDEX
 from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import Value, pointer_bytes
+from stapsdtd.plan.values import Value
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
 _OPERAND = struct.Struct("=QI10B2x")
@@ -59,20 +59,21 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
     take = Take.STRING if value.is_string else Take.BYTES if is_raw else Take.NUMBER
     limit = value.limit + value.is_string
     is_signed = argument.signed and not argument.is_float
-    is_narrow = pointer_bytes(architecture) == 4
+    is_narrow = word_bytes(architecture) == 4
     return _OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, is_signed, is_narrow)
 
 
 def encode_abs_ip(architecture: str) -> bytes:
     """Return the operand whose value is the instruction's address."""
-    place = _register(INSTRUCTION_POINTERS[architecture], architecture)
+    place = _register(ARCHITECTURES[architecture].program_counter, architecture)
     return _OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, place, _ZERO, 1, 0, 0, 0, 0, 0)
 
 
 def _register(name: str | None, architecture: str) -> int:
     if name is None:
         return _ZERO
-    place = PT_REGS_INDEX.get(architecture, {}).get(name)
+    known = ARCHITECTURES.get(architecture)
+    place = known.pt_regs.get(name) if known else None
     if place is None:
         raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")
     return place

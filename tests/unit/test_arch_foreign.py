@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from stapsdtd.kernel.machine import why_foreign
+from stapsdtd.arch import why_foreign
 
 
 @pytest.mark.parametrize(

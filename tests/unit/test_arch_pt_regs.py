@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.capture.bpf.registers import PT_REGS_INDEX
+from stapsdtd.arch import ARCHITECTURES
 from tests.support import ROOT, require
 
 BUILD = runpy.run_path(str(ROOT / "bpf" / "build.py"))
@@ -47,7 +47,7 @@ def test_registers_are_where_the_kernels_header_has_them(architecture: str, comp
     structure, names = fields(architecture)
     checks = "\n".join(
         f'_Static_assert(offsetof({structure}, {names.get(name, name)}) == {place} * sizeof(long), "{name}");'
-        for name, place in PT_REGS_INDEX[architecture].items()
+        for name, place in ARCHITECTURES[architecture].pt_regs.items()
     )
     source = tmp_path / "offsets.c"
     source.write_text(f"#include <stddef.h>\n#include <asm/ptrace.h>\n{checks}\n")
@@ -74,5 +74,6 @@ def test_program_compiles_for_each_machine(machine: str, headers: str, tmp_path:
 
 
 def test_32_bit_processes_have_the_hosts_registers() -> None:
-    assert {name: PT_REGS_INDEX["x86-64"][f"r{name[1:]}"] for name in PT_REGS_INDEX["i386"]} == PT_REGS_INDEX["i386"]
-    assert {place for name, place in PT_REGS_INDEX["arm"].items()} == {*range(15), PT_REGS_INDEX["aarch64"]["pc"]}
+    whole, narrow = ARCHITECTURES["x86-64"].pt_regs, ARCHITECTURES["i386"].pt_regs
+    assert {name: whole[f"r{name[1:]}"] for name in narrow} == narrow
+    assert set(ARCHITECTURES["arm"].pt_regs.values()) == {*range(15), ARCHITECTURES["aarch64"].pt_regs["pc"]}
