@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from stapsdtd.arch.expressions import not_saved
-from stapsdtd.model import Operand, Register, Unavailable
+from stapsdtd.arch.expressions import not_saved, parse_memory
+from stapsdtd.model import Memory, Operand, Register, Unavailable
 
 REGISTER = re.compile(r"%([a-z][a-z0-9]*(?:\([0-7]\))?)")
 SEGMENTED = re.compile(r"%[cdefgs]s:.*")
@@ -51,3 +52,18 @@ class Registers(NamedTuple):
         if part.width != self.word_bytes:
             return Unavailable(f"a base register of {part.width} bytes is not supported")
         return part.full
+
+    def memory(self, displacement: str, parts: list[str]) -> Memory | Unavailable | None:
+        """Parse `displacement(base,index,scale)`, of which any part may be missing; None if it is none."""
+        base_text, index_text, scale_text, *more = [*parts, "", ""][: max(3, len(parts))]
+        memory = parse_memory(displacement, None, word_bytes=self.word_bytes)
+        if memory is None or isinstance(memory, Unavailable):
+            return memory
+        if more or not (base_text or index_text) or scale_text not in SCALES or (scale_text and not index_text):
+            return None
+        base, index = self.address(base_text), self.address(index_text)
+        if isinstance(base, Unavailable):
+            return base
+        if isinstance(index, Unavailable):
+            return index
+        return replace(memory, base=base, index=index, scale=int(scale_text or "1"))

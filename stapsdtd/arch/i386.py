@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SCALES, SEGMENTED, Part, Registers
+from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SEGMENTED, Part, Registers
 from stapsdtd.arch.expressions import GOTOFF, not_an_operand, parse_memory, parse_value
 from stapsdtd.arch.record import Architecture
 from stapsdtd.arch.x86_64 import PT_REGS
 from stapsdtd.arch.x86_nops import nop_length
-from stapsdtd.model import Memory, Operand, Unavailable
+from stapsdtd.model import Memory, Operand
 
 _NAME = "i386"
 _WORD_BYTES = 4
@@ -66,18 +66,7 @@ def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:
         if not isinstance(plain, Memory) or plain.symbol is None:
             return plain
         return replace(plain, symbol=plain.symbol + GOTOFF)
-    base_text, index_text, scale_text, *more = [*parts, "", ""][: max(3, len(parts))]
-    memory = parse_memory(displacement, None, word_bytes=_WORD_BYTES)
-    if memory is None or isinstance(memory, Unavailable):
-        return memory
-    if more or not (base_text or index_text) or scale_text not in SCALES or (scale_text and not index_text):
-        return None
-    base, index = _REGISTERS.address(base_text), _REGISTERS.address(index_text)
-    if isinstance(base, Unavailable):
-        return base
-    if isinstance(index, Unavailable):
-        return index
-    return replace(memory, base=base, index=index, scale=int(scale_text or "1"))
+    return _REGISTERS.memory(displacement, parts)
 
 
 I386 = Architecture(
