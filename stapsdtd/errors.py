@@ -52,7 +52,7 @@ class InvalidArgumentError(StapsdtdError):
 
 
 class NotSupportedError(StapsdtdError):
-    """This server or its engine does not support the request."""
+    """The server or its engine does not support the request."""
 
 
 class UnknownSubscriptionError(StapsdtdError):

@@ -20,7 +20,7 @@ from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnavailableError, Tls
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
 from stapsdtd.sessions.token_bucket import TokenBucket
-from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for
 
@@ -258,7 +258,7 @@ def test_files_that_no_server_can_use(authority: Authority, address: str, wrong:
 def test_half_open_handshakes_keep_nobody_out(
     server: Served, alice: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay_module, "_MOST_HANDSHAKES", 8)
+    monkeypatch.setattr(relay_module, "_MAX_HANDSHAKES", 8)
     with Client(target_of(server), tls=alice) as client:
         assert role_of(client) == "reader"
     server.held()
@@ -291,7 +291,7 @@ def closed(connections: list[socket.socket]) -> int:
 
 
 def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    server.relay._records = TokenBucket(3, lambda: 0.0)
+    server.relay._log_records = TokenBucket(3, lambda: 0.0)
     with ExitStack() as stack:
         junk = [stack.enter_context(tcp(server)) for _ in range(20)]
         for connection in junk:
@@ -302,9 +302,9 @@ def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.Lo
 
 
 def test_a_handshake_that_takes_too_long_ends(tmp_path: Path, authority: Authority, address: str) -> None:
-    patience = replace(LONG_PATIENCE, handshake_seconds=0.05)
+    timeouts = replace(LONG_TIMEOUTS, handshake_seconds=0.05)
     listener = Listener(address, tls=authority.server())
-    with served(tmp_path, listeners=[listener], patience=patience) as server, tcp(server) as silent:
+    with served(tmp_path, listeners=[listener], timeouts=timeouts) as server, tcp(server) as silent:
         wait_for(lambda: closed([silent]), "it to be given up")
         wait_for(lambda: server.gate.refusals["connection"] == 1, "it to be counted")
 
