@@ -21,7 +21,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 _COMMANDS = Path(sys.executable).parent
 _SELECTORS = ("shop:request(arg0:str, arg1, arg2)", "shop_cache:lookup(arg0:str, arg1)")
 _REQUESTS = 40
-_PATIENCE_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 def main() -> int:
@@ -80,7 +80,7 @@ def _answers(client: Client) -> bool:
 
 
 def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
             raise StapsdtdError(f"{what} did not come up; what it said stands above")
@@ -94,7 +94,7 @@ def _run_shop() -> int:
 
 def _account(client: Client, fired: int) -> Account:
     """The subscription's account, once all has been delivered or the patience is over."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         account = client.subscriptions()[0].account
         if account.delivered + account.filtered + account.lost >= fired or time.monotonic() > deadline:

@@ -17,7 +17,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
 
 Run = Callable[..., tuple[int, str, str]]
-MAY = "; 'stapsdt info' shows what you may"
+MAY = "; run 'stapsdt info' to see your rights"
 WHY_CLOSED = "it is stopping, has no role for this user, or has too many connections; see its log"
 
 

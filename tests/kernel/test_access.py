@@ -232,7 +232,7 @@ class TestOwnProcesses:
             assert (refused.returncode, refused.stdout) == (1, "")
             assert refused.stderr == (
                 f"stapsdt: role user does not allow tracing process {bert.pid}, only those with the rights of uid "
-                f"{ANNE.uid} and no others; 'stapsdt info' shows what you may\n"
+                f"{ANNE.uid} and no others; run 'stapsdt info' to see your rights\n"
             )
             record = f'subscribe refused client="uid {ANNE.uid}" pid='
             assert record in daemon.log()
