@@ -103,7 +103,9 @@ class StapsdtdCollector(Collector):
             "outcome",
             {"touched": unread.pages_touched, "refused": unread.pages_refused},
         )
-        yield _gauge("stapsdtd_pages_stuck", "Users with a page that has not been read for more than a second.", unread.stuck)
+        yield _gauge(
+            "stapsdtd_pages_stuck", "Users with a page that has not been read for more than a second.", unread.stuck
+        )
         yield _histogram(
             "stapsdtd_arm_seconds",
             "Time to arm one object's sites for a subscription.",
