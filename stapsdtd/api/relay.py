@@ -144,8 +144,8 @@ class Relay:
         """Start accepting. grpc_path: the gRPC server's socket, which may be removed when this returns."""
         self._grpc_socket = os.open(grpc_path, os.O_PATH | os.O_CLOEXEC)
         self._listening = list(listening)
-        for each in self._listening:
-            self._listen(each)
+        for listening_socket in self._listening:
+            self._listen(listening_socket)
 
     def _listen(self, listening: ListeningSocket) -> None:
         self._paused.pop(listening, None)
@@ -153,8 +153,8 @@ class Relay:
 
     def stop_accepting(self) -> None:
         """Accept no more connections; open ones continue."""
-        for each in self._listening:
-            asyncio.get_running_loop().remove_reader(each.socket)
+        for listening in self._listening:
+            asyncio.get_running_loop().remove_reader(listening.socket)
         for timer in self._paused.values():
             timer.cancel()
         self._listening.clear()

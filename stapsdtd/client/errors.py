@@ -210,8 +210,8 @@ def _violations(call: grpc.Call) -> tuple[Violation, ...]:
         if detail.Unpack(info) and info.metadata["caret"].isdecimal():
             excerpt, caret = info.metadata["excerpt"], int(info.metadata["caret"])
     return tuple(
-        Violation(each.field, each.description, excerpt, caret)
+        Violation(violation.field, violation.description, excerpt, caret)
         for detail in status.details
         if detail.Unpack(bad_request)
-        for each in bad_request.field_violations
+        for violation in bad_request.field_violations
     )
