@@ -59,8 +59,8 @@ class ClientTimeouts:
 
     handshake_seconds: for the TLS handshake.
     greeting_seconds: for HTTP/2's preface and SETTINGS, after the handshake.
-    request_seconds: for the headers of the first request, after the handshake. Any request that has not ended after
-    this time to twice as long ends the connection.
+    request_seconds: for the headers of the first request, after the handshake. A request may take at least as long, and
+    at most twice as long, from its first byte to its last.
     """
 
     handshake_seconds: float = 10.0
