@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate() -> None:
-    # protoc looks for its plugins in PATH; run by full path, a virtual environment's are not there
+    # protoc looks for its plugins in PATH, which lacks those of a virtual environment that is not activated
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     sources = sorted((ROOT / "proto").glob("stapsdtd/v1/*.proto"))
     target = ROOT / "stapsdtd" / "v1"
@@ -30,7 +30,7 @@ def generate() -> None:
         *map(str, sources),
     ]
     if protoc.main(arguments) != 0:
-        sys.exit("protoc refused the files in proto/; its message stands above")
+        sys.exit("protoc failed on the files in proto/; see its message above")
     (target / "__init__.py").write_text('"""Generated from proto/stapsdtd/v1 by proto/generate.py."""\n')
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from stapsdtd.addresses import LOOPBACK_HOSTS
 from stapsdtd.errors import InvalidArgumentError
 
 DEFAULT_LISTEN = "unix:/run/stapsdtd/stapsdtd.sock"
 ENGINES = ("auto", "bpf", "ftrace")
 
 _T = TypeVar("_T")
-_LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
 _ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 
 _KIND = re.compile(r"[\w.+-]+", re.ASCII)
@@ -196,7 +196,7 @@ def _check_listener(listener: Listener, roles: set[str]) -> None:
     elif listener.plain and listener.tls:
         raise InvalidArgumentError("listen.plain", f"{listener.address} has a certificate, so it is not plain")
     elif listener.plain:
-        if match["host"] not in _LOOPBACK:
+        if match["host"] not in LOOPBACK_HOSTS:
             raise InvalidArgumentError("listen.plain", f"{listener.address} is no loopback address; use a certificate")
         if listener.role is None:
             raise InvalidArgumentError("listen.role", f"is missing: on {listener.address} nothing tells who connects")
@@ -208,7 +208,7 @@ def _check_listener(listener: Listener, roles: set[str]) -> None:
 
 def _check_metrics(listener: Listener, others: Sequence[str]) -> None:
     match = _matched("metrics.listen", listener)
-    if match["host"] is not None and match["host"] not in _LOOPBACK:
+    if match["host"] is not None and match["host"] not in LOOPBACK_HOSTS:
         raise InvalidArgumentError("metrics.listen", f"{listener.address} is no loopback address")
     if listener.address in others:
         raise InvalidArgumentError("metrics.listen", f"{listener.address} is where clients are served")

@@ -148,7 +148,7 @@ class Daemon:
         relay = Relay(peers, gate, self._config.limits.max_connections)
         self._servicer = StapsdtServicer(backend)
         self._server = Server(self._servicer, relay, self._config.listeners)
-        self._let_go.append(self._server.let_go)
+        self._let_go.append(self._server.close_listeners)
         self._gate = gate
         self._stopping.push_async_callback(self._server.stop)
         # first of all, so that streams get their End before the server stops
@@ -199,7 +199,7 @@ class Daemon:
         _log.info("metrics are on %s", exporter.address)
 
     async def _tell_health(self, problem: str) -> None:
-        await self._server.tell_health(is_serving=not problem)
+        await self._server.set_health(is_serving=not problem)
         notify(f"STATUS=cannot capture: {problem}" if problem else f"STATUS={self.status}")
 
     @property

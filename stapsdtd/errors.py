@@ -1,4 +1,4 @@
-"""Errors that carry facts; `api/errors.py` is the one place that turns them into gRPC codes."""
+"""Errors that carry facts. `api/errors.py` maps them to gRPC codes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 class StapsdtdError(Exception):
-    """Base of all errors of this package; its text is fit to be shown to a user."""
+    """Base of all errors of this package. The text is meant for users."""
 
 
 class ObjectUnreadableError(StapsdtdError):
-    """A file that pretends to be an ELF object and is not one that can be read."""
+    """The file starts like an ELF object but cannot be parsed as one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -18,11 +18,11 @@ class ObjectUnreadableError(StapsdtdError):
 
 
 class ObjectPendingError(StapsdtdError):
-    """The file is being parsed, which takes a while."""
+    """Not available yet: the file is still being parsed, or a process holds the lock of its memory map. Try again."""
 
 
 class ObjectForeignError(StapsdtdError):
-    """The file lies where none may be armed; reason says on what, and how an operator allows it."""
+    """The file is on a filesystem where nothing may be armed; reason names it and how an operator can allow it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class ObjectForeignError(StapsdtdError):
 
 
 class ObjectGoneError(StapsdtdError):
-    """No living process maps the object any more, so it cannot be reached."""
+    """No running process maps the object any more, so it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: no process maps it any more")
@@ -38,7 +38,10 @@ class ObjectGoneError(StapsdtdError):
 
 
 class InvalidArgumentError(StapsdtdError):
-    """A request's field that cannot be accepted; where the field is a text, column counts from 0 in it."""
+    """A field of a request or configuration is invalid.
+
+    column, counted from 0, is where in text the error is; both are set only for fields that are parsed.
+    """
 
     def __init__(self, field: str, reason: str, column: int | None = None, text: str = "") -> None:
         super().__init__(f"{field}: {reason}")
@@ -49,34 +52,34 @@ class InvalidArgumentError(StapsdtdError):
 
 
 class NotSupportedError(StapsdtdError):
-    """A request for something that this server or engine cannot do."""
+    """The server or its engine does not support the request."""
 
 
 class UnknownSubscriptionError(StapsdtdError):
-    """There is no subscription of this id: it never was, was ended, or its lease ran out."""
+    """No subscription has this id: it never existed, was ended, or its lease expired."""
 
     def __init__(self, subscription_id: str) -> None:
-        super().__init__(f"no subscription {subscription_id!r}: it ended, or its lease ran out")
+        super().__init__(f"no subscription {subscription_id!r}: it ended or its lease expired")
         self.subscription_id = subscription_id
 
 
 class LimitReachedError(StapsdtdError):
-    """The server holds, or a client asked for, as much as is allowed at once."""
+    """A limit of the server or a quota of the client is exhausted."""
 
 
 class ServerStoppingError(StapsdtdError):
-    """The server is about to end and begins nothing new."""
+    """The server is shutting down and accepts no new work."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping")
 
 
 class TracefsRejectedError(StapsdtdError):
-    """The kernel refused a line written to a tracefs file; kernel_message is error_log's own text or empty."""
+    """The kernel rejected a line written to a tracefs file; kernel_message is the text of error_log, or empty."""
 
     def __init__(self, path: str, line: str, errno: int, kernel_message: str) -> None:
-        because = f": {kernel_message}" if kernel_message else ""
-        super().__init__(f"{path}: the kernel refused {line!r}: {os.strerror(errno)}{because}")
+        suffix = f": {kernel_message}" if kernel_message else ""
+        super().__init__(f"{path}: the kernel refused {line!r}: {os.strerror(errno)}{suffix}")
         self.path = path
         self.line = line
         self.errno = errno
@@ -84,7 +87,7 @@ class TracefsRejectedError(StapsdtdError):
 
 
 class KernelFeatureError(StapsdtdError):
-    """Something the host must offer is missing; remedy is what an operator can do about it."""
+    """The host lacks something that is required; remedy says what an operator can do about it."""
 
     def __init__(self, feature: str, reason: str, remedy: str) -> None:
         super().__init__(f"{feature}: {reason}; {remedy}")
@@ -94,4 +97,4 @@ class KernelFeatureError(StapsdtdError):
 
 
 class AccessDeniedError(StapsdtdError):
-    """A client asked for what its role does not allow."""
+    """The client's role does not allow the request."""

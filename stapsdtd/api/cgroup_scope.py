@@ -1,4 +1,4 @@
-"""From the cgroups and containers that a request names to where they are. Looking is slow where there are many."""
+"""Finds the cgroups and containers that a request names. This is slow on a host with many cgroups."""
 
 from __future__ import annotations
 
@@ -10,62 +10,65 @@ from stapsdtd.kernel import cgroups, containers
 from stapsdtd.query.expression import Cgroup
 from stapsdtd.query.parse import no_cgroup
 
-_MOST = 64
-_SHOWN = 100
+_MAX_NAMES = 64
+_MAX_SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Processes by where they run: in one cgroup of each kind, or below it. Who they are changes."""
+    """The processes in or below at least one cgroup of each group, which may change at any time."""
 
-    kinds: tuple[tuple[Cgroup, ...], ...]
+    groups: tuple[tuple[Cgroup, ...], ...]
 
     def pids(self) -> frozenset[int]:
-        found = ([cgroups.processes(each.path) for each in kind] for kind in self.kinds)
-        return frozenset.intersection(*(frozenset().union(*pids) for pids in found))
+        pids_by_group = ([cgroups.processes(cgroup.path) for cgroup in group] for group in self.groups)
+        return frozenset.intersection(*(frozenset().union(*pids) for pids in pids_by_group))
 
 
-def members(containers_named: Sequence[str], cgroups_named: Sequence[str]) -> Members | None:
-    """Answer None where nothing is named. Raises as `of_containers` does."""
-    kinds = of_containers("containers", containers_named), of_cgroups("cgroups", cgroups_named)
-    return Members(tuple(filter(None, kinds))) if any(kinds) else None
+def members(container_names: Sequence[str], cgroup_paths: Sequence[str]) -> Members | None:
+    """Return None if no names are given. Raises as `of_containers` does."""
+    groups = of_containers("containers", container_names), of_cgroups("cgroups", cgroup_paths)
+    return Members(tuple(filter(None, groups))) if any(groups) else None
 
 
 def of_cgroups(field: str, paths: Sequence[str]) -> tuple[Cgroup, ...]:
-    """Raises InvalidArgumentError, and KernelFeatureError on a host without the unified hierarchy."""
-    _check_number(field, paths)
-    found = [(path, cgroups.find(path)) for path in paths]
-    missing = [path for path, place in found if place is None]
+    """Return the cgroups with these paths.
+
+    Raises InvalidArgumentError, and KernelFeatureError on a host without the unified hierarchy.
+    """
+    _check_count(field, paths)
+    locations = [(path, cgroups.find(path)) for path in paths]
+    missing = [path for path, location in locations if location is None]
     if missing:
         raise InvalidArgumentError(field, no_cgroup(missing[0]))
-    return tuple(Cgroup(path, place.id, place.level) for path, place in found if place is not None)
+    return tuple(Cgroup(path, location.id, location.level) for path, location in locations if location is not None)
 
 
-def of_containers(field: str, wanted: Sequence[str]) -> tuple[Cgroup, ...]:
-    """Answer all cgroups that are one of these containers. Raises as `of_cgroups` does."""
-    _check_number(field, wanted)
-    known = containers.cgroups_of(cgroups.all_paths()) if wanted else {}
-    found: dict[Cgroup, None] = {}
-    for each in dict.fromkeys(wanted):
-        meant = containers.matching(each, known)
-        if len(meant) > 1:
-            raise InvalidArgumentError(field, f"{each!r} may be {' or '.join(meant[:3])}; write more of it")
-        # each container that is named has to restrict the events, so one that goes meanwhile is an error too
-        places = [(path, cgroups.find(path)) for container in meant for path in known[container]]
-        living = [Cgroup(path, place.id, place.level) for path, place in places if place is not None]
+def of_containers(field: str, names: Sequence[str]) -> tuple[Cgroup, ...]:
+    """Return all cgroups of the containers with these names or ids. Raises as `of_cgroups` does."""
+    _check_count(field, names)
+    paths_by_container = containers.cgroups_of(cgroups.all_paths()) if names else {}
+    result: dict[Cgroup, None] = {}
+    for name in dict.fromkeys(names):
+        matches = containers.matching(name, paths_by_container)
+        if len(matches) > 1:
+            raise InvalidArgumentError(field, f"{name!r} matches {' and '.join(matches[:3])}; write more of it")
+        # without any cgroup a container would not restrict the events, so one that has just gone is an error as well
+        locations = [(path, cgroups.find(path)) for container in matches for path in paths_by_container[container]]
+        living = [Cgroup(path, location.id, location.level) for path, location in locations if location is not None]
         if not living:
-            raise InvalidArgumentError(field, _no_container(each))
-        found.update(dict.fromkeys(living))
-    return tuple(found)
+            raise InvalidArgumentError(field, _no_container(name))
+        result.update(dict.fromkeys(living))
+    return tuple(result)
 
 
-def _check_number(field: str, named: Sequence[str]) -> None:
-    if len(named) > _MOST:
-        raise InvalidArgumentError(field, f"there are {len(named)}, more than the {_MOST} allowed")
+def _check_count(field: str, names: Sequence[str]) -> None:
+    if len(names) > _MAX_NAMES:
+        raise InvalidArgumentError(field, f"there are {len(names)}, more than the {_MAX_NAMES} allowed")
 
 
-def _no_container(wanted: str) -> str:
-    shown = wanted if len(wanted) <= _SHOWN else wanted[:_SHOWN] + "…"
+def _no_container(name: str) -> str:
+    shown = name if len(name) <= _MAX_SHOWN_CHARACTERS else name[:_MAX_SHOWN_CHARACTERS] + "…"
     return (
         f"no cgroup of the unified hierarchy is named after a container {shown!r}; write its whole name, or at least "
         f"{containers.MIN_PREFIX} digits of its id"

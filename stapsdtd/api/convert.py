@@ -1,4 +1,4 @@
-"""Model to protobuf, and requests to the model."""
+"""Converts the model to protobuf, and requests to the model."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
         raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
     wrong = [pid for pid in pids if pid <= 0]
     if wrong:
-        raise InvalidArgumentError(field, f"{wrong[0]} is no process id")
+        raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
     return frozenset(pids)
 
 
 def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
-    """Check a request and fill in defaults.
+    """Validate a request and fill in defaults.
 
-    Raises InvalidArgumentError, and KernelFeatureError where a cgroup or container is named on a host without the
-    unified hierarchy. To look for containers takes long where there are many cgroups.
+    Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
+    unified hierarchy. Finding containers is slow on a host with many cgroups.
     """
     if not request.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
@@ -118,29 +118,29 @@ def _execname(name: str) -> bytes:
     return encoded
 
 
-def _within(field: str, asked: int, default: int, most: int) -> int:
-    if asked > most:
-        raise InvalidArgumentError(field, f"{asked} is more than the {most} that this server allows")
-    return asked or min(default, most)
+def _within(field: str, value: int, default: int, limit: int) -> int:
+    if value > limit:
+        raise InvalidArgumentError(field, f"{value} is more than the {limit} that this server allows")
+    return value or min(default, limit)
 
 
-def probe(found: Probe, nops: NopRewriting) -> pb.Probe:
-    """nops: what this host's kernel does to some sites, which are told to be refused."""
-    message = _probe(found.object, found.provider, found.name, found.sites)
-    message.pids.extend(found.pids)
-    foreign = why_foreign(found.object.parsed.architecture)
-    for told, site in zip(message.sites, found.sites, strict=True):
-        told.refused = foreign or nops.why_not(site.nop_bytes) or ""
+def probe(probe: Probe, nops: NopRewriting) -> pb.Probe:
+    """Convert a probe. nops: the nops that this host's kernel rewrites, whose sites are marked as refused."""
+    message = _probe(probe.object, probe.provider, probe.name, probe.sites)
+    message.pids.extend(probe.pids)
+    foreign = why_foreign(probe.object.parsed.architecture)
+    for site_message, site in zip(message.sites, probe.sites, strict=True):
+        site_message.refused = foreign or nops.why_not(site.nop_bytes) or ""
     return message
 
 
-def _probe(found: Object, provider: str, name: str, sites: Iterable[Site]) -> pb.Probe:
+def _probe(obj: Object, provider: str, name: str, sites: Iterable[Site]) -> pb.Probe:
     return pb.Probe(
         provider=provider,
         name=name,
-        path=found.path,
-        build_id=found.parsed.build_id or "",
-        architecture=found.parsed.architecture,
+        path=obj.path,
+        build_id=obj.parsed.build_id or "",
+        architecture=obj.parsed.architecture,
         sites=map(_site, sites),
     )
 
@@ -158,7 +158,7 @@ def _argument(argument: Argument) -> pb.Argument:
     message = pb.Argument(text=argument.text, size=argument.size, signed=argument.signed, is_float=argument.is_float)
     match argument.operand:
         case Constant(value):
-            # an unsigned constant of 64 bits keeps its bits
+            # reinterprets unsigned 64-bit constants as signed
             message.constant = (value + (1 << 63)) % (1 << 64) - (1 << 63)
         case Register(name, first_bit):
             message.register.name = name
@@ -194,42 +194,42 @@ def process(identity: ProcessIdentity) -> pb.Process:
 
 
 def problems(objects: Iterable[Object]) -> Iterable[pb.Problem]:
-    for found in objects:
-        for problem in found.parsed.problems:
-            yield pb.Problem(path=found.path, provider=problem.provider, name=problem.name, reason=problem.reason)
+    for obj in objects:
+        for problem in obj.parsed.problems:
+            yield pb.Problem(path=obj.path, provider=problem.provider, name=problem.name, reason=problem.reason)
 
 
-def feature(found: Feature) -> pb.Feature:
+def feature(feature: Feature) -> pb.Feature:
     return pb.Feature(
-        name=found.name,
-        available=found.available,
-        detail=found.detail,
-        remedy=found.remedy,
-        required=found.required,
+        name=feature.name,
+        available=feature.available,
+        detail=feature.detail,
+        remedy=feature.remedy,
+        required=feature.required,
     )
 
 
-def access(found: Rights) -> pb.Access:
+def access(rights: Rights) -> pb.Access:
     return pb.Access(
-        client=found.client,
-        role=found.role,
-        manage=found.manage,
-        list=_users(found.list),
-        trace=_users(found.trace),
-        trace_restriction=found.trace_restriction,
+        client=rights.client,
+        role=rights.role,
+        manage=rights.manage,
+        list=_users(rights.list),
+        trace=_users(rights.trace),
+        trace_restriction=rights.trace_restriction,
     )
 
 
-def _users(found: Users) -> pb.Users:
-    return pb.Users(everybody=True) if found is None else pb.Users(uids=sorted(found))
+def _users(users: Users) -> pb.Users:
+    return pb.Users(everybody=True) if users is None else pb.Users(uids=sorted(users))
 
 
-def limits(found: Limits) -> pb.Limits:
+def limits(limits: Limits) -> pb.Limits:
     return pb.Limits(
-        max_lease_seconds=found.max_lease_seconds,
-        max_queue_bytes=found.max_queue_bytes,
-        max_kernel_buffer_kib=found.max_kernel_buffer_kib,
-        max_selectors=found.max_selectors,
+        max_lease_seconds=limits.max_lease_seconds,
+        max_queue_bytes=limits.max_queue_bytes,
+        max_kernel_buffer_kib=limits.max_kernel_buffer_kib,
+        max_selectors=limits.max_selectors,
         max_string_bytes=selectors.MAX_STRING_BYTES,
     )
 
@@ -246,25 +246,25 @@ def site_status(status: SiteStatus) -> pb.SiteStatus:
     )
 
 
-def account(found: Account) -> pb.Account:
+def account(account: Account) -> pb.Account:
     return pb.Account(
-        fired=found.fired,
-        delivered=found.delivered,
-        filtered=found.filtered,
-        lost_kernel_buffer=found.lost_kernel_buffer,
-        lost_queue=found.lost_queue,
-        lost_decode=found.lost_decode,
-        lost_quota=found.lost_quota,
-        in_flight=found.in_flight,
-        sites=found.sites,
+        fired=account.fired,
+        delivered=account.delivered,
+        filtered=account.filtered,
+        lost_kernel_buffer=account.lost_kernel_buffer,
+        lost_queue=account.lost_queue,
+        lost_decode=account.lost_decode,
+        lost_quota=account.lost_quota,
+        in_flight=account.in_flight,
+        sites=account.sites,
     )
 
 
-def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope = found.spec.scope
+def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
+    scope = subscription.spec.scope
     return pb.Subscription(
-        subscription_id=found.id,
-        selectors=[selector.text for selector in found.spec.selectors],
+        subscription_id=subscription.id,
+        selectors=[selector.text for selector in subscription.spec.selectors],
         scope=pb.Scope(
             pids=sorted(scope.pids),
             exclude_pids=sorted(scope.exclude_pids),
@@ -274,26 +274,28 @@ def subscription(found: Subscription, *, streaming: bool, lease_left_seconds: fl
             containers=scope.containers,
             include_clients=scope.include_clients,
         ),
-        where=found.spec.where,
-        created_ns=found.created_ns,
+        where=subscription.spec.where,
+        created_ns=subscription.created_ns,
         streaming=streaming,
         lease_left_ms=int(lease_left_seconds * 1000),
-        account=account(found.account()),
+        account=account(subscription.account()),
     )
 
 
 def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
-    """One description for each site, since sites of one probe may differ in their arguments."""
+    """Describe each site on its own, since sites of one probe may differ in their arguments."""
     message = pb.Descriptions()
-    for number, known in sites.items():
-        site = known.capture.site
-        described = _probe(known.object, site.provider, site.name, [site])
-        described.sites[0].site_id = number
+    for site_id, known_site in sites.items():
+        site = known_site.capture.site
+        probe_message = _probe(known_site.object, site.provider, site.name, [site])
+        probe_message.sites[0].site_id = site_id
         captures = (
-            pb.CapturedArgument(index=capture.index, is_string=capture.is_string, missing=known.why_missing(position))
-            for position, capture in enumerate(known.capture.captures)
+            pb.CapturedArgument(
+                index=capture.index, is_string=capture.is_string, missing=known_site.why_missing(position)
+            )
+            for position, capture in enumerate(known_site.capture.captures)
         )
-        message.probes.append(pb.Description(probe=described, captures=captures))
+        message.probes.append(pb.Description(probe=probe_message, captures=captures))
     return message
 
 

@@ -1,4 +1,4 @@
-"""The one place where errors become gRPC codes."""
+"""Maps errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
     KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,
 }
 _DETAILS_KEY = "grpc-status-details-bin"
-_BEFORE, _BEHIND = 60, 20
+_EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @asynccontextmanager
-async def told(context: Context) -> AsyncIterator[None]:
-    """End the call with the code of an error raised inside."""
+async def abort_on_error(context: Context) -> AsyncIterator[None]:
+    """Abort the call with the status code of any StapsdtdError raised inside."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -60,14 +60,14 @@ def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:
     violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason + column)
     details = [_packed(error_details_pb2.BadRequest(field_violations=[violation]))]
     if error.column is not None and error.text:
-        details.append(_packed(_place(error.text, error.column)))
+        details.append(_packed(_excerpt(error.text, error.column)))
     return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=str(error), details=details)
 
 
-def _place(text: str, column: int) -> error_details_pb2.ErrorInfo:
-    """What stands around the column, for who wants to point at it; all of a long text is more than metadata holds."""
-    begin = max(column - _BEFORE, 0)
-    excerpt = text[begin : column + _BEHIND]
+def _excerpt(text: str, column: int) -> error_details_pb2.ErrorInfo:
+    """Return the text around the column, so that clients can point at it; a whole text may not fit into metadata."""
+    begin = max(column - _EXCERPT_BEFORE, 0)
+    excerpt = text[begin : column + _EXCERPT_AFTER]
     return error_details_pb2.ErrorInfo(
         reason="WRONG_TEXT", domain="stapsdtd", metadata={"excerpt": excerpt, "caret": str(column - begin)}
     )

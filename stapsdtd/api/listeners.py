@@ -1,4 +1,4 @@
-"""The sockets that clients connect to: made, or inherited from who started the daemon (sd_listen_fds(3))."""
+"""The sockets that clients connect to, bound here or inherited from the service manager (sd_listen_fds(3))."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from stapsdtd.errors import StapsdtdError
 _FIRST_INHERITED = 3
 _BACKLOG = 1024
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""Seconds, seconds and tries: a TCP client that lost its power is gone after a minute."""
+"""In seconds, seconds and probes: a TCP peer that vanished is detected after a minute."""
 _USER_TIMEOUT_MS = 60_000
 
 
 class CannotListenError(StapsdtdError):
-    """The address is in use or cannot be made."""
+    """The address is in use or cannot be bound."""
 
 
 class SocketLock:
-    """Held for as long as a daemon serves a path: without it a second one would silently take the path away."""
+    """Held while a daemon serves a path. Without it, a second daemon would silently take the path over."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -38,23 +38,21 @@ class SocketLock:
             self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise CannotListenError(
-                f"{path}.lock: {error.strerror}; does its folder exist, and may you write there?"
+                f"{path}.lock: {error.strerror}; does the directory exist, and may you write to it?"
             ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._descriptor)
-            raise CannotListenError(
-                f"{path}: another stapsdtd serves it; stop that one or choose another path"
-            ) from error
+            raise CannotListenError(f"{path}: another stapsdtd serves it; stop it or choose another path") from error
 
     def release(self) -> None:
-        """Leave the lock file: removing it would let two daemons hold locks on two files of one name."""
+        """Release the lock, but keep its file: if it were removed, two daemons could lock two files of one name."""
         os.close(self._descriptor)
 
 
 class ListeningSocket:
-    """One listener's socket, which accepts from now on. Raises CannotListenError."""
+    """The listening socket of one listener. Raises CannotListenError."""
 
     def __init__(self, listener: Listener, inherited: socket.socket | None = None) -> None:
         self.listener = listener
@@ -72,11 +70,11 @@ class ListeningSocket:
         self.socket.setblocking(False)
 
     def new_context(self) -> ssl.SSLContext | None:
-        """From the files as they are now; None without TLS. Raises CannotListenError."""
+        """Read the certificate files again; None without TLS. Raises CannotListenError."""
         return None if self.listener.tls is None else _tls_context(self.listener.tls)
 
     def close(self) -> None:
-        """The path goes too, unless whoever passed the socket on is to listen there again. Once is enough."""
+        """Close the socket and remove its path, unless it was inherited. May be called more than once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -91,9 +89,9 @@ class ListeningSocket:
 
 
 def open_listeners(listeners: Sequence[Listener]) -> list[ListeningSocket]:
-    """Make what is configured, or take what was inherited for it. Raises CannotListenError.
+    """Open the configured listeners, using inherited sockets for those that have one. Raises CannotListenError.
 
-    Inherited unix sockets take the default's place where nothing else is configured.
+    Inherited unix sockets replace the default listener if no other is configured.
     """
     with ExitStack() as on_failure:
         inherited = _inherited(on_failure)
@@ -103,7 +101,7 @@ def open_listeners(listeners: Sequence[Listener]) -> list[ListeningSocket]:
         unknown = inherited.keys() - {listener.address for listener in listeners}
         if unknown:
             raise CannotListenError(
-                f"{min(unknown)} was passed on to the daemon, and its configuration does not name it"
+                f"{min(unknown)} was passed to the daemon but is not configured; add it to 'listen'"
             )
         opened = []
         for listener in listeners:
@@ -114,16 +112,16 @@ def open_listeners(listeners: Sequence[Listener]) -> list[ListeningSocket]:
 
 
 def _inherited(on_failure: ExitStack) -> dict[str, socket.socket]:
-    """The sockets that are passed on to this very process, by address; asked for once. Raises CannotListenError."""
+    """Take the sockets passed to this process from its environment, by address. Raises CannotListenError."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
-    found: dict[str, socket.socket] = {}
+    inherited: dict[str, socket.socket] = {}
     for descriptor in range(_FIRST_INHERITED, _FIRST_INHERITED + int(count)):
         listening = on_failure.enter_context(_listening_socket(descriptor))
-        found[_address(listening)] = listening
-    return found
+        inherited[_address(listening)] = listening
+    return inherited
 
 
 def _listening_socket(descriptor: int) -> socket.socket:
@@ -132,7 +130,7 @@ def _listening_socket(descriptor: int) -> socket.socket:
         os.set_inheritable(descriptor, False)
         listening = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise CannotListenError(f"descriptor {descriptor} was passed on to the daemon and is no socket") from error
+        raise CannotListenError(f"descriptor {descriptor} was passed to the daemon but is not a socket") from error
     if (
         listening.family not in {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6}
         or listening.type != socket.SOCK_STREAM
@@ -140,13 +138,13 @@ def _listening_socket(descriptor: int) -> socket.socket:
     ):
         listening.close()
         raise CannotListenError(
-            f"descriptor {descriptor} was passed on to the daemon, and is not a stream socket that listens"
+            f"descriptor {descriptor} was passed to the daemon but is not a listening stream socket"
         )
     return listening
 
 
 def _address(listening: socket.socket) -> str:
-    """As a configuration names it."""
+    """Return a socket's address as a configuration names it."""
     name = listening.getsockname()
     if listening.family == socket.AF_UNIX:
         return f"unix:{name}" if isinstance(name, str) else f"unix:@{name[1:].decode(errors='backslashreplace')}"
@@ -156,22 +154,22 @@ def _address(listening: socket.socket) -> str:
 
 def _unix_socket(listener: Listener, path: str) -> socket.socket:
     with ExitStack() as on_failure:
-        made = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        listening = on_failure.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         try:
             owner = -1 if listener.owner is None else pwd.getpwnam(listener.owner).pw_uid
             group = -1 if listener.group is None else grp.getgrnam(listener.group).gr_gid
             if _is_socket(path):
-                _check_is_left(path)
+                _check_abandoned(path)
                 os.unlink(path)
-            made.bind(path)
+            listening.bind(path)
             os.chown(path, owner, group, follow_symlinks=False)
             os.chmod(path, listener.mode)
-            # not before it has its owner and mode: until then nobody can connect
-            made.listen(_BACKLOG)
+            # only now that owner and mode are set: nobody can connect before
+            listening.listen(_BACKLOG)
         except (OSError, KeyError) as error:
             raise CannotListenError(f"{path}: {_reason(error)}") from error
         on_failure.pop_all()
-    return made
+    return listening
 
 
 def _is_socket(path: str) -> bool:
@@ -181,12 +179,12 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-def _check_is_left(path: str) -> None:
-    """By a killed daemon. Raises CannotListenError for one on which a service manager listens for the daemon."""
+def _check_abandoned(path: str) -> None:
+    """Raises CannotListenError if somebody listens on the path, such as the service manager on the daemon's behalf."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as caller:
         if caller.connect_ex(path) in {0, errno.EAGAIN}:
             raise CannotListenError(
-                f"{path}: somebody else listens there; choose another path or 'systemctl stop stapsdtd.socket'"
+                f"{path}: another process listens there; choose another path or run 'systemctl stop stapsdtd.socket'"
             )
 
 
@@ -197,41 +195,41 @@ def _tcp_socket(listener: Listener) -> socket.socket:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             if listener.plain:
                 _check_loopback(listener, str(address[0]))
-            made = on_failure.enter_context(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(_BACKLOG)
+            listening = on_failure.enter_context(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
         except (OSError, UnicodeError) as error:
             raise CannotListenError(f"{listener.address}: {_reason(error)}") from error
         on_failure.pop_all()
-    return made
+    return listening
 
 
 def _check_loopback(listener: Listener, host: str) -> None:
-    """Raises CannotListenError where a name is not what it seems to be."""
+    """Raises CannotListenError if the configured name resolved to something else."""
     if not ipaddress.ip_address(host).is_loopback:
-        raise CannotListenError(f"{listener.address} is {host} on this host, which is no loopback address")
+        raise CannotListenError(f"{listener.address} is {host} on this host, which is not a loopback address")
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel find out when a TCP client is gone without a word."""
+    """Have the kernel detect TCP peers that vanished without closing the connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (*_KEEP_ALIVE, (socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def hang_up(connection: socket.socket) -> None:
-    """So that whoever reads from it finds its end."""
+    """Shut the connection down, so that whoever reads from it sees its end."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _tls_context(tls: Tls) -> ssl.SSLContext:
-    """A new one each time, since what a context once trusted it trusts for ever."""
+    """Create a new context, since an existing one never drops an authority that it trusts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
-    # who comes again shows its certificate again, which may have expired
+    # no session resumption: a client that reconnects must present its certificate again, which may have expired
     context.num_tickets = 0
     context.set_alpn_protocols(["h2"])
     try:
@@ -246,8 +244,8 @@ def _tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _refuse_password() -> str:
-    # OpenSSL would ask at the terminal
-    raise ValueError("the key has a password, and nobody is there to tell it")
+    # OpenSSL would prompt on the terminal
+    raise ValueError("the key has a passphrase; remove it, since the daemon cannot ask for it")
 
 
 def _reason(error: Exception) -> str:

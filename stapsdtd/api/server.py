@@ -1,4 +1,4 @@
-"""Listening: the relay in front, and the gRPC server with the service, health and reflection behind it."""
+"""The gRPC server with the service, health and reflection, behind the relay that clients connect to."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
 _STOP_SECONDS = 2.0
-_FAREWELL_SECONDS = 0.5
+_STOP_MARGIN_SECONDS = 0.5
 _IDLE_SECONDS = 300.0
-"""A client without a request for so long is told to go; those of gRPC do, and come back with their next one."""
+"""A connection without a request for this long gets a GOAWAY; gRPC clients then reconnect with their next request."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # 256 selectors with paths, 8,192 process ids and the longest expression; what is refused was read before
+    # fits 256 selectors with paths, 8,192 process ids and the longest expression
     ("grpc.max_receive_message_length", 256 << 10),
     ("grpc.max_concurrent_streams", 256),
 )
 
 
 class Server:
-    """A listening gRPC server; made and used on the API's event loop."""
+    """A listening gRPC server, created and used on the API's event loop."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Server:
         self._listening: list[ListeningSocket] = open_listeners(listeners)
         self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))))
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
-        self._folder: int | None = None
+        self._directory: int | None = None
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection([SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
@@ -58,50 +58,50 @@ class Server:
         return [each.listener.address for each in self._listening]
 
     async def start(self) -> None:
-        """Raises CannotListenError. When it returns, clients are served."""
-        # nobody else gets into this folder, and nothing is left of it should the daemon be killed
-        with tempfile.TemporaryDirectory(prefix="stapsdtd-", ignore_cleanup_errors=True) as folder:
-            # short, whatever TMPDIR is; and what gRPC removes at the end by its path is nothing that another made there
-            self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            path = f"/proc/self/fd/{self._folder}/grpc.sock"
+        """Start serving. Raises CannotListenError."""
+        # only the daemon can enter this directory, and it is gone before clients connect, even if the daemon is killed
+        with tempfile.TemporaryDirectory(prefix="stapsdtd-", ignore_cleanup_errors=True) as directory:
+            # this path is short whatever TMPDIR is, and when gRPC unlinks it at the end it cannot hit another's file
+            self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            path = f"/proc/self/fd/{self._directory}/grpc.sock"
             try:
                 self._server.add_insecure_port(f"unix:{path}")
                 await self._server.start()
             except RuntimeError as error:
-                raise CannotListenError(f"{folder}: {error}") from error
-            await self.tell_health(is_serving=True)
+                raise CannotListenError(f"{directory}: {error}") from error
+            await self.set_health(is_serving=True)
             self._relay.start(self._listening, path)
 
     def renew_certificates(self) -> None:
-        """Read the files again, for connections to come. Raises CannotListenError, and keeps what it had then."""
+        """Read the certificates again, for new connections. Raises CannotListenError, and then keeps the old ones."""
         for listening, context in [(each, each.new_context()) for each in self._listening]:
             listening.tls = context
 
     async def stop(self) -> None:
-        """Let streams that ended finish, then close."""
-        await self.tell_health(is_serving=False)
-        self._relay.refuse_more()
+        """Let streams that have ended finish, then close."""
+        await self.set_health(is_serving=False)
+        self._relay.stop_accepting()
         self._servicer.stop()
         stopped = asyncio.ensure_future(self._server.stop(_STOP_SECONDS))
-        await asyncio.wait({stopped}, timeout=_STOP_SECONDS + _FAREWELL_SECONDS)
-        # gRPC waits for ever until a client has read what is left, or is gone; when it is done, that is on its way
+        await asyncio.wait({stopped}, timeout=_STOP_SECONDS + _STOP_MARGIN_SECONDS)
+        # gRPC waits without a limit for clients to read; once it is done, the relay has all that is left
         await self._relay.stop(is_flushing=stopped.done())
         await asyncio.wait({stopped}, timeout=_STOP_SECONDS)
-        # gRPC does not wait for what a cancelled call does lastly
+        # gRPC does not wait for the cleanup of cancelled calls
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._servicer.finished(), _STOP_SECONDS)
-        self.let_go()
-        if self._folder is not None:
-            os.close(self._folder)
-            self._folder = None
+        self.close_listeners()
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
-    def let_go(self) -> None:
-        """Leave the addresses to another daemon, in any thread."""
-        for each in self._listening:
-            each.close()
+    def close_listeners(self) -> None:
+        """Free the addresses for another daemon. May be called from any thread."""
+        for listening in self._listening:
+            listening.close()
 
-    async def tell_health(self, *, is_serving: bool) -> None:
-        """To who asks with grpc.health.v1."""
+    async def set_health(self, *, is_serving: bool) -> None:
+        """Set the status that grpc.health.v1 reports."""
         statuses = health_pb2.HealthCheckResponse
         status: Any = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in ("", SERVICE):

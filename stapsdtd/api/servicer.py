@@ -1,4 +1,4 @@
-"""StapsdtService: checks requests, hands work to the control thread, converts what comes back."""
+"""StapsdtService: checks requests, hands work to the control thread, and converts the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stapsdtd import __version__
 from stapsdtd.api import cgroup_scope, convert
 from stapsdtd.api.access import Caller, Gate, Peer, Rights, Users, revoked
 from stapsdtd.api.cgroup_scope import Members
-from stapsdtd.api.errors import Context, told
+from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.api.watch import Watch
 from stapsdtd.catalog.listing_limiter import ListingLimiter
@@ -47,23 +47,24 @@ from stapsdtd.v1 import stapsdt_pb2_grpc
 
 _T = TypeVar("_T")
 _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
-_LOOK_SECONDS = 0.5
-_NOTED_CHARACTERS = 200
+_VISIBILITY_SECONDS = 0.5
+"""How often a restricted watch checks which processes it may show."""
+_LOGGED_CHARACTERS = 200
 _DISARM_SECONDS = 5.0
-"""Usually it takes a tenth of one."""
+"""Disarming usually takes 0.1 s."""
 
 
 class Control(Protocol):
-    """The thread that owns registry and subscriptions."""
+    """The thread that owns the registry and the subscriptions."""
 
     async def run(self, work: Callable[[], _T]) -> _T: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What the servicer serves. registry and subscriptions belong to control's thread.
+    """The parts of the daemon that the servicer uses. registry and subscriptions belong to control's thread.
 
-    refresh brings the registry in step with what the kernel reported until then.
+    refresh: updates the registry with everything that the kernel has reported.
     """
 
     control: Control
@@ -84,20 +85,20 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
         self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
-        # a process can have whoever reads its command line wait; no other request waits for this thread
-        self._identifier = ThreadPoolExecutor(1, "stapsdtd-identity")
+        # a process can block whoever reads its command line, so no other request waits for this thread
+        self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
         self._command_lines = LockedCalls()
         self._open_calls = 0
-        self._none_open = asyncio.Event()
-        self._none_open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     def stop(self) -> None:
-        """End what would never end by itself."""
+        """End the calls that would not end by themselves."""
         for watch in self._watches:
             watch.stop(ServerStoppingError())
 
     async def apply_policy(self) -> int:
-        """End what the gate's policy does not allow any more; answer how many subscriptions that were."""
+        """End whatever the gate's policy no longer allows, and return the number of subscriptions ended."""
         policy = self._backend.gate.policy
         for watch in self._watches:
             watch.apply(policy.rights_or_none(watch.caller.peer))
@@ -112,46 +113,47 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         ended = await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
         for stream, caller in self._streams.values():
             rights = policy.rights_or_none(caller.peer)
-            # what ended tells so by itself, when all that fired before has been delivered
-            lives_on = not stream.subscription.is_ending
-            if lives_on and (rights is None or not rights.may_use(stream.subscription)):
+            # the stream of an ending subscription still delivers what fired before, and ends with its own End
+            is_live = not stream.subscription.is_ending
+            if is_live and (rights is None or not rights.may_use(stream.subscription)):
                 stream.stop(revoked())
         return ended
 
     def _enter(self, call: str, context: Context) -> Caller:
-        """Who calls, and what it may. Raises AccessDeniedError and LimitReachedError."""
+        """Raises AccessDeniedError and LimitReachedError."""
         return self._backend.gate.enter(call, context.peer())
 
-    async def _among(self, users: Users, members: Members | None) -> frozenset[int] | None:
-        """Which processes are there for who may list those of these users, and asks for these; None for all."""
-        among = await asyncio.to_thread(members.pids) if members else None
+    async def _visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
+        """Return the processes of these users that are among members; None for all processes."""
+        member_pids = await asyncio.to_thread(members.pids) if members else None
         if users is None:
-            return among
+            return member_pids
         pids = await self._backend.control.run(self._pids)
-        return await asyncio.to_thread(belonging, pids if among is None else pids & among, users)
+        return await asyncio.to_thread(belonging, pids if member_pids is None else pids & member_pids, users)
 
     def _pids(self) -> frozenset[int]:
+        """Runs in the control thread."""
         self._backend.refresh()
         return self._backend.registry.pids()
 
-    def _found(
-        self, selectors: tuple[Selector, ...], pids: frozenset[int], among: frozenset[int] | None
+    def _select(
+        self, selectors: tuple[Selector, ...], pids: frozenset[int], visible: frozenset[int] | None
     ) -> list[Probe]:
-        """In the control thread."""
+        """Runs in the control thread."""
         self._backend.refresh()
         registry = self._backend.registry
-        return select(selectors, [registry.seen_by(among, probe) for probe in registry.probes()], pids, among)
+        return select(selectors, [registry.seen_by(visible, probe) for probe in registry.probes()], pids, visible)
 
     async def finished(self) -> None:
-        """Return when no call has anything left to do in the control thread, cancelled ones included."""
-        await self._none_open.wait()
-        self._identifier.shutdown(wait=False)
+        """Return when no call, cancelled ones included, has anything left to do in the control thread."""
+        await self._idle.wait()
+        self._identity_executor.shutdown(wait=False)
 
     @asynccontextmanager
-    async def _lastly(self, work: Callable[[], None]) -> AsyncIterator[None]:
-        """Do work in the control thread when a call is over, however it ends."""
+    async def _cleanup(self, work: Callable[[], None]) -> AsyncIterator[None]:
+        """Run work in the control thread when the call is over, however it ends."""
         self._open_calls += 1
-        self._none_open.clear()
+        self._idle.clear()
         try:
             yield
         finally:
@@ -160,7 +162,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             finally:
                 self._open_calls -= 1
                 if not self._open_calls:
-                    self._none_open.set()
+                    self._idle.set()
 
     async def GetServerInfo(  # noqa: N802
         self,
@@ -168,13 +170,13 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         context: Context,
     ) -> pb.GetServerInfoResponse:
         backend = self._backend
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("info", context)
-            caller.note(logging.DEBUG, "allowed")
-            among = await self._among(caller.rights.list, None)
-            probes = await backend.control.run(lambda: self._found((), frozenset(), among))
-            pids = await backend.control.run(backend.registry.pids) if among is None else among
-        held = [found for found, _, _ in backend.subscriptions.all() if caller.rights.may_use(found)]
+            caller.log(logging.DEBUG, "allowed")
+            visible = await self._visible_pids(caller.rights.list, None)
+            probes = await backend.control.run(lambda: self._select((), frozenset(), visible))
+            pids = await backend.control.run(backend.registry.pids) if visible is None else visible
+        subscriptions = [each for each, _, _ in backend.subscriptions.all() if caller.rights.may_use(each)]
         return pb.GetServerInfoResponse(
             version=__version__,
             engine=backend.engine,
@@ -182,7 +184,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             machine=platform.machine(),
             features=map(convert.feature, backend.features),
             limits=convert.limits(backend.limits),
-            subscriptions=len(held),
+            subscriptions=len(subscriptions),
             processes=len(pids),
             objects=len({probe.object.key for probe in probes}),
             probes=len(probes),
@@ -191,68 +193,68 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         )
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("list", context)
-            with caller.noting_refusals():
+            with caller.recording_refusals():
                 caller.rights.check_list()
-            caller.note(logging.DEBUG, "allowed")
+            caller.log(logging.DEBUG, "allowed")
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
             users = caller.rights.list
-            among = await self._among(users, members)
-            found = await self._backend.control.run(lambda: self._found(selectors, pids, among))
+            visible = await self._visible_pids(users, members)
+            probes = await self._backend.control.run(lambda: self._select(selectors, pids, visible))
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
-                probes=[convert.probe(each, self._backend.nops) for each in limiter.of(found)]
+                probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
             )
             response.sites_left_out = limiter.left_out
             if request.details:
-                pids_shown = sorted({pid for probe in found for pid in probe.pids})
-                known = await asyncio.get_running_loop().run_in_executor(
-                    self._identifier, self._identities, pids_shown, users
+                shown_pids = sorted({pid for probe in probes for pid in probe.pids})
+                identities = await asyncio.get_running_loop().run_in_executor(
+                    self._identity_executor, self._identities, shown_pids, users
                 )
-                response.processes.extend(map(convert.process, known))
-                objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(among))
+                response.processes.extend(map(convert.process, identities))
+                objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
                 response.problems.extend(convert.problems(objects))
         return response
 
     def _identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
-        """Of those that still belong to these users when all that is told of them has been read."""
+        """Return the identities of processes that still belong to these users after the identities were read."""
         identities = Identities(self._command_lines)
-        known = [(pid, identities.of(pid)) for pid in pids]
-        return [found for pid, found in known if found and (users is None or belongs(pid, users))]
+        by_pid = [(pid, identities.of(pid)) for pid in pids]
+        return [identity for pid, identity in by_pid if identity and (users is None or belongs(pid, users))]
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, context: Context
     ) -> AsyncIterator[pb.WatchProbesResponse]:
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("watch", context)
-            with caller.noting_refusals():
+            with caller.recording_refusals():
                 caller.rights.check_list()
                 self._check_watches(caller.rights)
-            caller.note(logging.INFO, "allowed", selectors=_noted(request.selectors))
+            caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
             selectors = convert.parse_selectors(request.selectors, self._backend.limits)
             pids = convert.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
-            among = await self._among(caller.rights.list, members)
-            view = ProbeView(selectors, pids, among)
+            visible = await self._visible_pids(caller.rights.list, members)
+            view = ProbeView(selectors, pids, visible)
             watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)
             self._watches.add(watch)
-            # apply_policy() did not know of it until now
+            # the policy may have changed before apply_policy() could see this watch
             watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
-            async with self._lastly(watch.end):
+            async with self._cleanup(watch.end):
                 try:
                     for probe in ListingLimiter().of(await self._backend.control.run(watch.begin)):
                         yield self._change(_ADDED, probe)
                     yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                     while True:
-                        for added, probe in await watch.next(None if among is None else _LOOK_SECONDS):
-                            for each in ListingLimiter().of([probe]):
-                                yield self._change(_ADDED if added else _REMOVED, each)
-                        before, among = among, await self._among(watch.caller.rights.list, members)
-                        if among != before:
-                            await self._backend.control.run(partial(watch.show, among))
+                        for added, probe in await watch.next(None if visible is None else _VISIBILITY_SECONDS):
+                            for limited in ListingLimiter().of([probe]):
+                                yield self._change(_ADDED if added else _REMOVED, limited)
+                        before, visible = visible, await self._visible_pids(watch.caller.rights.list, members)
+                        if visible != before:
+                            await self._backend.control.run(partial(watch.show, visible))
                 finally:
                     self._watches.discard(watch)
 
@@ -260,20 +262,20 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         return pb.WatchProbesResponse(change=kind, probe=convert.probe(probe, self._backend.nops))
 
     def _check_watches(self, rights: Rights) -> None:
-        """Raises LimitReachedError: each one is looked after as a subscription is."""
-        most = rights.quotas.max_subscriptions
-        held = sum(watch.caller.rights.client == rights.client for watch in self._watches)
-        if most is not None and held >= most:
-            raise LimitReachedError(f"{rights.client} watches {most} times, as often as its role allows")
+        """Raises LimitReachedError if the client has as many watches as it may have subscriptions."""
+        quota = rights.quotas.max_subscriptions
+        watches = sum(watch.caller.rights.client == rights.client for watch in self._watches)
+        if quota is not None and watches >= quota:
+            raise LimitReachedError(f"{rights.client} has {quota} watches, as many as its role allows")
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("subscribe", context)
             spec = await asyncio.to_thread(convert.spec_of, request, self._backend.limits)
             unanswered: list[Subscription] = []
 
             def subscribe() -> list[SiteStatus]:
-                # as of now, since revoke() will not look again at what began by an earlier policy
+                # by the current policy, since a change that was applied before this would not be applied again
                 rights = self._backend.gate.policy.rights(caller.peer)
                 rights.check_trace(spec.scope.pids)
                 allowed = replace(spec, owners=rights.trace, subscriber_pid=caller.peer.pid)
@@ -282,15 +284,15 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 self._subscribers[subscription] = caller.peer
                 return statuses
 
-            # a client that gave up meanwhile never learns the id, and nobody else would unsubscribe
-            async with self._lastly(lambda: self._abandon(unanswered)):
-                with caller.noting_refusals():
+            # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
+            async with self._cleanup(lambda: self._abandon(unanswered)):
+                with caller.recording_refusals():
                     statuses = await self._backend.control.run(subscribe)
-                caller.note(
+                caller.log(
                     logging.INFO,
                     "allowed",
                     subscription=unanswered[0].id,
-                    selectors=_noted(request.selectors),
+                    selectors=_shortened(request.selectors),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(
@@ -307,7 +309,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             self._backend.subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
     async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("stream", context)
             ident = request.subscription_id
             subscriptions = self._backend.subscriptions
@@ -320,13 +322,13 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 request.encoding,
                 request.from_seq if request.HasField("from_seq") else None,
             )
-            earlier = self._streams.get(ident)
-            if earlier is not None:
-                earlier[0].stop(TakenOverError())
+            previous = self._streams.get(ident)
+            if previous is not None:
+                previous[0].stop(TakenOverError())
             self._streams[ident] = stream, caller
-            async with self._lastly(lambda: subscriptions.stream_closed(ident)):
+            async with self._cleanup(lambda: subscriptions.stream_closed(ident)):
                 try:
-                    # a client may go while this is waited for, and what was opened is to be closed then too
+                    # within the cleanup: the client may cancel during this call
                     await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
                     async for message in stream.messages():
                         yield message
@@ -337,19 +339,19 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                         del self._streams[ident]
 
     def _subscription(self, ident: str, caller: Caller) -> Subscription:
-        """Raises UnknownSubscriptionError, also for another client's: that there is one is not to be told."""
-        found = self._backend.subscriptions.get(ident)
-        owner = None if found.client.name == caller.rights.client else found.client.name
-        # whose subscription revoke() ends, before its stream began, still gets that End and what had fired before
-        is_subscriber = self._subscribers.get(found) == caller.peer
-        if not is_subscriber and not caller.rights.may_use(found):
-            caller.note_refusal("more than allowed", subscription=ident, owner=owner)
+        """Raises UnknownSubscriptionError, also for another client's subscription: its existence is not revealed."""
+        subscription = self._backend.subscriptions.get(ident)
+        owner = None if subscription.client.name == caller.rights.client else subscription.client.name
+        # the subscriber may still read the End, and what fired before, after its rights were revoked
+        is_subscriber = self._subscribers.get(subscription) == caller.peer
+        if not is_subscriber and not caller.rights.may_use(subscription):
+            caller.record_refusal("more than allowed", subscription=ident, owner=owner)
             raise UnknownSubscriptionError(ident)
-        caller.note(logging.INFO, "allowed", subscription=ident, owner=owner)
-        return found
+        caller.log(logging.INFO, "allowed", subscription=ident, owner=owner)
+        return subscription
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("unsubscribe", context)
             subscriptions = self._backend.subscriptions
             self._subscription(request.subscription_id, caller)
@@ -359,30 +361,30 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 return ended, subscriptions.quiesced(ended.client)
 
             subscription, quiesced = await self._backend.control.run(unsubscribe)
-            ending = {asyncio.wrap_future(each) for each in (subscription.ended, quiesced)}
-            _, left = await asyncio.wait(ending, timeout=self.disarm_seconds)
-            if left:
-                caller.note(logging.WARNING, "still disarming", subscription=request.subscription_id)
+            ending = {asyncio.wrap_future(future) for future in (subscription.ended, quiesced)}
+            _, pending = await asyncio.wait(ending, timeout=self.disarm_seconds)
+            if pending:
+                caller.log(logging.WARNING, "still disarming", subscription=request.subscription_id)
         account = convert.account(subscription.account())
-        return pb.UnsubscribeResponse(account=account, still_disarming=bool(left))
+        return pb.UnsubscribeResponse(account=account, still_disarming=bool(pending))
 
     async def ListSubscriptions(  # noqa: N802
         self,
         request: pb.ListSubscriptionsRequest,  # noqa: ARG002
         context: Context,
     ) -> pb.ListSubscriptionsResponse:
-        async with told(context):
+        async with abort_on_error(context):
             caller = self._enter("subscriptions", context)
-            caller.note(logging.DEBUG, "allowed")
-            held = await self._backend.control.run(self._backend.subscriptions.all)
+            caller.log(logging.DEBUG, "allowed")
+            subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
         return pb.ListSubscriptionsResponse(
             subscriptions=[
-                convert.subscription(found, streaming=streaming, lease_left_seconds=left)
-                for found, streaming, left in held
-                if caller.rights.may_use(found)
+                convert.subscription(subscription, streaming=streaming, lease_left_seconds=lease_left)
+                for subscription, streaming, lease_left in subscriptions
+                if caller.rights.may_use(subscription)
             ]
         )
 
 
-def _noted(selectors: Sequence[str]) -> str:
-    return " ".join(selectors)[:_NOTED_CHARACTERS]
+def _shortened(selectors: Sequence[str]) -> str:
+    return " ".join(selectors)[:_LOGGED_CHARACTERS]

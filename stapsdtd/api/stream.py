@@ -1,4 +1,4 @@
-"""One client's stream: a subscription's log, losses and statuses as messages, in an order that makes sense to read."""
+"""One Stream call: a subscription's events, losses and statuses as messages, each preceded by what it refers to."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
 class TakenOverError(StapsdtdError):
-    """Another stream of the same subscription began."""
+    """Another stream of the same subscription was opened."""
 
     def __init__(self) -> None:
         super().__init__("another stream of this subscription took over")
 
 
 class SubscriptionStream:
-    """Iterates until the subscription ends; `stop` ends it before."""
+    """Produces messages until the subscription ends or `stop` is called."""
 
     def __init__(self, subscription: Subscription, encoding: int, from_seq: int | None) -> None:
         self._subscription = subscription
-        self._by_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
+        self._as_rows = encoding != pb.StreamRequest.ENCODING_COLUMNS
         self._seq = from_seq
         self._described: set[int] = set()
-        self._told = dict.fromkeys(LossStage, 0)
-        self._news = asyncio.Event()
+        self._reported_losses = dict.fromkeys(LossStage, 0)
+        self._woken = asyncio.Event()
         self._waking = False
         self._stopped: StapsdtdError | None = None
 
@@ -37,28 +37,28 @@ class SubscriptionStream:
     def subscription(self) -> Subscription:
         return self._subscription
 
-    def stop(self, why: StapsdtdError) -> None:
-        """Have `messages` raise that."""
-        self._stopped = why
-        self._news.set()
+    def stop(self, error: StapsdtdError) -> None:
+        """Make `messages` raise error."""
+        self._stopped = error
+        self._woken.set()
 
     async def messages(self) -> AsyncIterator[pb.StreamResponse]:
-        """Raises what `stop` was given."""
+        """Raises the error passed to `stop`."""
         loop = asyncio.get_running_loop()
         if self._seq is not None:
             self._subscription.log.resume(self._seq)
-        forget = self._subscription.wake_with(lambda: self._wake(loop))
+        unregister = self._subscription.wake_with(lambda: self._wake(loop))
         try:
             while True:
-                self._news.clear()
-                # before anything is read: what comes from here on wakes anew
+                self._woken.clear()
+                # reset before reading, so that whatever arrives from here on wakes the stream again
                 self._waking = False
-                # what comes after the end has been seen is nothing, so that an empty log then is the last word
+                # nothing is added after the end, so an empty log read after this means that all was sent
                 end = self._subscription.end_reason
                 while True:
                     if self._stopped is not None:
                         raise self._stopped
-                    for message in self._asides():
+                    for message in self._statuses_and_losses():
                         yield message
                     entry = self._subscription.log.read(self._seq)
                     if entry is None:
@@ -72,36 +72,37 @@ class SubscriptionStream:
                     account = convert.account(self._subscription.account())
                     yield pb.StreamResponse(end=pb.End(reason=convert.END_REASONS[end], account=account))
                     return
-                await self._news.wait()
+                await self._woken.wait()
         finally:
-            forget()
+            unregister()
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In any thread. One wake-up is enough until the stream looks: each interrupts the engine's reader."""
+        """Wake the stream, from any thread, but only once until it has run: each wake-up costs the engine's reader."""
         if not self._waking:
             self._waking = True
-            loop.call_soon_threadsafe(self._news.set)
+            loop.call_soon_threadsafe(self._woken.set)
 
-    def _asides(self) -> Iterator[pb.StreamResponse]:
+    def _statuses_and_losses(self) -> Iterator[pb.StreamResponse]:
         statuses = self._subscription.new_statuses()
         if statuses:
             yield pb.StreamResponse(status=pb.Status(sites=map(convert.site_status, statuses)))
         for stage, total in self._subscription.losses().items():
-            told = self._told[stage]
-            if total > told:
-                self._told[stage] = total
-                yield pb.StreamResponse(loss=pb.Loss(stage=convert.LOSS_STAGES[stage], count=total - told, total=total))
+            reported = self._reported_losses[stage]
+            if total > reported:
+                self._reported_losses[stage] = total
+                loss = pb.Loss(stage=convert.LOSS_STAGES[stage], count=total - reported, total=total)
+                yield pb.StreamResponse(loss=loss)
 
     def _events(self, entry: Entry) -> Iterator[tuple[pb.StreamResponse, int]]:
-        """Messages, and the number up to which a client that has them has all events."""
-        mentioned = {number for numbered in entry.blocks for number in numbered.block.site_ids()}
-        sites = self._subscription.known_sites(sorted(mentioned))
-        new = {number: known for number, known in sites.items() if number not in self._described}
-        if new:
-            self._described |= new.keys()
-            yield pb.StreamResponse(descriptions=convert.descriptions(new)), entry.first_seq
-        offset = self._subscription.realtime_offset_ns
-        if self._by_rows:
-            yield from rows.messages(entry, offset, sites)
+        """Yield messages, each with the seq of the next event that a client lacks once it has received it."""
+        site_ids = {site_id for numbered in entry.blocks for site_id in numbered.block.site_ids()}
+        sites = self._subscription.known_sites(sorted(site_ids))
+        undescribed = {site_id: site for site_id, site in sites.items() if site_id not in self._described}
+        if undescribed:
+            self._described |= undescribed.keys()
+            yield pb.StreamResponse(descriptions=convert.descriptions(undescribed)), entry.first_seq
+        offset_ns = self._subscription.realtime_offset_ns
+        if self._as_rows:
+            yield from rows.messages(entry, offset_ns, sites)
         else:
-            yield pb.StreamResponse(columns=convert.columns(entry, offset)), entry.next_seq
+            yield pb.StreamResponse(columns=convert.columns(entry, offset_ns)), entry.next_seq

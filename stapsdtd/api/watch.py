@@ -1,4 +1,4 @@
-"""A client that watches: from the registry's changes, in the control thread, to a WatchProbes call."""
+"""One WatchProbes call: passes the registry's changes from the control thread to the API's event loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import LimitReachedError, StapsdtdError
 from stapsdtd.model import Probe
 
-_CHANGES_KEPT = 100_000
+_MAX_CHANGES = 100_000
 
 
 class Watch:
-    """Carries changes from the control thread, where the registry tells them, to a WatchProbes call."""
+    """One client's view of the registry.
+
+    `begin`, `end` and `show` run in the control thread, everything else on the API's event loop.
+    """
 
     def __init__(self, registry: Registry, view: ProbeView, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
         self.caller = caller
@@ -26,60 +29,61 @@ class Watch:
         self._view = view
         self._loop = loop
         self._changes: deque[tuple[bool, Probe]] = deque()
-        self._news = asyncio.Event()
+        self._woken = asyncio.Event()
         self._overflowed = False
-        self._stopping: StapsdtdError | None = None
-        self._stop: Callable[[], None] = lambda: None
+        self._stopped: StapsdtdError | None = None
+        self._unlisten: Callable[[], None] = lambda: None
 
     def begin(self) -> list[Probe]:
-        self._stop = self._registry.listen(self._on_change)
+        """Listen to changes from now on, and return the current probes."""
+        self._unlisten = self._registry.listen(self._on_change)
         among = self._view.among
         return self._view.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
 
     def end(self) -> None:
-        self._stop()
-        self._stop = lambda: None
+        self._unlisten()
+        self._unlisten = lambda: None
 
-    def stop(self, why: StapsdtdError) -> None:
-        """Make `next` raise that."""
-        self._stopping = why
-        self._news.set()
+    def stop(self, error: StapsdtdError) -> None:
+        """Make `next` raise error."""
+        self._stopped = error
+        self._woken.set()
 
     def apply(self, rights: Rights | None) -> None:
-        """Go on with these rights, None for none; whoever awaits `next` looks at once what they change."""
+        """Continue with new rights, or stop if there are none. Wakes `next`, so that they take effect at once."""
         if rights is None or rights.list == NO_USERS:
             self.stop(revoked())
         elif rights != self.caller.rights:
             self.caller = replace(self.caller, rights=rights)
-            self._news.set()
+            self._woken.set()
 
     def show(self, among: frozenset[int] | None) -> None:
-        """Show what these processes map, and no longer what only others do; None for what any does."""
+        """Restrict the view to what these processes map; None lifts the restriction."""
         self._view.among = among
-        for found in self._registry.objects():
-            self._on_change(Change(found))
+        for obj in self._registry.objects():
+            self._on_change(Change(obj))
 
     def _on_change(self, change: Change) -> None:
         if self._overflowed:
             return
-        seen = self._registry.object_seen_by(self._view.among, change.object)
-        found = self._view.changed(seen, self._registry.mappings(change.object.key))
-        if found:
-            self._overflowed = len(self._changes) + len(found) > _CHANGES_KEPT
-            self._changes.extend(found)
-            self._loop.call_soon_threadsafe(self._news.set)
+        obj = self._registry.object_seen_by(self._view.among, change.object)
+        changes = self._view.changed(obj, self._registry.mappings(change.object.key))
+        if changes:
+            self._overflowed = len(self._changes) + len(changes) > _MAX_CHANGES
+            self._changes.extend(changes)
+            self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def next(self, patience: float | None) -> list[tuple[bool, Probe]]:
-        """Answer with nothing after so many seconds, if any are given, without changes.
+    async def next(self, timeout_seconds: float | None) -> list[tuple[bool, Probe]]:
+        """Wait for changes and return them, as (added, probe); return an empty list after the timeout.
 
-        Raises LimitReachedError where more changes came than are kept.
+        Raises LimitReachedError if more changes came than are kept.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._news.wait()
-        self._news.clear()
-        if self._stopping is not None:
-            raise self._stopping
+            async with asyncio.timeout(timeout_seconds):
+                await self._woken.wait()
+        self._woken.clear()
+        if self._stopped is not None:
+            raise self._stopped
         if self._overflowed:
             raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
         return [self._changes.popleft() for _ in range(len(self._changes))]

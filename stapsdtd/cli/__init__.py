@@ -1,1 +1,1 @@
-"""The commands: `stapsdt`, the client, with one module for each of its commands, and `stapsdtd`, the daemon."""
+"""The command lines of `stapsdt`, the client, with a module for each of its commands, and `stapsdtd`, the daemon."""

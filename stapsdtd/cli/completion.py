@@ -1,4 +1,4 @@
-"""`stapsdt completion`: the script that teaches a shell to complete commands, options and selectors."""
+"""`stapsdt completion`: prints the script with which a shell completes commands, options and selectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class _Bash(BashComplete):
-    """click's own splits words where Bash does, at colons too, of which every selector has at least one."""
+    """Completes selectors. click's own class splits words as Bash does, at colons too."""
 
     source_template: ClassVar[str] = _BASH_SCRIPT
 
@@ -41,7 +41,7 @@ class _Bash(BashComplete):
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        # Bash puts the answer in place of COMP_WORD, the end of the word that follows the last colon.
+        # Bash replaces COMP_WORD with this: the part of the word after the last colon.
         _, incomplete = self.get_completion_args()
         word = os.environ["COMP_WORD"].lstrip("'\"")
         value: str = item.value
@@ -64,6 +64,6 @@ Examples:
 @click.argument("shell", type=click.Choice(list(_COMPLETERS)))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script that makes SHELL complete commands, options and the selectors of probes."""
+    """Print the script with which SHELL completes commands, options and selectors."""
     completer = _COMPLETERS[shell]
     print(completer(ctx.find_root().command, {}, "stapsdt", VARIABLE).source())

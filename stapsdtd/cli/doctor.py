@@ -1,4 +1,4 @@
-"""`stapsdt doctor`: what this host lacks, and the command that mends it."""
+"""`stapsdt doctor`: checks this host and suggests fixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import is_colourful, paint
+from stapsdtd.cli.render import paint, wants_color
 from stapsdtd.client import Client, ClientError
 from stapsdtd.runtime.text import escape
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from stapsdtd import client
     from stapsdtd.kernel import features
 
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that stapsdtd wants; without a required one it cannot work at all."""
+    """One thing that stapsdtd uses. required: whether it cannot capture without it."""
 
     name: str
     available: bool
@@ -38,20 +38,20 @@ class Check:
 @options.as_json
 @click.pass_obj
 def command(server: options.Server, *, as_json: bool) -> int:
-    """Check what stapsdtd needs of this host, and name the command that mends what is missing.
+    """Check that this host has what stapsdtd needs, and suggest how to fix what is missing.
 
-    The exit code is 1 if something is missing that stapsdtd cannot do without. If the server answers, its own
-    findings count: it may see more than the user who asks.
+    The exit code is 1 if something required is missing. If the server responds, its own findings take precedence, since
+    it may have access to more than you.
     """
-    answer = _ask(server)
-    checks = [_server_check(server.address, answer), *merge(_local(), _reported(answer))]
+    response = _query(server)
+    checks = [_server_check(server.address, response), *merge(_local(), _reported(response))]
     for check in checks:
-        print(json.dumps(asdict(check)) if as_json else _show(check))
+        print(json.dumps(asdict(check)) if as_json else _format(check))
     return 1 if any(check.required and not check.available for check in checks) else 0
 
 
 def _local() -> list[features.Feature]:
-    # imported, and the kernel asked, only when called
+    # imported here, so that only this command pays for it
     from stapsdtd.capture.bpf.kernel import feature, load  # noqa: PLC0415
     from stapsdtd.kernel.features import probe_features  # noqa: PLC0415
     from stapsdtd.kernel.nops import nop_feature, probe_nops  # noqa: PLC0415
@@ -60,39 +60,42 @@ def _local() -> list[features.Feature]:
 
 
 def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature]) -> list[Check]:
-    """What was found here, overruled by what the server found."""
-    checks = {each.name: Check(each.name, each.available, each.required, each.detail, each.remedy) for each in local}
-    for each in reported:
-        checks[each.name] = Check(each.name, each.available, each.required, each.detail, each.remedy)
+    """Merge the local findings with those that the server reported, which take precedence."""
+    checks = {feature.name: _check(feature) for feature in local}
+    checks |= {feature.name: _check(feature) for feature in reported}
     return list(checks.values())
 
 
-def _ask(server: options.Server) -> client.ServerInfo | ClientError:
+def _check(feature: features.Feature | client.Feature) -> Check:
+    return Check(feature.name, feature.available, feature.required, feature.detail, feature.remedy)
+
+
+def _query(server: options.Server) -> client.ServerInfo | ClientError:
     try:
-        with Client(server.address, tls=server.tls, timeout_seconds=_PATIENCE_SECONDS) as connection:
+        with Client(server.address, tls=server.tls, timeout_seconds=_TIMEOUT_SECONDS) as connection:
             return connection.info()
     except ClientError as error:
         return error
 
 
-def _reported(answer: client.ServerInfo | ClientError) -> tuple[client.Feature, ...]:
-    return () if isinstance(answer, ClientError) else answer.features
+def _reported(response: client.ServerInfo | ClientError) -> tuple[client.Feature, ...]:
+    return () if isinstance(response, ClientError) else response.features
 
 
-def _server_check(server: str, answer: client.ServerInfo | ClientError) -> Check:
-    if isinstance(answer, ClientError):
-        # the last part of a client's error is what to do
-        what, colon, remedy = str(answer).rpartition(": ")
-        return Check("server", False, False, what, remedy) if colon else Check("server", False, False, remedy, "")
-    detail = f"version {answer.version} answers on {server}, engine {answer.engine}"
+def _server_check(server: str, response: client.ServerInfo | ClientError) -> Check:
+    if isinstance(response, ClientError):
+        # the last part of a client's error is the remedy
+        problem, colon, remedy = str(response).rpartition(": ")
+        return Check("server", False, False, problem, remedy) if colon else Check("server", False, False, remedy, "")
+    detail = f"version {response.version} on {server}, engine {response.engine}"
     return Check("server", available=True, required=False, detail=detail, remedy="")
 
 
-def _show(check: Check) -> str:
+def _format(check: Check) -> str:
     if check.available:
-        verdict, colour = "ok", "green"
+        verdict, style = "ok", "green"
     else:
-        verdict, colour = ("MISSING", "red") if check.required else ("missing", "yellow")
-    painted = paint(f"{verdict:<8}", colour, colourful=is_colourful(sys.stdout))
+        verdict, style = ("MISSING", "red") if check.required else ("missing", "yellow")
+    painted = paint(f"{verdict:<8}", style, color=wants_color(sys.stdout))
     line = f"{painted} {escape(check.name)}: {escape(check.detail)}"
     return line if check.available or not check.remedy else f"{line}\n         {escape(check.remedy)}"

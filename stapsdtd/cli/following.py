@@ -1,7 +1,7 @@
-"""What commands that follow a subscription have in common: until when, and what became of all events at the end.
+"""Common code of commands that follow a subscription: when to end, and the final summary.
 
-Unsubscribe is called while the stream is open. It returns when the probes are disarmed; the stream goes on with what
-had fired until then, and its End carries the account.
+Unsubscribe is called while the stream is open. It returns when the probes are disarmed. The stream then delivers what
+had fired until then, and its End carries the final account.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.render import complain
+from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundError, SiteState
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 LEASE_SECONDS = 5
-"""How long probes stay armed when a command is killed; also how long a connection may be broken."""
+"""How long probes stay armed after a command was killed, and how long a connection may be down."""
 
-_UNWANTED_ENDS = {
-    EndReason.SERVER_STOPPING: "the server stopped: start it again when it is back",
-    EndReason.LEASE_EXPIRED: "the server heard nothing for too long and ended the subscription: start it again",
-    EndReason.ACCESS_REVOKED: "the server's policy changed and does not allow it any more",
+_FAILURES = {
+    EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
+    EndReason.LEASE_EXPIRED: "the connection was down for too long and the subscription expired: run the command again",
+    EndReason.ACCESS_REVOKED: "the server's policy changed and no longer allows this",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What became of all events that fired; unread are those that nobody wanted to see after the last one shown."""
+    """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count."""
 
     delivered: int
     filtered: int
@@ -69,10 +69,10 @@ async def follow(
     duration: float | None,
     ending: Callable[[], object] = lambda: None,
 ) -> str | None:
-    """Let a coroutine that reads the stream go on to the end that was asked for, or came by itself.
+    """Run a coroutine that reads the stream until it returns, stop is set, or duration (seconds) is over.
 
-    It ends by itself after the End, or where it has seen enough. ending: called when no more is wanted.
-    Answer what went wrong, if anything did.
+    The coroutine returns after the End, or earlier if it needs no more events. ending: called before unsubscribing.
+    Return an error message if something failed.
     """
     task = asyncio.create_task(reading)
     stopping = asyncio.create_task(stop.wait())
@@ -85,7 +85,7 @@ async def follow(
             await subscription.unsubscribe()
         else:
             await subscription.unsubscribe()
-            # A stream that broke just now finds no subscription any more; the account tells what it missed.
+            # A stream that broke just now finds the subscription gone; the account covers what it missed.
             with suppress(NotFoundError):
                 await task
     except ClientError as error:
@@ -94,16 +94,16 @@ async def follow(
         task.cancel()
         stopping.cancel()
     if subscription.still_disarming:
-        complain("still disarming: the kernel takes longer than usual; what still fires is not taken any more")
+        print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
     if subscription.end and subscription.end.reason is not EndReason.UNSUBSCRIBED:
-        failure = _UNWANTED_ENDS[subscription.end.reason]
+        failure = _FAILURES[subscription.end.reason]
     return failure
 
 
 def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
-    """From the final account, or where the connection was lost before it came, from what the stream had told."""
+    """Summarize the final account or, if the connection was lost before it arrived, what the stream reported."""
     sites = subscription.sites_armed
-    refused = sum(each.state is SiteState.REFUSED for each in subscription.sites)
+    refused = sum(site.state is SiteState.REFUSED for site in subscription.sites)
     account = subscription.account
     if account is None:
         by_stage = {stage.value: count for stage, count in subscription.lost.items()}
@@ -124,18 +124,18 @@ def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
 
 
 @contextmanager
-def set_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Sets stop at the first SIGINT or SIGTERM; a second one kills, whatever goes on."""
+def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set stop on the first SIGINT or SIGTERM. A second one kills the process."""
     loop = asyncio.get_running_loop()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(signum: int, frame: FrameType | None) -> None:
         del frame
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_DFL)
         loop.call_soon_threadsafe(stop.set)
 
-    former = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

@@ -1,4 +1,4 @@
-"""`stapsdt info`: what the server is, what the kernel under it offers, and who is subscribed."""
+"""`stapsdt info`: shows the server's version, kernel features, limits and subscriptions, and the user's rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @options.as_json
 @click.pass_obj
 def command(server: options.Server, *, as_json: bool) -> None:
-    """Show the server's version, engine, kernel features, limits and subscriptions."""
+    """Show the server's version, engine, kernel features, limits and subscriptions, and your rights."""
     with Client(server.address, tls=server.tls) as client:
         info, subscriptions = client.info(), client.subscriptions()
     if as_json:
@@ -42,7 +42,7 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             ("version", f"{info.version}, pid {info.pid}"),
             ("engine", info.engine),
             ("kernel", f"{info.kernel_release} {info.machine}"),
-            ("knows", f"{info.probes} probes in {info.objects} objects of {info.processes} processes"),
+            ("probes", f"{info.probes} in {info.objects} objects of {info.processes} processes"),
             *_access(info.access),
             ("longest lease", f"{limits.max_lease_seconds} s"),
             ("largest queue", f"{limits.max_queue_bytes} bytes"),
@@ -56,11 +56,11 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
         ("FEATURE", "AVAILABLE", "DETAIL"),
         (
             (
-                each.name,
-                "yes" if each.available else "no",
-                each.detail if each.available else _missing(each.detail, each.remedy),
+                feature.name,
+                "yes" if feature.available else "no",
+                feature.detail if feature.available else _missing(feature.detail, feature.remedy),
             )
-            for each in info.features
+            for feature in info.features
         ),
     )
     print()
@@ -71,23 +71,23 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
         ("SUBSCRIPTION", "SELECTORS", "ONLY", "SINCE", "STREAM", "SITES", "FIRED", "DELIVERED", "FILTERED", "LOST"),
         (
             (
-                each.id,
-                " ".join(each.selectors),
-                _only(each),
-                time.strftime("%H:%M:%S", time.localtime(each.created_ns // 1_000_000_000)),
-                "open" if each.streaming else f"none, {each.lease_left_ms / 1000:.0f} s left",
+                subscription.id,
+                " ".join(subscription.selectors),
+                _only(subscription),
+                time.strftime("%H:%M:%S", time.localtime(subscription.created_ns // 1_000_000_000)),
+                "open" if subscription.streaming else f"none, {subscription.lease_left_ms / 1000:.0f} s left",
                 *(
-                    str(number)
-                    for number in (
-                        each.account.sites,
-                        each.account.fired,
-                        each.account.delivered,
-                        each.account.filtered,
-                        each.account.lost,
+                    str(count)
+                    for count in (
+                        subscription.account.sites,
+                        subscription.account.fired,
+                        subscription.account.delivered,
+                        subscription.account.filtered,
+                        subscription.account.lost,
                     )
                 ),
             )
-            for each in subscriptions
+            for subscription in subscriptions
         ),
     )
 
@@ -95,9 +95,9 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
 def _access(access: Access | None) -> tuple[tuple[str, str], ...]:
     if access is None:
         return ()
-    more = ", sees and ends all subscriptions" if access.manage else ""
+    manages = ", manages all subscriptions" if access.manage else ""
     return (
-        ("your role", f"{access.role}, as {access.client}{more}"),
+        ("your role", f"{access.role}, as {access.client}{manages}"),
         ("you may list", _processes_of(access.list)),
         ("you may trace", _processes_of(access.trace) + (access.trace_restriction and f": {access.trace_restriction}")),
     )
@@ -110,18 +110,18 @@ def _processes_of(uids: tuple[int, ...] | None) -> str:
 
 
 def _only(subscription: SubscriptionInfo) -> str:
-    """The scope and the expression, `pid 4711, uid 0, where arg0 > 5`; empty where everything is wanted."""
+    """Format the scope and the expression, `pid 4711, uid 0, where arg0 > 5`; empty if nothing is filtered."""
     scope = subscription.scope
     kinds: dict[str, Iterable[object]] = {
         "pid": scope.pids, "uid": scope.uids, "execname": scope.execnames, "cgroup": scope.cgroups,
         "container": scope.containers,
     }  # fmt: skip
-    told = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
+    parts = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
     if scope.include_clients:
-        told.append("clients too")
+        parts.append("clients too")
     if subscription.where:
-        told.append(f"where {subscription.where}")
-    return ", ".join(told)
+        parts.append(f"where {subscription.where}")
+    return ", ".join(parts)
 
 
 def _missing(detail: str, remedy: str) -> str:
@@ -129,7 +129,7 @@ def _missing(detail: str, remedy: str) -> str:
 
 
 def _print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    from rich.table import Table  # noqa: PLC0415 (JSON does without)
+    from rich.table import Table  # noqa: PLC0415 (not needed for JSON)
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)

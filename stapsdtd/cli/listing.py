@@ -1,4 +1,4 @@
-"""`stapsdt list`: the probes that there are now."""
+"""`stapsdt list`: shows the probes in running programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import complain, console, plural, show_signature, show_some
+from stapsdtd.cli.render import abbreviate, console, format_signature, plural, print_stderr
 from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
 from stapsdtd.runtime.text import escape
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from stapsdtd.client import Argument, Probe, ProbeListing, Process, Site
 
-_SHOWN_PROCESSES = 5
+_MAX_SHOWN_PROCESSES = 5
 _ID_LENGTH = 64
-_SHOWN_ID = 12
+_SHORT_ID_LENGTH = 12
 
 
 _EXAMPLES = """\b
@@ -32,8 +32,8 @@ Examples:
   stapsdt list 'hotspot:gc__*' --pid 4711
   stapsdt list --json | jq -r 'select(.provider == "libc") | .name'
 
-In a pipe each probe is one line of six fields with tabs between: provider:name, how many sites, whether there is a
-semaphore (yes or no), pids, path, and the types of the arguments.
+In a pipe, each probe is one line of six tab-separated fields: provider:name, number of sites, whether there is a
+semaphore (yes or no), pids, path, and argument types.
 """
 
 
@@ -42,7 +42,7 @@ semaphore (yes or no), pids, path, and the types of the arguments.
 @options.pids
 @options.cgroups
 @options.containers
-@click.option("--details", is_flag=True, help="With --json, tell who the processes are and where they run.")
+@click.option("--details", is_flag=True, help="With --json, include the processes' names, users and containers.")
 @options.as_json
 @click.pass_obj
 def command(
@@ -55,7 +55,7 @@ def command(
     details: bool,
     as_json: bool,
 ) -> None:
-    """Show the probes in objects that running programs map; without SELECTOR, all."""
+    """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes."""
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
             selectors, pids, containers=containers, cgroups=cgroups, details=details or not as_json
@@ -63,18 +63,18 @@ def command(
     if as_json:
         processes = {process.pid: _process_record(process) for process in listing.processes}
         for probe in listing:
-            told = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
-            print(json.dumps(probe_record(probe) | told))
+            extra = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
+            print(json.dumps(probe_record(probe) | extra))
     elif sys.stdout.isatty():
         _print_tables(listing)
     else:
         for probe in listing:
             print(probe_line(probe))
-    _hint(listing, is_chosen=any((selectors, pids, cgroups, containers)))
+    _print_hints(listing, is_restricted=any((selectors, pids, cgroups, containers)))
 
 
 def probe_record(probe: Probe) -> dict[str, Any]:
-    """A probe as JSON has it."""
+    """Return a probe's JSON object."""
     return {
         "provider": probe.provider,
         "name": probe.name,
@@ -128,14 +128,14 @@ def _argument_record(argument: Argument) -> dict[str, Any]:
 
 
 def probe_line(probe: Probe) -> str:
-    """A probe as a pipe gets it."""
+    """Return a probe's line of tab-separated fields, for pipes."""
     fields = (
         f"{probe.provider}:{probe.name}",
         str(len(probe.sites)),
         _semaphore(probe),
         ",".join(map(str, probe.pids)),
         probe.path,
-        show_signature(probe.sites),
+        format_signature(probe.sites),
     )
     return "\t".join(map(escape, fields))
 
@@ -145,73 +145,73 @@ def _semaphore(probe: Probe) -> str:
 
 
 def _print_tables(listing: ProbeListing) -> None:
-    known = {process.pid: process for process in listing.processes}
+    processes = {process.pid: process for process in listing.processes}
     terminal = console()
-    objects = groupby(sorted(listing, key=_object), key=_object)
+    objects = groupby(sorted(listing, key=_object_key), key=_object_key)
     for index, (_, probes) in enumerate(objects):
         if index:
             terminal.print()
-        _print_object(terminal, list(probes), known)
+        _print_object(terminal, list(probes), processes)
 
 
-def _object(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
+def _object_key(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
     return probe.path, probe.build_id or "", probe.pids
 
 
-def _print_object(terminal: Console, probes: Sequence[Probe], known: Mapping[int, Process]) -> None:
-    from rich.table import Table  # noqa: PLC0415 (only a terminal needs it)
+def _print_object(terminal: Console, probes: Sequence[Probe], processes: Mapping[int, Process]) -> None:
+    from rich.table import Table  # noqa: PLC0415 (only needed on a terminal)
     from rich.text import Text  # noqa: PLC0415
 
     first = probes[0]
     terminal.print(Text(escape(first.path), style="bold"))
-    processes = show_some([_process(pid, known) for pid in first.pids], _SHOWN_PROCESSES)
-    terminal.print(Text(f"  mapped by {escape(processes)}", style="dim"))
+    mapped_by = abbreviate([_process(pid, processes) for pid in first.pids], _MAX_SHOWN_PROCESSES)
+    terminal.print(Text(f"  mapped by {escape(mapped_by)}", style="dim"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("  PROBE", overflow="fold")
     table.add_column("SITES", justify="right")
     table.add_column("SEMAPHORE")
     table.add_column("ARGUMENTS", overflow="fold")
-    for probe in sorted(probes, key=lambda each: (each.provider, each.name)):
+    for probe in sorted(probes, key=lambda probe: (probe.provider, probe.name)):
         table.add_row(
             Text.assemble("  ", (f"{escape(probe.provider)}:", "cyan"), (escape(probe.name), "bold cyan")),
             str(len(probe.sites)),
             _semaphore(probe),
-            Text(show_signature(probe.sites), style="green"),
+            Text(format_signature(probe.sites), style="green"),
         )
     terminal.print(table)
 
 
-def _process(pid: int, known: Mapping[int, Process]) -> str:
-    """`postgres (4711)`, or with its pid there, `postgres (4711, 7 in container 8d0c2f6e5b1a)`."""
-    process = known.get(pid)
+def _process(pid: int, processes: Mapping[int, Process]) -> str:
+    """Return `postgres (4711)` or, with its pid inside, `postgres (4711, 7 in container 8d0c2f6e5b1a)`."""
+    process = processes.get(pid)
     if process is None:
         return str(pid)
     container = process.container_id
     if container is None and process.namespace_pid == pid:
         return f"{process.comm} ({pid})"
-    # an id, which is long, and not a name
-    shown = container[:_SHOWN_ID] if container and len(container) == _ID_LENGTH else container
+    # ids are shortened, names are not
+    shown = container[:_SHORT_ID_LENGTH] if container and len(container) == _ID_LENGTH else container
     return f"{process.comm} ({pid}, {process.namespace_pid} in {f'container {shown}' if shown else 'its namespace'})"
 
 
-def _hint(listing: ProbeListing, *, is_chosen: bool) -> None:
+def _print_hints(listing: ProbeListing, *, is_restricted: bool) -> None:
     if listing.problems:
         problem = listing.problems[0]
-        complain(
+        print_stderr(
             f"{plural(len(listing.problems), 'note')} cannot be used, for example in {problem.path}: {problem.reason}"
         )
     refused = [(probe, site) for probe in listing for site in probe.sites if site.refused]
     if refused:
         probe, site = refused[0]
-        complain(
+        print_stderr(
             f"{plural(len(refused), 'site')} cannot be armed here, for example {probe.provider}:{probe.name} at "
             f"{probe.path}+{site.offset:#x}: {site.refused}"
         )
     if listing.sites_left_out:
-        complain(f"{plural(listing.sites_left_out, 'site')} of large objects left out: choose with a selector")
+        print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
     if listing.probes:
         return
-    if is_chosen:
-        complain("no probe matches: 'stapsdt list' shows all there are")
+    if is_restricted:
+        print_stderr("no probe matches: run 'stapsdt list' to see all probes")
     else:
-        complain("no running program has static probes; those of programs started later appear by themselves")
+        print_stderr("no running program has static probes; programs that start later are found automatically")

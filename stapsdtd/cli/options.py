@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and the completion of selectors."""
+"""Arguments and options shared by several commands, and the completion of selectors and containers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_PATIENCE_SECONDS = 0.3
+_TIMEOUT_SECONDS = 0.3
 
 
 class Server(NamedTuple):
-    """Where it is and files that prove who each of the two is, for TCP: none or all three of them."""
+    """A server's address and, for TLS over TCP, three PEM files: either all or none of them are set."""
 
     address: str
     certificate: str = ""
@@ -30,38 +30,38 @@ class Server(NamedTuple):
     def tls(self) -> Tls | None:
         from stapsdtd.client import Tls  # noqa: PLC0415 (this module serves `--help` too)
 
-        # the environment may name them for another server
-        is_tls = self.certificate and self.address.startswith("tcp:")
-        return Tls(self.certificate, self.key, self.authority) if is_tls else None
+        # on a unix socket, files set in the environment are ignored: they are meant for another server
+        uses_tls = self.certificate and self.address.startswith("tcp:")
+        return Tls(self.certificate, self.key, self.authority) if uses_tls else None
 
 
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del parameter
     listing = _listing(ctx, details=False)
-    names = {f"{each.provider}:{each.name}" for each in listing.probes} if listing else set()
+    names = {f"{probe.provider}:{probe.name}" for probe in listing.probes} if listing else set()
     return _safe(names, incomplete)
 
 
 def complete_container(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del parameter
     listing = _listing(ctx, details=True)
-    ids = {each.container_id for each in listing.processes if each.container_id} if listing else set()
+    ids = {process.container_id for process in listing.processes if process.container_id} if listing else set()
     return _safe(ids, incomplete)
 
 
 def _safe(words: set[str], incomplete: str) -> list[str]:
-    """What a shell takes as it stands: who names probes could have Tab and Enter run his commands."""
+    """Return the words that need no quoting in a shell. Others could run commands that whoever named them chose."""
     return sorted(word for word in words if word.startswith(incomplete) and shlex.quote(word) == word)
 
 
 def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
-    """What the server knows, if it tells it at once; whoever presses Tab wants no errors."""
+    """Ask the server, with a short timeout and ignoring errors, which must not disturb the command line."""
     from stapsdtd.client import Client, ClientError  # noqa: PLC0415 (this module serves `--help` too)
 
-    given = ctx.find_root().params
-    server = Server(*(given[name] for name in ("server", "certificate", "key", "authority")))
+    params = ctx.find_root().params
+    server = Server(*(params[name] for name in ("server", "certificate", "key", "authority")))
     try:
-        with Client(server.address, tls=server.tls, timeout_seconds=_PATIENCE_SECONDS) as client:
+        with Client(server.address, tls=server.tls, timeout_seconds=_TIMEOUT_SECONDS) as client:
             return client.list_probes(details=details)
     except ClientError:
         return None
@@ -79,7 +79,7 @@ pids = click.option(
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
-    help="Only this process; may be repeated.",
+    help="Only this process. Repeatable.",
 )
 uids = click.option(
     "--uid",
@@ -87,21 +87,21 @@ uids = click.option(
     type=click.IntRange(0, (1 << 32) - 1),
     multiple=True,
     metavar="UID",
-    help="Only threads of this user; may be repeated.",
+    help="Only threads of this user. Repeatable.",
 )
 execnames = click.option(
     "--execname",
     "execnames",
     multiple=True,
     metavar="NAME",
-    help="Only threads of this command name (comm); may be repeated.",
+    help="Only threads with this command name (comm). Repeatable.",
 )
 cgroups = click.option(
     "--cgroup",
     "cgroups",
     multiple=True,
     metavar="PATH",
-    help="Only what runs in this cgroup or below it, such as /system.slice/cron.service; may be repeated.",
+    help="Only processes in this cgroup or below, such as /system.slice/cron.service. Repeatable.",
 )
 containers = click.option(
     "--container",
@@ -109,13 +109,13 @@ containers = click.option(
     multiple=True,
     metavar="ID",
     shell_complete=complete_container,
-    help="Only what runs in this container: its name, its id, or the id's first 12 digits or more; may be repeated.",
+    help="Only processes in this container: its name, its id, or at least the id's first 12 digits. Repeatable.",
 )
 include_clients = click.option(
     "--clients",
     "include_clients",
     is_flag=True,
-    help="Also events of other clients of the server, such as another stapsdt, which else count as filtered.",
+    help="Include events of the server's other clients, such as another stapsdt. By default they count as filtered.",
 )
 where = click.option(
     "--where",
@@ -127,13 +127,13 @@ duration = click.option(
     "--duration",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="End SECONDS after all is armed.",
+    help="Stop SECONDS after the probes are armed.",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
 class Scope(TypedDict):
-    """Whose events are wanted, and which of them, as `Client.subscribe` takes it."""
+    """The arguments of `Client.subscribe` that choose events."""
 
     pids: tuple[int, ...]
     exclude_pids: tuple[int, ...]
@@ -146,13 +146,13 @@ class Scope(TypedDict):
 
 
 def scope(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Have all the options above that choose events, which the command gets as one argument, `scope`."""
+    """Add all the options above that choose events. The command receives them as one argument, `scope`."""
 
     @functools.wraps(command)
-    def with_scope(*given: Any, **options: Any) -> Any:
+    def with_scope(*args: Any, **options: Any) -> Any:
         chosen = {name: options.pop(name) for name in Scope.__annotations__ if name in options}
-        # the command's own probes (CPython has some) would fire at every line that it prints
-        return command(*given, scope={"exclude_pids": (os.getpid(),), **chosen}, **options)
+        # the command's own probes, such as CPython's, would fire with every line that it prints
+        return command(*args, scope={"exclude_pids": (os.getpid(),), **chosen}, **options)
 
     wrapped: Callable[..., Any] = with_scope
     for option in (where, include_clients, containers, cgroups, execnames, uids, pids):

@@ -1,7 +1,7 @@
-"""The `stapsdt` command: options that all commands share, and the one place where an error becomes a line of text.
+"""The `stapsdt` command: its global options, and the reporting of errors.
 
-A command is a module with a `command`, imported when it is called: `stapsdt --help` needs neither gRPC nor numpy. It
-gets the server's address as its context object and returns its exit code, None for 0.
+Each subcommand is a module with a `command`, imported only when called: `stapsdt --help` needs neither gRPC nor numpy.
+It receives a Server as its context object and returns its exit code, or None for 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from stapsdtd import __version__
 from stapsdtd.cli.options import Server
-from stapsdtd.cli.render import complain, discard_output, point_at
+from stapsdtd.cli.render import discard_output, point_at, print_stderr
 from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
@@ -32,13 +32,13 @@ class _Module(NamedTuple):
 
 
 _COMMANDS = {
-    "list": _Module("stapsdtd.cli.listing", "Show the probes that there are now."),
-    "watch": _Module("stapsdtd.cli.watch", "Show probes, then how they come and go."),
-    "trace": _Module("stapsdtd.cli.trace", "Print what fires."),
-    "top": _Module("stapsdtd.cli.top", "Show what fires how often, live."),
-    "info": _Module("stapsdtd.cli.info", "Show what the server is and offers."),
-    "doctor": _Module("stapsdtd.cli.doctor", "Find what this host lacks, and what mends it."),
-    "completion": _Module("stapsdtd.cli.completion", "Print the script that completes commands in a shell."),
+    "list": _Module("stapsdtd.cli.listing", "List the probes in running programs."),
+    "watch": _Module("stapsdtd.cli.watch", "List probes, then show them appear and disappear."),
+    "trace": _Module("stapsdtd.cli.trace", "Print events as probes fire."),
+    "top": _Module("stapsdtd.cli.top", "Show the busiest probes and processes, live."),
+    "info": _Module("stapsdtd.cli.info", "Show the server's state and your rights."),
+    "doctor": _Module("stapsdtd.cli.doctor", "Check this host and suggest fixes."),
+    "completion": _Module("stapsdtd.cli.completion", "Print a shell's completion script."),
 }
 
 
@@ -67,7 +67,7 @@ def _check_server(ctx: click.Context, option: click.Parameter, server: str) -> s
     return server
 
 
-def _tls_file(name: str, about: str) -> Callable[[_F], _F]:
+def _tls_file(name: str, help_text: str) -> Callable[[_F], _F]:
     return click.option(
         f"--tls-{name}",
         name,
@@ -76,7 +76,7 @@ def _tls_file(name: str, about: str) -> Callable[[_F], _F]:
         show_envvar=True,
         metavar="FILE",
         type=click.Path(dir_okay=False),
-        help=about,
+        help=help_text,
     )
 
 
@@ -100,39 +100,43 @@ Examples:
     show_envvar=True,
     metavar="unix:PATH|tcp:HOST:PORT",
     callback=_check_server,
-    help="Where stapsdtd listens.",
+    help="The address of stapsdtd.",
 )
-@_tls_file("certificate", "Your certificate, in PEM; for tcp:HOST:PORT, with the other two.")
-@_tls_file("key", "Its key.")
-@_tls_file("authority", "Certificate of the authority that signed the server's.")
+@_tls_file("certificate", "Your certificate (PEM), for tcp:HOST:PORT.")
+@_tls_file("key", "The key of your certificate.")
+@_tls_file("authority", "The certificate of the authority that signed the server's.")
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, server: str, certificate: str, key: str, authority: str) -> None:
-    """Static probes of this host: what there is, and what fires.
+    """List and trace the static (SDT) probes of all programs on this host.
 
-    A SELECTOR is provider:name, or provider:module:function:name with a pid if wanted (postgresql1234:::query-start).
-    Globs work in each part, an empty part matches all, and - is the same as __ in names.
+    A SELECTOR is provider:name, or provider:module:function:name, optionally with a pid after the provider
+    (postgresql1234:::query-start). Each part may contain globs, an empty part matches everything, and - is the same as
+    __ in names.
     """
-    given = (certificate, key, authority)
-    if any(given) and not all(given):
+    files = (certificate, key, authority)
+    if any(files) and not all(files):
         raise click.UsageError("--tls-certificate, --tls-key and --tls-authority go together")
-    ctx.obj = Server(server, *given)
+    ctx.obj = Server(server, *files)
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The exit code of `stapsdt ARGUMENTS`: 0 fine, 1 failed, 2 not understood. Each failure is told in one line."""
+    """Run `stapsdt ARGUMENTS` and return its exit code: 0 for success, 1 for failure, 2 for wrong usage.
+
+    A failure is reported in one line on standard error.
+    """
     if COMPLETION_VARIABLE in os.environ:
         import_module(_COMMANDS["completion"].name)
     try:
         status: int | None = cli.main(arguments, "stapsdt", standalone_mode=False)
         sys.stdout.flush()
     except click.UsageError as error:
-        return _misused(error)
+        return _report_usage_error(error)
     except click.ClickException as error:
-        complain(error.format_message())
+        print_stderr(error.format_message())
         return error.exit_code
     except StapsdtdError as error:
-        from stapsdtd.client import (  # noqa: PLC0415 (gRPC costs 70 ms; who raises this has it)
+        from stapsdtd.client import (  # noqa: PLC0415 (gRPC costs 70 ms; whatever raised this has loaded it)
             AccessDeniedError,
             InvalidRequestError,
             InvalidTargetError,
@@ -140,8 +144,8 @@ def run(arguments: list[str] | None = None) -> int:
         )
 
         is_refused = isinstance(error, AccessDeniedError | LimitReachedError)
-        hint = "; 'stapsdt info' shows what you may" if is_refused else ""
-        complain(f"{error}{hint}")
+        hint = "; run 'stapsdt info' to see your rights" if is_refused else ""
+        print_stderr(f"{error}{hint}")
         if isinstance(error, InvalidTargetError):
             return 2
         if not isinstance(error, InvalidRequestError):
@@ -151,12 +155,12 @@ def run(arguments: list[str] | None = None) -> int:
                 point_at(violation.excerpt, violation.caret)
         return 2
     except BrokenPipeError:
-        # The reader has seen enough: `stapsdt list | head`.
+        # The reader closed the pipe, as in `stapsdt list | head`.
         discard_output()
         return 0
     except OSError as error:
         discard_output()
-        complain(f"cannot go on: {error.strerror or error}")
+        print_stderr(f"I/O error: {error.strerror or error}")
         return 1
     except click.Abort:
         return 130
@@ -164,7 +168,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def main() -> None:
-    # gRPC would write lines of its own when a handshake fails
+    # otherwise gRPC writes its own messages when a handshake fails
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -172,8 +176,8 @@ def main() -> None:
     sys.exit(run())
 
 
-def _misused(error: click.UsageError) -> int:
+def _report_usage_error(error: click.UsageError) -> int:
     message = error.format_message().strip().removesuffix(".")
     path = error.ctx.command_path if error.ctx else "stapsdt"
-    complain(f"error: {message[:1].lower()}{message[1:]}; see '{path} --help'")
+    print_stderr(f"error: {message[:1].lower()}{message[1:]}; see '{path} --help'")
     return error.exit_code

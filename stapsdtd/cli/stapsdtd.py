@@ -1,4 +1,4 @@
-"""The daemon's command: `stapsdtd --listen unix:PATH`."""
+"""The daemon's command line: `stapsdtd --listen unix:PATH`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="stapsdtd %(version)s")
-@click.option("--listen", metavar="unix:PATH", help=f"Where clients find it.  [default: {config.DEFAULT_LISTEN}]")
-@click.option("--config", "config_path", metavar="FILE", help="Settings in TOML; options given here go before them.")
-@click.option("--engine", type=click.Choice(config.ENGINES), help="How probes are captured.  [default: auto]")
-@click.option("--cleanup", is_flag=True, help="Remove what a killed daemon left in the kernel, and exit.")
+@click.option("--listen", metavar="unix:PATH", help=f"Address to listen on.  [default: {config.DEFAULT_LISTEN}]")
+@click.option(
+    "--config", "config_path", metavar="FILE", help="Configuration file (TOML). Options override its settings."
+)
+@click.option("--engine", type=click.Choice(config.ENGINES), help="How to capture events.  [default: auto]")
+@click.option("--cleanup", is_flag=True, help="Remove what a killed daemon left in the kernel, then exit.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 def command(listen: str | None, config_path: str | None, engine: str | None, cleanup: bool, log_level: str) -> None:
-    """Find the static probes of all processes, and serve their events over gRPC until SIGTERM."""
+    """Trace static (SDT) probes in all processes, and serve their events over gRPC until SIGTERM."""
     logs.set_up(log_level)
     if cleanup:
         _clean_up()
         return
-    from stapsdtd.daemon import serve  # noqa: PLC0415 - --help and --cleanup need none of it
+    from stapsdtd.daemon import serve  # noqa: PLC0415 - not needed for --help and --cleanup
 
-    def configured() -> config.Config:
-        found = config.load(config_path) if config_path else config.Config()
+    def load_config() -> config.Config:
+        loaded = config.load(config_path) if config_path else config.Config()
         if listen is not None:
-            found = dataclasses.replace(found, listeners=(config.Listener(listen),))
+            loaded = dataclasses.replace(loaded, listeners=(config.Listener(listen),))
         if engine is not None:
-            found = dataclasses.replace(found, engine=engine)
-        return config.validated(found)
+            loaded = dataclasses.replace(loaded, engine=engine)
+        return config.validated(loaded)
 
-    asyncio.run(serve(configured))
+    asyncio.run(serve(load_config))
 
 
 def _clean_up() -> None:
@@ -52,11 +54,11 @@ def _clean_up() -> None:
 
 
 def main() -> None:
-    """Exit with 0, 1 where it failed, 2 where it was called wrongly; errors are one line on standard error."""
+    """Exit with 0 for success, 1 for failure, 2 for wrong usage. A failure is one line on standard error."""
     try:
         command(standalone_mode=False)
-    except click.exceptions.Exit as finished:
-        sys.exit(finished.exit_code)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
     except click.ClickException as error:
         print(f"stapsdtd: {error.format_message()}; see 'stapsdtd --help'", file=sys.stderr)
         sys.exit(2)

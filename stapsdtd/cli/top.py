@@ -1,4 +1,4 @@
-"""`stapsdt top`: what fires how often, by probe and by process, until somebody has seen enough."""
+"""`stapsdt top`: shows the busiest probes and processes, live."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.following import LEASE_SECONDS, follow, set_by_signals, summary_of
-from stapsdtd.cli.render import complain, discard_output
-from stapsdtd.cli.top_figures import Rates
+from stapsdtd.cli.following import LEASE_SECONDS, follow, set_on_signals, summary_of
+from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.top_output import output_for
+from stapsdtd.cli.top_rates import Rates
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
@@ -48,7 +48,7 @@ Examples:
     show_default=True,
     help="How often to refresh.",
 )
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N intervals.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N intervals.")
 @options.duration
 @options.as_json
 @click.pass_obj
@@ -62,12 +62,12 @@ def command(
     duration: float | None,
     as_json: bool,
 ) -> int:
-    """Show what fires how often, by probe and by process, until Ctrl-C.
+    """Show how often probes fire, by probe and by process, until Ctrl-C.
 
-    Without a SELECTOR all probes count, which arms them all. No arguments are fetched unless a selector names some.
-    The tables begin with what fired most in the last interval; PROCESSES are those that fired it then.
+    Without a SELECTOR, all probes are armed. Arguments are fetched only if a selector names them. The busiest probes
+    and processes of the last interval come first; PROCESSES is how many fired a probe in that interval.
 
-    It ends with a summary on standard error: how many events were delivered, were filtered out, or got lost.
+    At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
 
     async def subscribe(client: AsyncClient) -> AsyncSubscription:
@@ -79,7 +79,7 @@ def command(
 
     async def run() -> int:
         stop = asyncio.Event()
-        with set_by_signals(stop):
+        with set_on_signals(stop):
             async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
                 top = _Top(subscription, output_for(as_json=as_json), stop)
                 return await top.run(interval, count, duration)
@@ -100,12 +100,12 @@ class _Top:
         self._began = self._since = time.monotonic()
 
     async def run(self, interval: float, count: int | None, duration: float | None) -> int:
-        """The exit code. What is shown last includes all that fired until the end."""
+        """Run until the end and return the exit code. The last interval shown includes all events until the end."""
         refreshing = asyncio.create_task(self._refresh(interval, count))
         ended = self._began
 
         def end() -> None:
-            # what comes from here on had fired before; to disarm takes a while that is none of the interval
+            # events that still arrive fired before this; the time that disarming takes is not part of the interval
             nonlocal ended
             ended = time.monotonic()
             refreshing.cancel()
@@ -124,7 +124,7 @@ class _Top:
             refreshing.cancel()
             self._output.close()
         if failure:
-            complain(failure)
+            print_stderr(failure)
         self._output.end(summary_of(self._subscription, self._rates.total))
         return 1 if failure else 0
 
@@ -136,17 +136,15 @@ class _Top:
                     self._rates.add(message)
                 case Interruption(error):
                     seconds = self._subscription.lease_seconds
-                    self._output.interrupted(
-                        f"the stream broke, trying for {seconds} s to go on without a gap: {error}"
-                    )
+                    self._output.interrupted(f"stream interrupted, retrying for up to {seconds} s: {error}")
 
     async def _refresh(self, interval: float, count: int | None) -> None:
-        """Show each interval but the last one of those that are wanted, whose end is that of everything."""
+        """Show each interval except the last one of count, which is shown when everything has ended."""
         due = self._began
-        for number in itertools.count(1):
+        for elapsed in itertools.count(1):
             due += interval
             await asyncio.sleep(due - time.monotonic())
-            if number == count or self._stop.is_set():
+            if elapsed == count or self._stop.is_set():
                 self._stop.set()
                 return
             self._show(time.monotonic())
@@ -154,16 +152,16 @@ class _Top:
     def _show(self, until: float) -> None:
         since, self._since = self._since, until
         sites = self._subscription.sites
-        shown = self._rates.take(
+        interval = self._rates.take(
             time.time_ns(),
             until - since,
-            sum(each.state is SiteState.ARMED for each in sites),
-            sum(each.state is SiteState.REFUSED for each in sites),
+            sum(site.state is SiteState.ARMED for site in sites),
+            sum(site.state is SiteState.REFUSED for site in sites),
             {stage.value: lost for stage, lost in self._subscription.lost.items()},
         )
         try:
-            self._output.show(shown)
+            self._output.show(interval)
         except BrokenPipeError:
-            # nobody looks any more
+            # the reader closed the pipe
             discard_output()
             self._stop.set()

@@ -1,4 +1,4 @@
-"""How `stapsdt top` looks: a table that stays in place on a terminal, one below the other in a pipe, or JSON.
+"""The output of `stapsdt top`: tables that are redrawn in place on a terminal, successive tables in a pipe, or JSON.
 
 stapsdt top  14:03:07  12,345 events/s  1,234,567 in all  531 sites
 lost: nothing
@@ -22,14 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from stapsdtd.cli.following import Summary
-from stapsdtd.cli.render import complain, is_colourful, paint, plural
-from stapsdtd.cli.top_figures import Interval, ProbeRow, ProcessRow
-from stapsdtd.cli.trace_output import tell_summary
+from stapsdtd.cli.render import paint, plural, print_stderr, wants_color
+from stapsdtd.cli.top_rates import Interval, ProbeRow, ProcessRow
+from stapsdtd.cli.trace_output import format_summary
 from stapsdtd.runtime.text import escape
 
 _Row = TypeVar("_Row")
 
-_ROWS_IN_A_PIPE = 100
+_PIPE_ROWS_PER_TABLE = 100
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _CLEAR, _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
@@ -40,7 +40,7 @@ class Output(Protocol):
     def show(self, interval: Interval) -> None: ...
     def interrupted(self, message: str) -> None: ...
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def end(self, summary: Summary) -> None: ...
 
@@ -63,7 +63,7 @@ class JsonOutput:
 
 
 class PipeOutput:
-    """Whole tables, each after an empty line."""
+    """Prints complete tables, separated by empty lines."""
 
     def __init__(self) -> None:
         self._is_first = True
@@ -72,49 +72,47 @@ class PipeOutput:
         pass
 
     def show(self, interval: Interval) -> None:
-        lines = frame(interval, rows=2 * _ROWS_IN_A_PIPE, colourful=False)
+        lines = frame(interval, rows=2 * _PIPE_ROWS_PER_TABLE, color=False)
         print("\n".join(lines if self._is_first else ["", *lines]), flush=True)
         self._is_first = False
 
     def interrupted(self, message: str) -> None:
-        complain(message)
+        print_stderr(message)
 
     def close(self) -> None:
         pass
 
     def end(self, summary: Summary) -> None:
-        complain(tell_summary(summary))
+        print_stderr(format_summary(summary))
 
 
 class TerminalOutput:
-    """One table, which the next one is written over. The last one stays."""
+    """Redraws the tables in place, and leaves the last ones on the screen."""
 
     def __init__(self) -> None:
-        self._colourful = is_colourful(sys.stdout)
-        self._news = ""
+        self._color = wants_color(sys.stdout)
+        self._notice = ""
 
     def begin(self) -> None:
-        # what is too wide, as the characters of some scripts are, is to be cut off
+        # without wrapping, lines that are wider than computed, as in some scripts, are cut off
         _write(_NO_WRAP + _HIDE_CURSOR + _CLEAR + _HOME)
 
     def show(self, interval: Interval) -> None:
         width, height = shutil.get_terminal_size()
-        lines = frame(
-            interval, news=self._news, rows=max(height - _LINES_BESIDES, 2), width=width, colourful=self._colourful
-        )
-        self._news = ""
-        # the last line of the screen is the cursor's
+        lines = frame(interval, notice=self._notice, rows=max(height - _OTHER_LINES, 2), width=width, color=self._color)
+        self._notice = ""
+        # the cursor stays on the last line of the screen
         shown = lines[: height - 1]
         _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST_OF_SCREEN)
 
     def interrupted(self, message: str) -> None:
-        self._news = message
+        self._notice = message
 
     def close(self) -> None:
         _write(_WRAP + _SHOW_CURSOR)
 
     def end(self, summary: Summary) -> None:
-        complain(tell_summary(summary))
+        print_stderr(format_summary(summary))
 
 
 def output_for(*, as_json: bool) -> Output:
@@ -124,7 +122,7 @@ def output_for(*, as_json: bool) -> Output:
 
 
 def record(interval: Interval) -> dict[str, object]:
-    """What fired in the interval, and what of it is known since the beginning."""
+    """Return an interval's JSON object, with the probes and processes that fired in it."""
     return {
         "time_ns": interval.time_ns,
         "seconds": round(interval.seconds, 6),
@@ -159,64 +157,66 @@ def record(interval: Interval) -> dict[str, object]:
     }
 
 
-_LINES_BESIDES = 7
-"""Of a frame, besides rows, and the cursor's."""
+_OTHER_LINES = 7
+"""Lines of the screen that are not rows of a table, including the cursor's."""
 
 
-def frame(interval: Interval, *, rows: int, colourful: bool, width: int | None = None, news: str = "") -> list[str]:
-    """Lines of at most that width. rows: of both tables together."""
-    for_probes, for_processes = _shared_out(len(interval.probes), len(interval.processes), rows)
+def frame(interval: Interval, *, rows: int, color: bool, width: int | None = None, notice: str = "") -> list[str]:
+    """Format an interval as lines of at most width characters. rows: the maximum for both tables together."""
+    probe_rows, process_rows = _divide_rows(len(interval.probes), len(interval.processes), rows)
     clock = time.strftime("%H:%M:%S", time.localtime(interval.time_ns // 1_000_000_000))
     sites = plural(interval.sites, "site") + (f", {interval.refused} refused" if interval.refused else "")
     rate = f"{_rate(interval, interval.count)} events/s"
-    state, style = _state(interval, news)
+    state, style = _state(interval, notice)
 
     def cut(line: str) -> str:
         return line[:width].rstrip()
 
     return [
         cut(f"stapsdt top  {clock}  {rate}  {interval.total:,} in all  {sites}"),
-        paint(cut(state), style, colourful=colourful) if style else cut(state),
+        paint(cut(state), style, color=color) if style else cut(state),
         "",
-        paint(cut(_title("PROCESSES", "PROBE", for_probes, len(interval.probes))), "dim", colourful=colourful),
-        *(cut(line) for line in _lines(interval, interval.probes[:for_probes], _probe_cells)),
+        paint(cut(_title("PROCESSES", "PROBE", probe_rows, len(interval.probes))), "dim", color=color),
+        *(cut(line) for line in _lines(interval, interval.probes[:probe_rows], _probe_cells)),
         "",
-        paint(cut(_title("PID", "COMMAND", for_processes, len(interval.processes))), "dim", colourful=colourful),
-        *(cut(line) for line in _lines(interval, interval.processes[:for_processes], _process_cells)),
+        paint(cut(_title("PID", "COMMAND", process_rows, len(interval.processes))), "dim", color=color),
+        *(cut(line) for line in _lines(interval, interval.processes[:process_rows], _process_cells)),
     ]
 
 
-def _shared_out(probes: int, processes: int, rows: int) -> tuple[int, int]:
-    """Each table gets half of the rows, and what the other one has no use for."""
+def _divide_rows(probes: int, processes: int, rows: int) -> tuple[int, int]:
+    """Give each table half of the rows, plus those that the other one does not need."""
     half = rows // 2
-    for_processes = min(processes, max(half, rows - probes))
-    return min(probes, rows - for_processes), for_processes
+    process_rows = min(processes, max(half, rows - probes))
+    return min(probes, rows - process_rows), process_rows
 
 
-def _state(interval: Interval, news: str) -> tuple[str, str]:
-    """A line, and its colour if it should have one."""
-    if news:
-        return escape(news), "yellow"
+def _state(interval: Interval, notice: str) -> tuple[str, str]:
+    """Return the line below the heading, and its color or an empty string."""
+    if notice:
+        return escape(notice), "yellow"
     if not interval.sites and not interval.total:
-        return "no probe matches yet: waiting for one to appear; 'stapsdt list' shows what there is", "yellow"
+        return "no probe matches yet: waiting for one to appear; 'stapsdt list' shows existing probes", "yellow"
     if not any(interval.lost.values()):
         return "lost: nothing", ""
-    return f"LOST: {_told(interval.lost, interval.lost_before)}", "red"
+    return f"LOST: {_format_losses(interval.lost, interval.lost_before)}", "red"
 
 
-def _told(lost: Mapping[str, int], before: Mapping[str, int]) -> str:
-    news = sum(lost.values()) - sum(before.values())
-    return ", ".join(f"{count:,} in {stage}" for stage, count in lost.items() if count) + f" ({news:,} of them now)"
+def _format_losses(lost: Mapping[str, int], before: Mapping[str, int]) -> str:
+    new = sum(lost.values()) - sum(before.values())
+    return ", ".join(f"{count:,} in {stage}" for stage, count in lost.items() if count) + f" ({new:,} of them now)"
 
 
 def _title(column: str, name: str, shown: int, count: int) -> str:
-    among = f"{count}" if shown == count else f"{shown} of {count}"
-    return f"{'RATE/S':>11}  {'TOTAL':>15}  {column:>9}  {name} ({among})"
+    counts = f"{count}" if shown == count else f"{shown} of {count}"
+    return f"{'RATE/S':>11}  {'TOTAL':>15}  {column:>9}  {name} ({counts})"
 
 
 def _lines(interval: Interval, rows: Sequence[_Row], cells: Callable[[_Row], tuple[int, int, int, str]]) -> list[str]:
-    found = map(cells, rows)
-    return [f"{_rate(interval, count):>11}  {total:>15,}  {number:>9}  {name}" for count, total, number, name in found]
+    return [
+        f"{_rate(interval, count):>11}  {total:>15,}  {third:>9}  {name}"
+        for count, total, third, name in map(cells, rows)
+    ]
 
 
 def _probe_cells(row: ProbeRow) -> tuple[int, int, int, str]:

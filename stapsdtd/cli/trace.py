@@ -1,6 +1,6 @@
-"""`stapsdt trace`: print what fires, until somebody has seen enough, and then account for every event.
+"""`stapsdt trace`: prints events until told to stop, then accounts for all of them.
 
-With --count the rest is not read: Unsubscribe's own account tells how much it is.
+With --count, the remaining events are not read; the account from Unsubscribe says how many there were.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.following import LEASE_SECONDS, follow, set_by_signals, summary_of
-from stapsdtd.cli.render import complain, discard_output
+from stapsdtd.cli.following import LEASE_SECONDS, follow, set_on_signals, summary_of
+from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
 from stapsdtd.client import (
     AsyncClient,
@@ -35,21 +35,21 @@ Examples:
 @click.command("trace", epilog=_EXAMPLES)
 @options.selectors(required=True)
 @options.scope
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N events.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @options.duration
 @click.option(
     "--buffer",
     "kernel_buffer_kib",
     type=click.IntRange(min=1),
     metavar="KIB",
-    help="Kernel buffer per CPU, for bursts.",
+    help="Size of the kernel buffer per CPU, for bursts.",
 )
 @click.option(
     "--queue",
     "queue_bytes",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="How much the server keeps when this end is slow.",
+    help="How much the server buffers if this end is slow.",
 )
 @options.as_json
 @click.pass_obj
@@ -64,16 +64,16 @@ def command(
     queue_bytes: int | None,
     as_json: bool,
 ) -> int:
-    """Print each event of the probes that match, now or when they appear, until Ctrl-C.
+    """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
 
-    Arguments are integers as the probe declares them unless the selector names those it wants in parentheses:
-    (arg0:str) is the string that argument 0 points to, (arg0:str[256]) no more than 256 bytes of it.
+    By default, all arguments are printed as the integers that the probe declares. A selector can list arguments in
+    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it.
 
-    EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), takes bits
-    (arg1 & 0x40), and combines with && || ! and parentheses. Where several of --pid, --uid, --execname, --cgroup,
-    --container and --where are given, all of them have to be met.
+    EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), masks bits
+    (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid, --execname, --cgroup or
+    --container means OR; different options and --where are combined with AND.
 
-    It ends with a summary on standard error: how many events were delivered, were filtered out, or got lost.
+    At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
 
     async def subscribe(client: AsyncClient) -> AsyncSubscription:
@@ -88,7 +88,7 @@ def command(
     async def trace() -> int:
         stop = asyncio.Event()
         output: Output = JsonOutput() if as_json else HumanOutput()
-        with set_by_signals(stop):
+        with set_on_signals(stop):
             async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
                 output.begin(subscription.sites)
                 return await _follow(subscription, output, stop, count=count, duration=duration)
@@ -104,11 +104,11 @@ async def _follow(
     count: int | None,
     duration: float | None,
 ) -> int:
-    """The exit code, when the events have been printed to the end that was asked for, or came by itself."""
+    """Print events until the end, and return the exit code."""
     printer = _Printer(output, count)
     failure = await follow(subscription, printer.run(subscription), stop, duration=duration)
     if failure:
-        complain(failure)
+        print_stderr(failure)
     output.end(summary_of(subscription, printer.printed))
     return 1 if failure else 0
 
@@ -120,7 +120,7 @@ class _Printer:
         self.printed = 0
 
     async def run(self, subscription: AsyncSubscription) -> None:
-        """Returns after the End, after count events, or when nobody reads any more."""
+        """Return after the End, after count events, or when the reader closes the pipe."""
         async for message in subscription.messages():
             try:
                 match message:

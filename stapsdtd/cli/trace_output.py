@@ -1,4 +1,4 @@
-"""How a trace looks, to people and as JSON: events on standard output, all else on standard error.
+"""The output of `stapsdt trace`, for people and as JSON: events on standard output, everything else on standard error.
 
     14:03:07.123456  postgres          1234/1240   2  postgresql:query__start  "SELECT 1" 42
 
@@ -6,7 +6,8 @@
      "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
      "args": ["SELECT 1", 42]}
 
-What came in one message is written and flushed at once: a single event is seen without delay, and many cost one write.
+All events of a message are written and flushed at once, so that a single event appears immediately and many cost one
+write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Protocol
 
-from stapsdtd.cli.render import Clock, complain, is_colourful, paint, plural, show_some, show_value, write_lines
+from stapsdtd.cli.render import Clock, abbreviate, format_value, paint, plural, print_stderr, wants_color, write_lines
 from stapsdtd.client import SiteState
 from stapsdtd.runtime.text import escape
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.following import Summary
     from stapsdtd.client import ClientError, Event, Loss, Probe, SiteStatus
 
-_SHOWN_REFUSALS = 3
+_MAX_SHOWN_REFUSALS = 3
 _SECONDS_BETWEEN_LOSSES = 1.0
 
 
@@ -53,31 +54,31 @@ class JsonOutput:
         write_lines(json_lines(events))
 
     def loss(self, loss: Loss) -> None:
-        if news := self._losses.add(loss):
-            _note({"loss": news})
+        if losses := self._losses.add(loss):
+            _print_record({"loss": losses})
 
     def changed(self, sites: Sequence[SiteStatus]) -> None:
         pass
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
-        _note({"interrupted": str(error), "retrying_seconds": lease_seconds})
+        _print_record({"interrupted": str(error), "retrying_seconds": lease_seconds})
 
     def end(self, summary: Summary) -> None:
-        _note(summary.as_record())
+        _print_record(summary.as_record())
 
 
 def json_lines(events: Iterable[Event]) -> list[str]:
-    """Put together by hand, which takes a sixth of the time of json.dumps."""
+    """Format events as JSON, by hand, which takes a sixth of the time of json.dumps."""
     string = encode_basestring_ascii
     lines = []
     probes: dict[int, str] = {}
     for seq, time_ns, pid, tid, cpu, comm, probe, _, values, unavailable in events:
-        # by identity, since to hash a probe costs as much as the rest of the line
-        shown = probes.get(id(probe)) or probes.setdefault(id(probe), _json_probe(probe))
+        # by identity, since hashing a probe costs as much as the rest of the line
+        probe_fields = probes.get(id(probe)) or probes.setdefault(id(probe), _json_probe(probe))
         args = ", ".join([str(value) if isinstance(value, int) else _json_value(value) for value in values])
         line = (
             f'{{"seq": {seq}, "time_ns": {time_ns}, "pid": {pid}, "tid": {tid}, "cpu": {cpu},'
-            f' "comm": {string(comm)}, {shown}, "args": [{args}]'
+            f' "comm": {string(comm)}, {probe_fields}, "args": [{args}]'
         )
         if unavailable:
             line += f', "unavailable": {json.dumps(dict(unavailable))}'
@@ -86,7 +87,7 @@ def json_lines(events: Iterable[Event]) -> list[str]:
 
 
 def _json_value(value: float | str | bytes | None) -> str:
-    """Bytes are shown in hexadecimal; `"nan"` and `"inf"` are strings, since JSON has no such numbers."""
+    """Format a value as JSON: bytes in hexadecimal, `"nan"` and `"inf"` as strings, since JSON lacks such numbers."""
     if value is None:
         return "null"
     if isinstance(value, float):
@@ -103,62 +104,64 @@ class HumanOutput:
     def __init__(self) -> None:
         self._losses = _Losses()
         self._clock = Clock()
-        self._colourful = is_colourful(sys.stdout)
+        self._color = wants_color(sys.stdout)
         self._probe_width = 0
 
     def begin(self, sites: Sequence[SiteStatus]) -> None:
         if not sites:
-            complain("no probe matches yet: waiting for one to appear; Ctrl-C ends, 'stapsdt list' shows what there is")
+            print_stderr(
+                "no probe matches yet: waiting for one to appear; 'stapsdt list' shows existing probes, Ctrl-C stops"
+            )
             return
-        complain(f"{_tell(sites)}; Ctrl-C ends")
+        print_stderr(f"{_format_statuses(sites)}; Ctrl-C stops")
 
     def events(self, events: Sequence[Event]) -> None:
         write_lines([self._line(event) for event in events])
 
     def loss(self, loss: Loss) -> None:
-        if news := self._losses.add(loss):
-            complain(f"LOST {_stages(news)}: try --buffer or --queue, or fewer probes")
+        if losses := self._losses.add(loss):
+            print_stderr(f"LOST {_format_stages(losses)}: try --buffer or --queue, or fewer probes")
 
     def changed(self, sites: Sequence[SiteStatus]) -> None:
-        complain(_tell(sites))
+        print_stderr(_format_statuses(sites))
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
-        complain(f"the stream broke, trying for {lease_seconds} s to go on without a gap: {error}")
+        print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
 
     def end(self, summary: Summary) -> None:
-        complain(tell_summary(summary))
+        print_stderr(format_summary(summary))
 
     def _line(self, event: Event) -> str:
         probe = f"{escape(event.probe.provider)}:{escape(event.probe.name)}"
         self._probe_width = max(self._probe_width, len(probe))
         thread = str(event.pid) if event.tid == event.pid else f"{event.pid}/{event.tid}"
         values = " ".join(
-            [show_value(value, event.unavailable.get(index, "")) for index, value in enumerate(event.values)]
+            [format_value(value, event.unavailable.get(index, "")) for index, value in enumerate(event.values)]
         )
-        when = paint(self._clock.show(event.time_ns), "dim", colourful=self._colourful)
-        name = paint(f"{probe:<{self._probe_width}}", "cyan", colourful=self._colourful)
-        return f"{when}  {escape(event.comm):<15}  {thread:>13}  {event.cpu:>3}  {name}  {values}".rstrip()
+        clock_time = paint(self._clock.format(event.time_ns), "dim", color=self._color)
+        name = paint(f"{probe:<{self._probe_width}}", "cyan", color=self._color)
+        return f"{clock_time}  {escape(event.comm):<15}  {thread:>13}  {event.cpu:>3}  {name}  {values}".rstrip()
 
 
 class _Losses:
-    """Adds up losses, so that a flood of them is told once a second; the rest is in the summary."""
+    """Accumulates losses, so that they are reported at most once a second. The summary has what remains."""
 
     def __init__(self) -> None:
-        self._told = float("-inf")
-        self._untold: dict[str, int] = {}
+        self._reported_at = float("-inf")
+        self._unreported: dict[str, int] = {}
 
     def add(self, loss: Loss) -> dict[str, int] | None:
-        """Events lost by stage since they were last told, or None while that is too recent."""
-        self._untold[loss.stage.value] = self._untold.get(loss.stage.value, 0) + loss.count
-        if time.monotonic() - self._told < _SECONDS_BETWEEN_LOSSES:
+        """Return the events lost since the last report, by stage, or None if it is too early for another one."""
+        self._unreported[loss.stage.value] = self._unreported.get(loss.stage.value, 0) + loss.count
+        if time.monotonic() - self._reported_at < _SECONDS_BETWEEN_LOSSES:
             return None
-        self._told = time.monotonic()
-        news, self._untold = self._untold, {}
-        return news
+        self._reported_at = time.monotonic()
+        losses, self._unreported = self._unreported, {}
+        return losses
 
 
-def _tell(sites: Sequence[SiteStatus]) -> str:
-    """Sites in a line: how many are in which state, and why some are refused."""
+def _format_statuses(sites: Sequence[SiteStatus]) -> str:
+    """Return how many sites are in which state, and why some are refused, in one line."""
     counts = [
         f"{plural(count, 'site')} {state.value}"
         for state in SiteState
@@ -166,21 +169,21 @@ def _tell(sites: Sequence[SiteStatus]) -> str:
     ]
     refused = [site for site in sites if site.state is SiteState.REFUSED]
     reasons = [f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}: {site.reason}" for site in refused]
-    told = ", ".join(counts)
-    return f"{told} ({show_some(reasons, _SHOWN_REFUSALS)})" if reasons else told
+    line = ", ".join(counts)
+    return f"{line} ({abbreviate(reasons, _MAX_SHOWN_REFUSALS)})" if reasons else line
 
 
-def tell_summary(summary: Summary) -> str:
-    told = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
-    told.append(f"{summary.lost} lost" + (f" ({_stages(summary.lost_by_stage)})" if summary.lost else ""))
+def format_summary(summary: Summary) -> str:
+    parts = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
+    parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
-        told.append(f"{summary.unread} unread")
-    return f"{', '.join(told)}, {plural(summary.sites, 'site')}"
+        parts.append(f"{summary.unread} unread")
+    return f"{', '.join(parts)}, {plural(summary.sites, 'site')}"
 
 
-def _stages(lost: Mapping[str, int]) -> str:
+def _format_stages(lost: Mapping[str, int]) -> str:
     return ", ".join(f"{plural(count, 'event')} in {stage}" for stage, count in lost.items() if count)
 
 
-def _note(record: Mapping[str, object]) -> None:
+def _print_record(record: Mapping[str, object]) -> None:
     print(json.dumps(record), file=sys.stderr, flush=True)

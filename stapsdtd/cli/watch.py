@@ -1,4 +1,4 @@
-"""`stapsdt watch`: the probes that there are, then how they come and go."""
+"""`stapsdt watch`: shows the probes in running programs, then changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.following import set_by_signals
+from stapsdtd.cli.following import set_on_signals
 from stapsdtd.cli.listing import probe_line, probe_record
-from stapsdtd.cli.render import complain, is_colourful, paint, plural, write_lines
+from stapsdtd.cli.render import paint, plural, print_stderr, wants_color, write_lines
 from stapsdtd.client import AsyncClient, Probe, ProbeAdded, ProbeRemoved, SnapshotComplete
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(
 
     async def watch() -> None:
         stop = asyncio.Event()
-        with set_by_signals(stop):
+        with set_on_signals(stop):
             async with AsyncClient(server.address, tls=server.tls) as client:
                 messages = client.watch_probes(selectors, containers=containers, cgroups=cgroups)
                 await _show_until(stop, messages, as_json=as_json)
@@ -65,17 +65,17 @@ async def _show_until(stop: asyncio.Event, messages: AsyncIterator[WatchMessage]
 
 
 async def _show_all(messages: AsyncIterator[WatchMessage], *, as_json: bool) -> None:
-    known = 0
+    count = 0
     async for message in messages:
         match message:
             case ProbeAdded(probe):
-                known += 1
+                count += 1
                 _show("added", probe, as_json=as_json)
             case ProbeRemoved(probe):
                 _show("removed", probe, as_json=as_json)
             case SnapshotComplete():
                 if not as_json:
-                    complain(f"{plural(known, 'probe')} now; waiting for changes, Ctrl-C ends")
+                    print_stderr(f"{plural(count, 'probe')} now; waiting for changes, Ctrl-C stops")
 
 
 def _show(change: str, probe: Probe, *, as_json: bool) -> None:
@@ -83,5 +83,5 @@ def _show(change: str, probe: Probe, *, as_json: bool) -> None:
         write_lines([json.dumps(probe_record(probe) | {"change": change})])
         return
     line = f"+\t{probe_line(probe)}" if change == "added" else f"-\t{probe_line(probe)}"
-    colour = "green" if change == "added" else "red"
-    write_lines([paint(line, colour, colourful=is_colourful(sys.stdout))])
+    style = "green" if change == "added" else "red"
+    write_lines([paint(line, style, color=wants_color(sys.stdout))])

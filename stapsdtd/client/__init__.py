@@ -1,4 +1,4 @@
-"""The Python client: what a program that wants probes or their events imports.
+"""The Python client: list probes, subscribe to them and read their events.
 
     from stapsdtd.client import Client
 
@@ -9,10 +9,9 @@
             for event in subscription.events():
                 print(event.pid, event.values[0])
 
-`AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` only do I/O: requests are built in
-`encode.py`, answers read in `decode.py`, columns as events in `events.py` or as arrays in `columns.py`, what a stream
-remembers is in `stream.py`. All that a method returns is frozen data from `model.py`, all that it raises a
-`ClientError` from `errors.py`.
+`AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` do the I/O. Requests are built in `encode.py`,
+responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
+stream's state. Methods return frozen data from `model.py` and raise a `ClientError` from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription

@@ -1,4 +1,4 @@
-"""Reads a Columns message as numpy arrays on its bytes. Imported only for those who ask for columns."""
+"""Decodes Columns messages into numpy arrays over the message's bytes. Imported only if columns are requested."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _column(column: pb.Column, count: int) -> Column:
     if column.type in {pb.Column.TYPE_STRING, pb.Column.TYPE_BYTES}:
         return StringColumn(column.data, _array(column.ends, "<u4", count), unavailable)
     if column.type not in _NUMBERS:
-        raise ProtocolError(f"the server sent a column of type {column.type}, which this client does not know")
+        raise ProtocolError(f"the server sent column type {column.type}, which this client does not know")
     return NumberColumn(_array(column.data, _NUMBERS[column.type], count), unavailable)
 
 

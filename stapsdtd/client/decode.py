@@ -1,4 +1,4 @@
-"""Reads answers: protobuf messages as the client's frozen data. Pure; the unknown is a ProtocolError."""
+"""Decodes responses into the client's frozen data, without I/O. Unknown enum values raise ProtocolError."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
         processes=info.processes,
         objects=info.objects,
         probes=info.probes,
-        features=tuple(_feature(each) for each in info.features),
+        features=tuple(map(_feature, info.features)),
         limits=model.Limits(
             max_lease_seconds=info.limits.max_lease_seconds,
             max_queue_bytes=info.limits.max_queue_bytes,
@@ -55,14 +55,19 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
     )
 
 
-def _access(each: pb.Access) -> model.Access:
+def _access(message: pb.Access) -> model.Access:
     return model.Access(
-        each.client, each.role, each.manage, _users(each.list), _users(each.trace), each.trace_restriction
+        message.client,
+        message.role,
+        message.manage,
+        _users(message.list),
+        _users(message.trace),
+        message.trace_restriction,
     )
 
 
-def _users(each: pb.Users) -> tuple[int, ...] | None:
-    return None if each.everybody else tuple(each.uids)
+def _users(message: pb.Users) -> tuple[int, ...] | None:
+    return None if message.everybody else tuple(message.uids)
 
 
 def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
@@ -70,31 +75,33 @@ def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
         probes=tuple(map(probe, listing.probes)),
         processes=tuple(
             model.Process(
-                pid=each.pid,
-                comm=each.comm,
-                command_line=tuple(each.command_line),
-                user=each.user,
-                started_ns=each.started_ns,
-                cgroup=each.cgroup or None,
-                container_id=each.container_id or None,
-                namespace_pid=each.namespace_pid or each.pid,
+                pid=process.pid,
+                comm=process.comm,
+                command_line=tuple(process.command_line),
+                user=process.user,
+                started_ns=process.started_ns,
+                cgroup=process.cgroup or None,
+                container_id=process.container_id or None,
+                namespace_pid=process.namespace_pid or process.pid,
             )
-            for each in listing.processes
+            for process in listing.processes
         ),
-        problems=tuple(model.Problem(each.path, each.provider, each.name, each.reason) for each in listing.problems),
+        problems=tuple(
+            model.Problem(problem.path, problem.provider, problem.name, problem.reason) for problem in listing.problems
+        ),
         sites_left_out=listing.sites_left_out,
     )
 
 
-def probe(each: pb.Probe) -> model.Probe:
+def probe(message: pb.Probe) -> model.Probe:
     return model.Probe(
-        provider=each.provider,
-        name=each.name,
-        path=each.path,
-        build_id=each.build_id or None,
-        architecture=each.architecture,
-        pids=tuple(each.pids),
-        sites=tuple(map(_site, each.sites)),
+        provider=message.provider,
+        name=message.name,
+        path=message.path,
+        build_id=message.build_id or None,
+        architecture=message.architecture,
+        pids=tuple(message.pids),
+        sites=tuple(map(_site, message.sites)),
     )
 
 
@@ -107,95 +114,96 @@ def watch_message(change: pb.WatchProbesResponse) -> model.WatchMessage:
         case pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE:
             return model.SnapshotComplete()
         case unknown:
-            raise ProtocolError(f"the server sent a change of probes {unknown}, which this client does not know")
+            raise ProtocolError(f"the server sent change {unknown} of probes, which this client does not know")
 
 
-def subscription_info(each: pb.Subscription) -> model.SubscriptionInfo:
+def subscription_info(message: pb.Subscription) -> model.SubscriptionInfo:
     return model.SubscriptionInfo(
-        id=each.subscription_id,
-        selectors=tuple(each.selectors),
+        id=message.subscription_id,
+        selectors=tuple(message.selectors),
         scope=model.Scope(
-            tuple(each.scope.pids),
-            tuple(each.scope.exclude_pids),
-            tuple(each.scope.uids),
-            tuple(each.scope.execnames),
-            tuple(each.scope.cgroups),
-            tuple(each.scope.containers),
-            each.scope.include_clients,
+            tuple(message.scope.pids),
+            tuple(message.scope.exclude_pids),
+            tuple(message.scope.uids),
+            tuple(message.scope.execnames),
+            tuple(message.scope.cgroups),
+            tuple(message.scope.containers),
+            message.scope.include_clients,
         ),
-        created_ns=each.created_ns,
-        streaming=each.streaming,
-        lease_left_ms=each.lease_left_ms,
-        account=account(each.account),
-        where=each.where,
+        created_ns=message.created_ns,
+        streaming=message.streaming,
+        lease_left_ms=message.lease_left_ms,
+        account=account(message.account),
+        where=message.where,
     )
 
 
-def account(each: pb.Account) -> model.Account:
+def account(message: pb.Account) -> model.Account:
     return model.Account(
-        fired=each.fired,
-        delivered=each.delivered,
-        filtered=each.filtered,
-        lost_kernel_buffer=each.lost_kernel_buffer,
-        lost_queue=each.lost_queue,
-        lost_decode=each.lost_decode,
-        lost_quota=each.lost_quota,
-        in_flight=each.in_flight,
-        sites=each.sites,
+        fired=message.fired,
+        delivered=message.delivered,
+        filtered=message.filtered,
+        lost_kernel_buffer=message.lost_kernel_buffer,
+        lost_queue=message.lost_queue,
+        lost_decode=message.lost_decode,
+        lost_quota=message.lost_quota,
+        in_flight=message.in_flight,
+        sites=message.sites,
     )
 
 
 def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[model.SiteStatus, ...]:
     return tuple(
         model.SiteStatus(
-            state=_known(_SITE_STATES, each.state, "state of a site"),
-            site_id=each.site_id,
-            provider=each.provider,
-            name=each.name,
-            path=each.path,
-            offset=each.offset,
-            reason=each.reason,
+            state=_lookup(_SITE_STATES, site.state, "site state"),
+            site_id=site.site_id,
+            provider=site.provider,
+            name=site.name,
+            path=site.path,
+            offset=site.offset,
+            reason=site.reason,
         )
-        for each in sites
+        for site in sites
     )
 
 
 def described_sites(descriptions: pb.Descriptions) -> tuple[model.DescribedSite, ...]:
-    found = []
+    described: list[model.DescribedSite] = []
     for description in descriptions.probes:
-        described = probe(description.probe)
+        decoded = probe(description.probe)
         captures = tuple(
-            model.CapturedArgument(each.index, each.is_string, each.missing) for each in description.captures
+            model.CapturedArgument(capture.index, capture.is_string, capture.missing)
+            for capture in description.captures
         )
-        found += [model.DescribedSite(described, site, captures) for site in described.sites]
-    return tuple(found)
+        described += [model.DescribedSite(decoded, site, captures) for site in decoded.sites]
+    return tuple(described)
 
 
-def _feature(each: pb.Feature) -> model.Feature:
-    return model.Feature(each.name, each.available, each.detail, each.remedy, each.required)
+def _feature(message: pb.Feature) -> model.Feature:
+    return model.Feature(message.name, message.available, message.detail, message.remedy, message.required)
 
 
-def loss(each: pb.Loss) -> model.Loss:
-    return model.Loss(_known(_LOSS_STAGES, each.stage, "stage of loss"), each.count, each.total)
+def loss(message: pb.Loss) -> model.Loss:
+    return model.Loss(_lookup(_LOSS_STAGES, message.stage, "loss stage"), message.count, message.total)
 
 
-def end(each: pb.End) -> model.End:
-    return model.End(_known(_END_REASONS, each.reason, "reason for an end"), account(each.account))
+def end(message: pb.End) -> model.End:
+    return model.End(_lookup(_END_REASONS, message.reason, "end reason"), account(message.account))
 
 
-def _site(each: pb.Site) -> model.Site:
+def _site(message: pb.Site) -> model.Site:
     return model.Site(
-        site_id=each.site_id,
-        offset=each.offset,
-        semaphore_offset=each.semaphore_offset if each.HasField("semaphore_offset") else None,
-        function=each.function or None,
-        arguments=tuple(map(_argument, each.arguments)),
-        refused=each.refused,
+        site_id=message.site_id,
+        offset=message.offset,
+        semaphore_offset=message.semaphore_offset if message.HasField("semaphore_offset") else None,
+        function=message.function or None,
+        arguments=tuple(map(_argument, message.arguments)),
+        refused=message.refused,
     )
 
 
-def _argument(each: pb.Argument) -> model.Argument:
-    return model.Argument(each.text, each.size, each.signed, each.is_float, _operand(each))
+def _argument(message: pb.Argument) -> model.Argument:
+    return model.Argument(message.text, message.size, message.signed, message.is_float, _operand(message))
 
 
 def _operand(argument: pb.Argument) -> model.Operand:
@@ -215,10 +223,10 @@ def _operand(argument: pb.Argument) -> model.Operand:
         case "unavailable":
             return model.Unavailable(argument.unavailable)
         case None:
-            raise ProtocolError(f"the server sent an operand that this client does not know: {argument.text}")
+            raise ProtocolError(f"the server sent an operand of a kind that this client does not know: {argument.text}")
 
 
-def _known(table: Mapping[int, _T], number: int, what: str) -> _T:
-    if number not in table:
-        raise ProtocolError(f"the server sent a {what} {number}, which this client does not know")
-    return table[number]
+def _lookup(table: Mapping[int, _T], value: int, name: str) -> _T:
+    if value not in table:
+        raise ProtocolError(f"the server sent {name} {value}, which this client does not know")
+    return table[value]

@@ -1,4 +1,4 @@
-"""Builds requests: what a user passes, as the protobuf message it becomes."""
+"""Builds protobuf requests from the arguments of the client's methods."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ if TYPE_CHECKING:
 Selectors: TypeAlias = "str | Iterable[str]"
 
 CHANNEL_OPTIONS = (
-    # What is set for the web has no business here.
+    # Proxies from the environment are meant for the web.
     ("grpc.enable_http_proxy", 0),
-    # All probes of a host may well be more than gRPC's usual 4 MB.
+    # All probes of a host can exceed gRPC's default of 4 MB.
     ("grpc.max_receive_message_length", 256 << 20),
-    # A server that is started again is found at once, not after gRPC's growing pauses of up to two minutes.
+    # Find a restarted server at once; by default gRPC backs off for up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # In spite of its name, how long a connection may take: one that starts the daemon (systemd/stapsdtd.socket) does.
+    # Despite its name, the connect timeout. Socket activation (systemd/stapsdtd.socket) starts the daemon first.
     ("grpc.min_reconnect_backoff_ms", 20_000),
 )
 
+_MAX_SHOWN_CHARACTERS = 80
 
-_SHOWN_CHARACTERS = 80
 
-
-def shown(selectors: Iterable[str]) -> str:
-    """As an error names them."""
+def shortened(selectors: Iterable[str]) -> str:
+    """Return selectors as one text that is short enough for an error message."""
     text = " ".join(selectors)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
 def list_request(
     selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str], details: bool
 ) -> pb.ListProbesRequest:
     return pb.ListProbesRequest(
-        selectors=_several(selectors), pids=pids, containers=containers, cgroups=cgroups, details=details
+        selectors=_as_iterable(selectors), pids=pids, containers=containers, cgroups=cgroups, details=details
     )
 
 
 def watch_request(
     selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str]
 ) -> pb.WatchProbesRequest:
-    return pb.WatchProbesRequest(selectors=_several(selectors), pids=pids, containers=containers, cgroups=cgroups)
+    return pb.WatchProbesRequest(selectors=_as_iterable(selectors), pids=pids, containers=containers, cgroups=cgroups)
 
 
 def subscribe_request(
@@ -63,7 +62,7 @@ def subscribe_request(
     kernel_buffer_kib: int,
 ) -> pb.SubscribeRequest:
     return pb.SubscribeRequest(
-        selectors=_several(selectors),
+        selectors=_as_iterable(selectors),
         scope=pb.Scope(
             pids=pids,
             exclude_pids=exclude_pids,
@@ -81,7 +80,7 @@ def subscribe_request(
 
 
 def stream_request(subscription_id: str, from_seq: int) -> pb.StreamRequest:
-    """For columns, of which `events.py` makes events in less time than it takes to read them one by one."""
+    """Always ask for columns: building events from them is faster than decoding events one by one."""
     return pb.StreamRequest(
         subscription_id=subscription_id, encoding=pb.StreamRequest.ENCODING_COLUMNS, from_seq=from_seq
     )
@@ -91,6 +90,6 @@ def unsubscribe_request(subscription_id: str) -> pb.UnsubscribeRequest:
     return pb.UnsubscribeRequest(subscription_id=subscription_id)
 
 
-def _several(selectors: Selectors) -> Iterable[str]:
-    # A lone string would otherwise be taken for its characters.
+def _as_iterable(selectors: Selectors) -> Iterable[str]:
+    # A single string would otherwise be iterated by character.
     return [selectors] if isinstance(selectors, str) else selectors

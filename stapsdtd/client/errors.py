@@ -1,4 +1,4 @@
-"""What the client raises; `from_rpc_error` is the one place that turns a gRPC status into one of these."""
+"""Errors that the client raises. `from_rpc_error` maps gRPC statuses to them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ if TYPE_CHECKING:
 
 
 class ClientError(StapsdtdError):
-    """Base of all errors of the client; its text is fit to be shown to a user."""
+    """Base of all errors of the client. The text is meant for users."""
 
 
 class InvalidTargetError(ClientError):
-    """No server can be at this address, or the files of Tls cannot be used."""
+    """The address is malformed or requires TLS, or the files of Tls cannot be used."""
 
 
 class ProtocolError(ClientError):
-    """The server sent what this client does not know: one of the two is too old."""
+    """The server sent something that this client does not know. Their versions may differ too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as an error names it: what was to be done, `list probes`, by the server at target.
+    """Describes a request in error messages.
 
-    timeout_seconds: how long an answer may take, None for streams.
+    operation: what the client asked for, such as `list probes`.
+    target: the server's address.
+    timeout_seconds: how long the response may take; None for streams.
     """
 
-    what: str
+    operation: str
     target: str
     timeout_seconds: float | None = None
 
 
 class RequestFailedError(ClientError):
-    """The server answered a request with an error; details is its own text."""
+    """The request failed. details: the text that came with the gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, details: str, message: str = "") -> None:
-        super().__init__(message or details or f"the server answered {code.name}")
+        super().__init__(message or details or f"the server returned {code.name}")
         self.code = code
         self.details = details
 
 
 class ServerUnavailableError(RequestFailedError):
-    """Nobody answers on target, or nobody does any more, or not to this client."""
+    """The server cannot be reached, closed the connection, or does not admit this client."""
 
     def __init__(self, code: grpc.StatusCode, details: str, target: str) -> None:
         super().__init__(code, details, _how_to_reach(target, details))
@@ -59,42 +61,43 @@ class ServerUnavailableError(RequestFailedError):
 
 
 class ServerTimeoutError(RequestFailedError):
-    """The server did not answer in time."""
+    """The server did not respond in time."""
 
 
 class CallCancelledError(RequestFailedError):
-    """The server, or this client, gave the request up before it was answered."""
+    """The request was cancelled by the server or by this client."""
 
 
 class NotFoundError(RequestFailedError):
-    """There is no such subscription: it ended, its lease ran out, or the server was started anew."""
+    """There is no such subscription: it ended, its lease expired, or the server was restarted."""
 
 
 class AccessDeniedError(RequestFailedError):
-    """The server does not let this client do that."""
+    """The client's role does not allow the request."""
 
 
 class UnsupportedError(RequestFailedError):
-    """The server cannot do that, yet."""
+    """The server does not support the request."""
 
 
 class LimitReachedError(RequestFailedError):
-    """One of the server's limits is exhausted."""
+    """A limit of the server or a quota of this client is exhausted."""
 
 
 class StillSubscribedError(LimitReachedError):
-    """Unsubscribe was refused for too long, because this client asks too often; the lease ends the subscription."""
+    """Unsubscribe kept exceeding the client's request quota. The subscription lives until its lease expires."""
 
 
 class StreamTakenOverError(RequestFailedError):
-    """Another stream of the same subscription was opened, and this one ended."""
+    """Another stream of the same subscription was opened, which ended this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One field of a request that was not accepted, and why.
+    """An invalid field of a request.
 
-    excerpt: the part of its text in which it went wrong, at the character of number caret; empty where nothing tells.
+    excerpt: the part of the field's text that contains the error, or empty.
+    caret: the position of the error in excerpt.
     """
 
     field: str
@@ -104,7 +107,7 @@ class Violation:
 
 
 class InvalidRequestError(RequestFailedError):
-    """The server did not understand a field; violations is empty where it did not say which."""
+    """A field of the request is invalid. violations is empty if the server did not name it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, violations: tuple[Violation, ...] = ()) -> None:
         super().__init__(code, details, "; ".join(f"{each.field}: {each.description}" for each in violations))
@@ -124,44 +127,42 @@ _BY_CODE: dict[grpc.StatusCode, type[RequestFailedError]] = {
 
 
 def from_rpc_error(error: grpc.RpcError, call: Call) -> RequestFailedError:
-    # grpc's and grpc.aio's errors share these methods and no typed base.
-    failed = cast("Any", error)
-    code: grpc.StatusCode = failed.code()
-    details: str = failed.details() or ""
+    # The errors of grpc and grpc.aio share these methods, but no typed base class.
+    rpc_error = cast("Any", error)
+    code: grpc.StatusCode = rpc_error.code()
+    details: str = rpc_error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
         return ServerUnavailableError(code, details, call.target)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(code, details, _violations(failed))
-    return _BY_CODE.get(code, RequestFailedError)(code, details, _explained(code, details, call))
+        return InvalidRequestError(code, details, _violations(rpc_error))
+    return _BY_CODE.get(code, RequestFailedError)(code, details, _explanation(code, details, call))
 
 
 @contextmanager
 def translated(call: Call) -> Iterator[None]:
-    """Raises what grpc raises inside as a ClientError."""
+    """Turn a grpc.RpcError raised inside into a ClientError."""
     try:
         yield
     except grpc.RpcError as error:
         raise from_rpc_error(error, call) from error
 
 
-def _explained(code: grpc.StatusCode, details: str, call: Call) -> str:
-    """What failed, and what to do, where gRPC's own text would say neither; empty where the server said it."""
+def _explanation(code: grpc.StatusCode, details: str, call: Call) -> str:
+    """Say what failed and what to do, where gRPC's own text does not; empty if the server's text does."""
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             within = "in time" if call.timeout_seconds is None else f"within {call.timeout_seconds:g} s"
-            return f"{call.what}: {call.target} did not answer {within}: it is busy; try again, or see its log"
+            return f"{call.operation}: {call.target} did not answer {within}: it may be busy; try again, or see its log"
         case grpc.StatusCode.CANCELLED:
-            return f"{call.what}: {call.target} gave the request up, as it does when it stops: try again"
+            return f"{call.operation}: {call.target} cancelled the request, as it does when it stops: try again"
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE.search(details):
-            return f"{call.what}: more than one message holds ({details}): ask for fewer probes"
+            return f"{call.operation}: too much for one message ({details}): ask for fewer probes"
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return (
-                f"{call.what}: {details}" if details else f"{call.what}: {call.target} is at its limit: try again later"
-            )
+            return f"{call.operation}: {details or f'{call.target} is at its limit: try again later'}"
         case grpc.StatusCode.UNIMPLEMENTED if _UNKNOWN_METHOD.search(details):
-            return f"{call.what}: {call.target} is older than this client and cannot do that: upgrade it"
+            return f"{call.operation}: {call.target} is older than this client and cannot do this: upgrade it"
         case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
-            return f"{call.what}: {call.target} failed ({details or code.name}): see its log"
+            return f"{call.operation}: {call.target} failed ({details or code.name}): see its log"
         case _:
             return ""
 
@@ -175,32 +176,28 @@ _CLOSED = re.compile(r"Socket closed|Connection reset|Broken pipe|delayed close"
 
 def _how_to_reach(target: str, details: str) -> str:
     if details == str(ServerStoppingError()):
-        return f"{target} is stopping: try again when it was started anew"
+        return f"{target} is stopping: try again after it has restarted"
     if "Permission denied" in details:
-        return f"{target} may not be opened by this user: run as root, or join the group that owns it"
+        return f"permission denied on {target}: run as root, or join the group that owns it"
     if verified := _UNVERIFIED.search(details):
         return f"{target} has a certificate that cannot be trusted ({verified[1]}): name the authority that signed it"
     if _MISNAMED.search(details):
-        return f"{target} has a certificate for another name: ask for it by a name that stands there"
+        return f"{target} has a certificate for another name: connect by a name in the certificate"
     if "WRONG_VERSION_NUMBER" in details:
-        return f"{target} speaks no TLS: leave out the certificate"
+        return f"{target} does not use TLS: connect without a certificate"
     if _CLOSED.search(details):
         return f"{target} closed the connection: {_why_closed(target)}"
     if target.startswith("tcp:"):
-        reason = (
-            "there is no such host"
-            if "resolving" in details
-            else f"run 'stapsdtd' there and have it listen on {target}"
-        )
-        return f"nobody answers on {target}: {reason}"
+        start = f"start 'stapsdtd' there and have it listen on {target}"
+        return f"cannot connect to {target}: {'there is no such host' if 'resolving' in details else start}"
     start = f"'systemctl start stapsdtd' or 'stapsdtd --listen {target}'"
-    return f"nobody answers on {target}: start it with {start}"
+    return f"cannot connect to {target}: start the server with {start}"
 
 
 def _why_closed(target: str) -> str:
     if target.startswith("tcp:"):
-        return "it wants TLS, with a certificate that its authority signed and a role is for; its log says more"
-    return "it stops, or has no role for this user, or no room for one more; its log says which"
+        return "it requires TLS and a certificate that its authority signed and that has a role; see its log"
+    return "it is stopping, has no role for this user, or has too many connections; see its log"
 
 
 def _violations(call: grpc.Call) -> tuple[Violation, ...]:
@@ -213,8 +210,8 @@ def _violations(call: grpc.Call) -> tuple[Violation, ...]:
         if detail.Unpack(info) and info.metadata["caret"].isdecimal():
             excerpt, caret = info.metadata["excerpt"], int(info.metadata["caret"])
     return tuple(
-        Violation(each.field, each.description, excerpt, caret)
+        Violation(violation.field, violation.description, excerpt, caret)
         for detail in status.details
         if detail.Unpack(bad_request)
-        for each in bad_request.field_violations
+        for violation in bad_request.field_violations
     )

@@ -1,7 +1,7 @@
-"""The frozen data that the client returns; protobuf stays inside this package.
+"""The frozen data that the client returns.
 
-Offsets are file offsets in bytes, times are Unix time in nanoseconds, pids and tids are those of the host's
-pid namespace. What the server leaves empty because there is none is None here.
+Offsets are file offsets in bytes, times are Unix time in nanoseconds, and pids and tids are in the host's pid
+namespace. Fields that the server leaves empty because they do not apply are None.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from stapsdtd.client.errors import ClientError
 
 
-# What there is to trace
+# Probes
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The value stands in the note."""
+    """The value is given in the note."""
 
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """The value is in a register, from its bit first_bit on; name is that of the full-width register."""
+    """The value is in a register, starting at bit first_bit. name is the full-width register's."""
 
     name: str
     first_bit: int
@@ -40,9 +40,11 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The value is in the process's memory at base + index * scale + displacement, registers None where there is none.
+    """The value is in the process's memory at base + index * scale + displacement.
 
-    symbol: what the note names; base is the program counter then, and the displacement counts from the site.
+    base, index: register names, None if not used.
+    symbol: the symbol that the note names, if any; base is the program counter then, and displacement is relative to
+    the site.
     """
 
     base: str | None
@@ -54,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The value is the address of a symbol, displacement bytes from the base."""
+    """The value is the address of a symbol: base + displacement."""
 
     base: str | None
     displacement: int
@@ -73,7 +75,7 @@ Operand = Constant | Register | Memory | Address | Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a site; text is as in the note, `-4@%esi`, and size is the value's, in bytes."""
+    """One argument of a site. text is as in the note, `-4@%esi`; size is in bytes."""
 
     text: str
     size: int
@@ -84,9 +86,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One place where a probe can fire; site_id names it in a subscription's events and is 0 elsewhere.
+    """One place where a probe can fire.
 
-    refused: in listings, why the server's host arms it for nobody; empty where it does.
+    site_id: identifies the site in a subscription's events; 0 elsewhere.
+    refused: in listings, why the server's host never arms the site, or empty.
     """
 
     site_id: int
@@ -99,7 +102,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`provider:name` in one object, and the processes that map it. build_id is lower-case hex."""
+    """`provider:name` in one object. pids: the processes that map the object. build_id: in lower-case hex."""
 
     provider: str
     name: str
@@ -112,9 +115,12 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """cgroup is the path in the unified hierarchy, container_id the innermost container's id or name; whoever owns a
-    part of the hierarchy may name a cgroup there like any container. namespace_pid: the pid in the process's own pid
-    namespace.
+    """A process that maps probes.
+
+    cgroup: the path in the unified hierarchy.
+    container_id: id or name of the innermost container. It is not authenticated: anyone who controls part of the cgroup
+    tree can imitate a container.
+    namespace_pid: the pid in the process's own pid namespace.
     """
 
     pid: int
@@ -129,7 +135,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A note, or with empty provider and name a whole file, that could not be used."""
+    """A note that could not be used or, if provider and name are empty, a whole file."""
 
     path: str
     provider: str
@@ -139,9 +145,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ProbeListing:
-    """The probes there are now; iterates over them. processes and problems are filled with details=True.
+    """A sequence of probes. processes and problems are filled in with details=True.
 
-    sites_left_out: an object with very many is told in part; selectors and pids choose first.
+    sites_left_out: the number of sites of very large objects that were left out.
     """
 
     probes: tuple[Probe, ...]
@@ -168,7 +174,7 @@ class ProbeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotComplete:
-    """All that was there when the watch began has been told; what follows are changes."""
+    """All probes that existed when the watch began have been sent; changes follow."""
 
 
 WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete
@@ -179,9 +185,11 @@ WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """detail says what was found, remedy what an operator can do where the feature is missing.
+    """A feature of the server's host.
 
-    required: the server cannot capture without it; for others it has a fallback.
+    detail: what was found, or why the feature is missing.
+    remedy: what an operator can do to get it.
+    required: whether the server cannot capture without it. It has a fallback for the others.
     """
 
     name: str
@@ -202,11 +210,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who the server takes this client for, and what that allows.
+    """The client's identity and rights.
 
-    list, trace: the ids of users whose processes may be listed and traced; None for everybody's. manage: other clients'
-    subscriptions may be seen, streamed and ended too. trace_restriction: why nothing may be traced although the role
-    allows it; empty where that is not so.
+    list, trace: ids of the users whose processes may be listed and traced; None means everybody's.
+    manage: whether the client may list, stream and end other clients' subscriptions.
+    trace_restriction: why nothing may be traced although the role would allow it, or empty.
     """
 
     client: str
@@ -219,9 +227,10 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """subscriptions, processes, objects and probes are how many there are for this client.
+    """What the server is, and what it knows.
 
-    access is None where the server is too old to tell it.
+    subscriptions, processes, objects, probes: how many of each this client may see.
+    access: None if the server is too old to report it.
     """
 
     version: str
@@ -240,7 +249,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose events are delivered: of each kind that is not empty one has to be met, but never exclude_pids."""
+    """Which processes and threads events are delivered from; see `Client.subscribe`."""
 
     pids: tuple[int, ...] = ()
     exclude_pids: tuple[int, ...] = ()
@@ -253,7 +262,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """fired = delivered + filtered + lost + in_flight, in events; sites is how many are, or were, armed."""
+    """Numbers of events, where fired = delivered + filtered + lost + in_flight. sites: how many are, or were, armed."""
 
     fired: int
     delivered: int
@@ -272,7 +281,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """Anybody's subscription; lease_left_ms counts while streaming is false. where is empty where all are wanted."""
+    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered."""
 
     id: str
     selectors: tuple[str, ...]
@@ -284,11 +293,11 @@ class SubscriptionInfo:
     where: str = ""
 
 
-# What a stream carries
+# Streams
 
 
 class Encoding(Enum):
-    """ROWS: one object an event, easy. COLUMNS: one numpy array a field, fast."""
+    """ROWS: one object per event, easy to use. COLUMNS: one numpy array per field, fast."""
 
     ROWS = "rows"
     COLUMNS = "columns"
@@ -302,7 +311,7 @@ class SiteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """What became of one site; reason is the kernel's own where it is refused, otherwise empty."""
+    """The state of one site. reason: why it is refused, otherwise empty."""
 
     state: SiteState
     site_id: int
@@ -315,7 +324,7 @@ class SiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class CapturedArgument:
-    """Which argument of the probe a value is, counted from 0; missing says why events that lack it do."""
+    """Describes one value of an event. index: of the argument, from 0. missing: why some events lack the value."""
 
     index: int
     is_string: bool
@@ -324,7 +333,7 @@ class CapturedArgument:
 
 @dataclass(frozen=True, slots=True)
 class DescribedSite:
-    """What an event's site_id stands for; captures are its values' meanings, in order."""
+    """The site that an event's site_id refers to. captures describe the event's values, in order."""
 
     probe: Probe
     site: Site
@@ -333,24 +342,25 @@ class DescribedSite:
 
 @dataclass(frozen=True, slots=True)
 class Descriptions:
-    """Comes before the first event of these sites."""
+    """Precedes the first event of these sites."""
 
     sites: tuple[DescribedSite, ...]
 
 
 Value = int | float | str | bytes | None
-"""A string's bytes are decoded as UTF-8, others escaped (`\\xff`). A value of another size than a number's, such as a
-struct, is bytes as they were in memory; None is where there is no value.
+"""Strings are decoded as UTF-8, with invalid bytes escaped (`\\xff`). Values that do not have the size of a number,
+such as structs, are bytes as they were in memory. None means that there is no value.
 """
 
 ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
 
 
 class Event(NamedTuple):
-    """A probe that fired: when, in which process and thread, where, and with which values.
+    """One firing of a probe.
 
-    seq counts from 1 in the subscription. probe holds those of its sites that were described together with
-    this one. unavailable says, by position in values, why a value is None.
+    seq: counts from 1 in the subscription.
+    probe: contains only those of its sites that were described together with this one.
+    unavailable: why values are None, by position in values.
     """
 
     seq: int
@@ -370,14 +380,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """Events that came in one message, in the order of seq."""
+    """The events of one message, in order of seq."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberColumn:
-    """One number an event; unavailable is true where there is none, None where all events have one."""
+    """One number per event. unavailable: true for events without a value; None if all have one."""
 
     values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64]
     unavailable: NDArray[np.bool_] | None
@@ -385,7 +395,7 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StringColumn:
-    """One byte string, or a value's bytes, an event: `column[i]` is data between two ends."""
+    """One byte string per event, or a value's bytes: `column[i]` is the data between two ends."""
 
     data: bytes
     ends: NDArray[np.uint32]
@@ -408,9 +418,9 @@ Column = NumberColumn | StringColumn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnBatch:
-    """count events, one read-only array a field: views on the message's bytes, not copies.
+    """count events as one read-only array per field; the arrays are views of the message's bytes.
 
-    comm is of dtype `S16`. `sites[site_id]` tells what a site_id stands for and what the values are.
+    comm has dtype `S16`. `sites[site_id]` describes the site and the values.
     """
 
     count: int
@@ -426,7 +436,7 @@ class ColumnBatch:
 
 
 class LossStage(Enum):
-    """The kernel's buffer was full, this client was too slow, an event made no sense, or a quota was used up."""
+    """The kernel's buffer was full, the client was too slow, a record was invalid, or a quota was exceeded."""
 
     KERNEL_BUFFER = "kernel_buffer"
     QUEUE = "queue"
@@ -436,7 +446,7 @@ class LossStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """count events were lost since the stream's last Loss of this stage, and total since the subscription began."""
+    """count: events lost since the stream's previous Loss of this stage. total: since the subscription was made."""
 
     stage: LossStage
     count: int
@@ -445,14 +455,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Sites that were armed, disarmed or refused after the subscription began."""
+    """Sites that were armed, disarmed or refused after the subscription was made."""
 
     sites: tuple[SiteStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The stream broke; it is opened again, and goes on without a gap, while the lease lasts."""
+    """The stream broke. It is reopened, and resumes where it stopped, until the lease expires."""
 
     error: ClientError
 
@@ -466,7 +476,7 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message; nothing is in flight in the account any more."""
+    """The last message. Nothing is in flight in its account."""
 
     reason: EndReason
     account: Account

@@ -1,8 +1,8 @@
-"""What a subscription knows from its stream so far, and when a broken stream is opened again; no I/O.
+"""The state of a subscription's stream, and when to reopen a broken one; no I/O.
 
-The stream asks for `next_seq` each time it is opened. The server keeps events until its queue needs the room,
-so a stream that broke and is opened again goes on with the event after the last one that was read: nothing is
-doubled, and what fell out of the queue meanwhile comes as a Loss.
+Each time the stream is opened, it asks for `next_seq`. The server keeps delivered events until it needs their room, so
+a reopened stream resumes after the last event that was read: without duplicates, and with a Loss for events that were
+discarded meanwhile.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 1.0
-_REFUSED_SECONDS = 10.0
-"""A server's limit is of requests a second, so who has waited that long shares it with others that ask all the time."""
+_MAX_PAUSE_SECONDS = 1.0
+_UNSUBSCRIBE_SECONDS = 10.0
+"""The quota is per second, so a client refused for this long shares it with others that use it up all the time."""
 
 
 class SubscriptionState:
-    """The part that the sync and the async subscription share.
+    """The state that blocking and asyncio subscriptions share.
 
-    id, engine, lease_seconds: as the server answered.
-    described: what the site_ids of events and column batches stand for, as far as the stream told.
+    id, engine, lease_seconds: from the server's response.
+    described: the sites described on the stream so far, by site_id.
     lost: events lost so far, by stage.
-    account: final once the stream ended; None before unsubscribe() and the End.
-    end: the stream's last message, None before it came.
-    still_disarming: whether unsubscribe() returned before the kernel was done with it.
-    next_seq: where the next stream begins.
+    account: None until unsubscribe() returns or the End arrives; final after the End.
+    end: the stream's last message, None until it arrives.
+    still_disarming: whether unsubscribe() returned before everything was disarmed.
+    next_seq: the sequence number from which the next stream starts.
     """
 
     def __init__(self, response: pb.SubscribeResponse) -> None:
@@ -69,24 +69,24 @@ class SubscriptionState:
         self.still_disarming = False
         self.next_seq = 1
         self._sites: dict[int, SiteStatus] = {}
-        self._armed_ever: set[int] = set()
+        self._ever_armed: set[int] = set()
         self._update(decode.site_statuses(response.sites))
 
     @property
     def sites(self) -> tuple[SiteStatus, ...]:
-        """Every site that matches now, armed or refused."""
+        """All sites that match now, armed or refused."""
         return tuple(self._sites.values())
 
     @property
     def sites_armed(self) -> int:
-        """How many different sites were armed so far, those included whose object is gone."""
-        return len(self._armed_ever)
+        """The number of distinct sites armed so far, including those whose object is gone."""
+        return len(self._ever_armed)
 
     def _read(self, response: pb.StreamResponse, encoding: Encoding) -> tuple[Message, ...]:
         match response.WhichOneof("payload"):
             case "descriptions":
                 sites = decode.described_sites(response.descriptions)
-                self.described.update((each.site.site_id, each) for each in sites)
+                self.described.update((described.site.site_id, described) for described in sites)
                 return (Descriptions(sites),)
             case "columns" if encoding is Encoding.ROWS:
                 batch = event_batch(response.columns, self.described)
@@ -111,7 +111,7 @@ class SubscriptionState:
                 self.account = self.end.account
                 return (self.end,)
             case _:
-                raise ProtocolError("the server sent a message of a kind that this client does not know")
+                raise ProtocolError("the server sent a message of a type that this client does not know")
 
     def _unsubscribed(self, response: pb.UnsubscribeResponse) -> Account:
         self.still_disarming = response.still_disarming
@@ -121,17 +121,17 @@ class SubscriptionState:
         return account
 
     def _update(self, sites: tuple[SiteStatus, ...]) -> None:
-        for each in sites:
-            if each.state is SiteState.ARMED:
-                self._armed_ever.add(each.site_id)
-            if each.state is SiteState.DISARMED:
-                self._sites.pop(each.site_id, None)
+        for site in sites:
+            if site.state is SiteState.ARMED:
+                self._ever_armed.add(site.site_id)
+            if site.state is SiteState.DISARMED:
+                self._sites.pop(site.site_id, None)
             else:
-                self._sites[each.site_id] = each
+                self._sites[site.site_id] = site
 
 
-class Retry:
-    """Opens a stream again for as long as the server keeps the subscription without one: its lease."""
+class StreamRetry:
+    """Decides when to reopen a broken stream: until the lease has expired, with growing pauses."""
 
     def __init__(self, call: Call, lease_seconds: int) -> None:
         self._call = call
@@ -144,40 +144,43 @@ class Retry:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def after(self, error: grpc.RpcError) -> tuple[float, ServerUnavailableError | None]:
-        """Seconds to wait before the next attempt, and the error if it is the first since a success.
+        """Return the seconds to wait before the next attempt, and the error if it is the first since a success.
 
-        Raises the error as a ClientError when another attempt is of no use.
+        Raises the error as a ClientError if another attempt would not help.
         """
         cause = from_rpc_error(error, self._call)
         now = time.monotonic()
-        first = self._deadline is None
+        is_first = self._deadline is None
         if self._deadline is None:
             self._deadline = now + self._lease_seconds
         if not isinstance(cause, ServerUnavailableError) or now >= self._deadline:
             raise cause from error
-        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-        return pause, cause if first else None
+        pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
+        return pause, cause if is_first else None
 
 
-class RefusedUnsubscribe:
-    """Calls Unsubscribe again where the server refused it since this client asks too often: it would stay armed."""
+class UnsubscribeRetry:
+    """Decides when to repeat an Unsubscribe that exceeded the client's request quota; else the probes stay armed."""
 
     def __init__(self, call: Call, lease_seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
         self._lease_seconds = lease_seconds
         self._clock = clock
-        self._deadline = clock() + min(_REFUSED_SECONDS, call.timeout_seconds or _REFUSED_SECONDS)
+        self._deadline = clock() + min(_UNSUBSCRIBE_SECONDS, call.timeout_seconds or _UNSUBSCRIBE_SECONDS)
         self._pause = _FIRST_PAUSE_SECONDS
 
     def after(self, error: grpc.RpcError) -> float:
-        """Seconds to wait before the next attempt. Raises the error as a ClientError when another is of no use."""
+        """Return the seconds to wait before the next attempt.
+
+        Raises the error as a ClientError if another attempt would not help.
+        """
         cause = from_rpc_error(error, self._call)
         if not isinstance(cause, LimitReachedError):
             raise cause from error
         if self._clock() + self._pause > self._deadline:
-            lease = f"its lease ends it {self._lease_seconds} s after its stream closed"
+            lease = f"its lease expires, {self._lease_seconds} s after its stream closed"
             raise StillSubscribedError(cause.code, cause.details, f"{cause}; it stays armed until {lease}") from error
-        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
         return pause
 
 

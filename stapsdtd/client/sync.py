@@ -1,4 +1,4 @@
-"""The client for ordinary code. `aio.py` is its twin: what differs is only how a call is waited for."""
+"""The blocking client. `aio.py` is the same for asyncio; keep the two in step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import grpc
 from stapsdtd.client import decode, encode
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
-from stapsdtd.client.stream import RefusedUnsubscribe, Retry, SubscriptionState, closed_without_end
-from stapsdtd.client.target import Tls, resolved
+from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
+from stapsdtd.client.target import Tls, resolve
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """A connection to stapsdtd, opened when it is first used; a context manager that closes it.
+    """A connection to stapsdtd, opened on first use. A context manager that closes it on exit.
 
-    target: `unix:PATH` of the server's socket, or `tcp:HOST:PORT`.
-    tls: for TCP, which only on loopback may go without.
-    timeout_seconds: how long any answer may take before ServerTimeoutError; streams have no limit.
+    target: the server's address, `unix:PATH` or `tcp:HOST:PORT`.
+    tls: required for TCP, except on loopback.
+    timeout_seconds: how long to wait for a response before raising ServerTimeoutError; streams have no limit.
 
-    Selectors are one string or several. Every method raises ClientError.
+    Selectors are given as one string or several. Every method raises ClientError.
     """
 
     def __init__(self, target: str, *, tls: Tls | None = None, timeout_seconds: float = 60.0) -> None:
         """Raises InvalidTargetError."""
-        address, credentials = resolved(target, tls)
+        address, credentials = resolve(target, tls)
         self._channel = (
             grpc.secure_channel(address, credentials, options=encode.CHANNEL_OPTIONS)
             if credentials
@@ -65,8 +65,8 @@ class Client:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, what: str) -> Call:
-        return Call(what, self._target, self._timeout)
+    def _call(self, operation: str) -> Call:
+        return Call(operation, self._target, self._timeout)
 
     def info(self) -> ServerInfo:
         with translated(self._call("get server info")):
@@ -81,9 +81,10 @@ class Client:
         cgroups: Iterable[str] = (),
         details: bool = False,
     ) -> ProbeListing:
-        """The probes in objects that living processes, or those of pids, map now. No selector means all.
+        """Return the probes in objects that running processes map. Without a selector, all probes.
 
-        containers, cgroups: processes elsewhere are left out; both are as in subscribe.
+        pids, containers, cgroups: consider only these processes; as for subscribe().
+        details: also return the processes, and the notes and files that could not be used.
         """
         request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
         with translated(self._call("list probes")):
@@ -97,7 +98,7 @@ class Client:
         containers: Iterable[str] = (),
         cgroups: Iterable[str] = (),
     ) -> Iterator[WatchMessage]:
-        """The same, then SnapshotComplete, then every appearance and disappearance."""
+        """Yield the same probes as list_probes(), then SnapshotComplete, then probes as they appear and disappear."""
         call = self._stub.WatchProbes(encode.watch_request(selectors, pids, containers=containers, cgroups=cgroups))
         try:
             with translated(Call("watch probes", self._target)):
@@ -122,16 +123,20 @@ class Client:
         queue_bytes: int = 0,
         kernel_buffer_kib: int = 0,
     ) -> Subscription:
-        """Arms all that matches and, later, whatever appears. 0 means the server's default.
+        """Arm all probes that match, and later every new one that does.
 
-        pids, uids, execnames, cgroups, containers: whose events are wanted, everybody's where all are empty; of each
-        kind that is given one has to be met. A cgroup's path is that of /proc/PID/cgroup. A container goes by its name,
-        its id or the id's first 12 digits, and has to be there. What is below a cgroup or a container counts too.
-        include_clients: events of the server's other clients, which by default count as filtered; see the proto.
-        where: an expression such as `arg0 > 100 && execname != "psql"`; see the README.
+        pids, uids, execnames, cgroups, containers: deliver only events of these processes and threads. Values of one
+        argument are combined with OR, different arguments with AND; empty ones do not restrict. cgroups are paths as in
+        /proc/PID/cgroup; containers are names, ids, or at least the first 12 digits of an id. Both must exist, and
+        include everything below them.
+        exclude_pids: never deliver events of these processes.
+        include_clients: deliver events of the server's other clients too, which by default count as filtered.
+        where: a filter expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
-        queue_bytes: how much the server keeps for this client.
-        kernel_buffer_kib: the kernel's buffer, per CPU.
+        queue_bytes: how much the server buffers for this client.
+        kernel_buffer_kib: size of the kernel buffer per CPU.
+
+        For the last three, 0 means the server's default.
         """
         request = encode.subscribe_request(
             selectors,
@@ -147,23 +152,22 @@ class Client:
             queue_bytes=queue_bytes,
             kernel_buffer_kib=kernel_buffer_kib,
         )
-        with translated(self._call(f"subscribe to {encode.shown(request.selectors)}")):
+        with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
             response = self._stub.Subscribe(request, timeout=self._timeout)
         return Subscription(self._stub, response, self._target, self._timeout)
 
     def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
-        """All subscriptions on the server, other clients' too."""
+        """Return this client's subscriptions, or everybody's if its role may manage them."""
         with translated(self._call("list subscriptions")):
             response = self._stub.ListSubscriptions(pb.ListSubscriptionsRequest(), timeout=self._timeout)
         return tuple(map(decode.subscription_info, response.subscriptions))
 
 
 class Subscription(SubscriptionState):
-    """Armed probes and their events; a context manager that unsubscribes.
+    """Armed probes and their events. A context manager that unsubscribes on exit.
 
-    Iterate over events(), columns() or messages(), one of them at a time. A stream that breaks is opened anew
-    while the lease lasts. A later call goes on after the last event that the former one gave, unless from_seq
-    says otherwise.
+    Iterate over events(), columns() or messages(), one of them at a time. A broken stream is reopened until the lease
+    expires. Each call resumes after the last event returned by the previous one, unless from_seq is given.
     """
 
     def __init__(self, stub: StapsdtServiceStub, response: pb.SubscribeResponse, target: str, timeout: float) -> None:
@@ -178,12 +182,12 @@ class Subscription(SubscriptionState):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Who is not there any more needs no good-bye: the subscription is gone or its lease ends it.
+        # The subscription is gone already, or its lease will end it.
         with suppress(NotFoundError, ServerUnavailableError):
             self.unsubscribe()
 
     def events(self, from_seq: int | None = None) -> Iterator[Event]:
-        """One object an event, to the stream's end; `lost`, `sites` and `account` are kept up to date."""
+        """Yield events until the stream ends, keeping `lost`, `sites` and `account` up to date."""
         with closing(self.messages(Encoding.ROWS, from_seq)) as messages:
             for message in messages:
                 if isinstance(message, EventBatch):
@@ -192,10 +196,9 @@ class Subscription(SubscriptionState):
                         yield event
 
     def columns(self, from_seq: int | None = None) -> Iterator[ColumnBatch]:
-        """Batches of events as numpy arrays, to the stream's end.
+        """Yield batches of events as numpy arrays until the stream ends.
 
-        A batch holds events whose values have the same types, so the sequence numbers of neighbouring batches may
-        interleave.
+        All events of a batch have values of the same types, so the sequence numbers of adjacent batches may interleave.
         """
         with closing(self.messages(Encoding.COLUMNS, from_seq)) as messages:
             for message in messages:
@@ -205,9 +208,9 @@ class Subscription(SubscriptionState):
     def messages(
         self, encoding: Encoding = Encoding.ROWS, from_seq: int | None = None
     ) -> Generator[Message, None, None]:
-        """Everything that the stream tells, in its order; ends after an End."""
+        """Yield everything that the stream carries, in order; the last message is an End."""
         self.next_seq = self.next_seq if from_seq is None else from_seq
-        retry = Retry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
+        retry = StreamRetry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
             call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
             try:
@@ -219,21 +222,21 @@ class Subscription(SubscriptionState):
                             return
                 raise closed_without_end()
             except grpc.RpcError as error:
-                pause, news = retry.after(error)
+                pause, interruption = retry.after(error)
             finally:
                 call.cancel()
-            if news:
-                yield Interruption(news)
+            if interruption:
+                yield Interruption(interruption)
             time.sleep(pause)
 
     def unsubscribe(self) -> Account:
-        """Disarms. An open stream still delivers what is in flight in the account, then ends.
+        """Disarm the probes and return the account. An open stream still delivers the events in flight, then ends.
 
-        Tried again for some seconds where this client asks too often; then StillSubscribedError is raised.
+        Retries for a few seconds if the client exceeds its request quota, then raises StillSubscribedError.
         """
         if self.account is not None:
             return self.account
-        retry = RefusedUnsubscribe(Call(f"unsubscribe {self.id}", self._target, self._timeout), self.lease_seconds)
+        retry = UnsubscribeRetry(Call(f"unsubscribe {self.id}", self._target, self._timeout), self.lease_seconds)
         while True:
             try:
                 request = encode.unsubscribe_request(self.id)

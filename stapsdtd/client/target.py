@@ -1,4 +1,4 @@
-"""A server's address as people write it, and as gRPC does; and who one is there."""
+"""Parses a server's address for gRPC, and loads the client's TLS credentials."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from stapsdtd.addresses import LOOPBACK_HOSTS
 from stapsdtd.client.errors import InvalidTargetError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TCP = re.compile(r"tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:/]+):(?P<port>[0-9]{1,5})")
-_LOOPBACK = re.compile(r"127\.[0-9.]+|\[::1\]|localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM: a client's certificate and its key, and the authority that signed the server's certificate."""
+    """PEM files: the client's certificate and key, and the certificate of the authority that signed the server's."""
 
     certificate: str
     key: str
     authority: str
 
 
-def resolved(target: str, tls: Tls | None) -> tuple[str, grpc.ChannelCredentials | None]:
-    """The target for gRPC, and the credentials, None where it is to go without. Raises InvalidTargetError."""
+def resolve(target: str, tls: Tls | None) -> tuple[str, grpc.ChannelCredentials | None]:
+    """Return the target in gRPC's syntax, and credentials, or None to connect without. Raises InvalidTargetError."""
     match = _TCP.fullmatch(target)
     if match is None:
         if target.startswith("tcp:"):
             raise InvalidTargetError(f"{target!r} is not of the form tcp:HOST:PORT")
         if tls is not None:
-            raise InvalidTargetError(f"{target} takes no certificate; that is for tcp:HOST:PORT")
+            raise InvalidTargetError(f"{target} takes no certificate; only tcp:HOST:PORT does")
         return target, None
-    if tls is None and not _LOOPBACK.fullmatch(match["host"]):
-        raise InvalidTargetError(f"{target} takes a certificate, a key and an authority: it is no loopback address")
+    if tls is None and match["host"] not in LOOPBACK_HOSTS:
+        hosts = ", ".join(sorted(LOOPBACK_HOSTS))
+        raise InvalidTargetError(f"{target} needs a certificate, a key and an authority; only {hosts} go without")
     return f"dns:///{match['host']}:{match['port']}", None if tls is None else _credentials(tls)
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:
-    # gRPC would only say, at the first call, that it "failed to create security handshaker"
+    # gRPC would fail only at the first call, with "failed to create security handshaker"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _check(f"{tls.certificate} and {tls.key}", lambda: context.load_cert_chain(tls.certificate, tls.key, _no_password))
     _check(tls.authority, lambda: context.load_verify_locations(tls.authority))
@@ -50,8 +51,8 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def _no_password() -> str:
-    # OpenSSL would ask at the terminal, and gRPC cannot be told
-    raise ValueError("the key has a password")
+    # OpenSSL would prompt on the terminal, and gRPC does not support passphrases
+    raise ValueError("the key has a passphrase, which is not supported")
 
 
 def _check(files: str, load: Callable[[], None]) -> None:

@@ -1,1 +1,1 @@
-"""`./dev demo`: the main job on this host, with a daemon and a program of its own."""
+"""`./dev demo`: runs a daemon, a traced program and a client on this host."""

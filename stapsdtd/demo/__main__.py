@@ -1,6 +1,6 @@
-"""Start a daemon, subscribe, start the program, show what it does, and check the account.
+"""Start a daemon, subscribe to probes, run a program that fires them, and check the account.
 
-Exits with 1 where an event is missing or something is left in the kernel.
+Exits with 1 if an event is missing or something is left in the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 _COMMANDS = Path(sys.executable).parent
 _SELECTORS = ("shop:request(arg0:str, arg1, arg2)", "shop_cache:lookup(arg0:str, arg1)")
 _REQUESTS = 40
-_PATIENCE_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
 def main() -> int:
@@ -31,12 +31,12 @@ def main() -> int:
         _say("a daemon, on a socket of its own", f"stapsdtd --listen {server}")
         with _daemon(server) as daemon, Client(server) as client:
             _say(
-                "a subscription to probes of a program that does not run yet",
+                "a subscription to the probes of a program that is not running yet",
                 f"stapsdt --server {server} trace " + " ".join(f"'{selector}'" for selector in _SELECTORS),
             )
             trace = subprocess.Popen([_COMMANDS / "stapsdt", "--server", server, "trace", *_SELECTORS])
             _wait(client.subscriptions, trace, "the subscription")
-            _say("that program: pure Python, which makes its probes while it runs", "python -m stapsdtd.demo.shop")
+            _say("that program: pure Python, which creates its probes at run time", "python -m stapsdtd.demo.shop")
             fired = _run_shop()
             account = _account(client, fired)
             trace.send_signal(signal.SIGINT)
@@ -51,12 +51,12 @@ def main() -> int:
     print(f"    lost                  {account.lost:5}")
     print(f"    left in the kernel    {len(left):5}")
     agrees = 0 < fired == account.fired == account.delivered + account.filtered + account.lost and not left
-    print("\nfired = delivered + filtered + lost, and nothing is left" if agrees else "\nTHE ACCOUNT DOES NOT AGREE")
+    print("\nfired = delivered + filtered + lost, and nothing is left" if agrees else "\nTHE ACCOUNT DOES NOT ADD UP")
     return 0 if agrees else 1
 
 
-def _say(what: str, command: str = "") -> None:
-    print(f"\n== {what}" + (f"\n   $ {command}" if command else ""), flush=True)
+def _say(heading: str, command: str = "") -> None:
+    print(f"\n== {heading}" + (f"\n   $ {command}" if command else ""), flush=True)
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _daemon(server: str) -> Iterator[subprocess.Popen[bytes]]:
     daemon = subprocess.Popen([_COMMANDS / "stapsdtd", "--listen", server, "--log-level", "warning"])
     try:
         with Client(server) as client:
-            _wait(lambda: _answers(client), daemon, "the daemon")
+            _wait(lambda: _is_serving(client), daemon, "the daemon")
         yield daemon
     finally:
         with suppress(ProcessLookupError):
@@ -72,18 +72,18 @@ def _daemon(server: str) -> Iterator[subprocess.Popen[bytes]]:
         daemon.wait()
 
 
-def _answers(client: Client) -> bool:
+def _is_serving(client: Client) -> bool:
     try:
         return bool(client.info().version)
     except ClientError:
         return False
 
 
-def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+def _wait(condition: Callable[[], object], process: subprocess.Popen[bytes], name: str) -> None:
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while not condition():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise StapsdtdError(f"{what} did not come up; what it said stands above")
+            raise StapsdtdError(f"{name} did not start; see its output above")
         time.sleep(0.02)
 
 
@@ -93,8 +93,8 @@ def _run_shop() -> int:
 
 
 def _account(client: Client, fired: int) -> Account:
-    """The subscription's account, once all has been delivered or the patience is over."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    """Return the subscription's account once it covers all fired events, or after a timeout."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         account = client.subscriptions()[0].account
         if account.delivered + account.filtered + account.lost >= fired or time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""The demo's program: a make-believe shop in pure Python that declares probes while it runs.
+"""The demo's traced program: an imaginary shop in pure Python that declares probes at run time.
 
-It loads a second provider halfway, and ends with one line: how many times it fired a probe.
+It loads a second provider halfway through, and finally prints how many times it fired a probe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.12
 
 
 def main(requests: int) -> None:
-    chance = random.Random(17)  # noqa: S311 - no secrets
+    rng = random.Random(17)  # noqa: S311 - no secrets
     shop, cache = Provider("shop"), Provider("shop_cache")
     request = shop.probe("request", str, INT32, INT32)
     lookup = cache.probe("lookup", str, INT32)
@@ -25,19 +25,19 @@ def main(requests: int) -> None:
     for number in range(requests):
         if number == requests // 2:
             _load(cache, lookup)
-        page = chance.choice(_PAGES)
+        page = rng.choice(_PAGES)
         time.sleep(_PAUSE_SECONDS)
         if request.enabled:
-            request.fire(page, chance.choice((200, 200, 200, 404)), chance.randrange(300, 9000))
+            request.fire(page, rng.choice((200, 200, 200, 404)), rng.randrange(300, 9000))
             fired += 1
         if lookup.enabled:
-            lookup.fire(page, chance.randrange(2))
+            lookup.fire(page, rng.randrange(2))
             fired += 1
     print(fired)
 
 
 def _load(provider: Provider, probe: Probe) -> None:
-    """A program would go on at once; a demo waits a moment, so that its first request is seen."""
+    """Load the provider and wait until it is traced. A real program need not wait; the demo shows every request."""
     provider.load()
     deadline = time.monotonic() + 2
     while not probe.enabled and time.monotonic() < deadline:

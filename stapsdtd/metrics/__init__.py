@@ -1,4 +1,4 @@
-"""What the daemon does, as figures for Prometheus. Nothing here runs but when somebody asks.
+"""Prometheus metrics of the daemon. Nothing here runs except during a scrape.
 
 Sources ──► StapsdtdCollector ──► prometheus_client ──► Exporter, a thread of its own ──► GET /metrics
 """

@@ -1,6 +1,6 @@
-"""From the figures that the daemon's parts keep anyway to metrics; docs/metrics.md lists them.
+"""Collects the counters that the daemon's parts keep anyway as metrics; docs/metrics.md lists them.
 
-No label is of a client's or a program's choosing, so that nobody outside can make many time series.
+No label value is chosen by a client or a traced program, so neither can create many time series.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from stapsdtd.runtime.latency import BOUNDS, Latency
 
 
 class StapsdtdCollector(Collector):
-    """Used by one thread."""
+    """Collects all metrics. For use by one thread."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._told: dict[tuple[str, str], float] = {}
+        self._exported: dict[tuple[str, str], float] = {}
 
     def describe(self) -> list[Metric]:
-        """Have nothing collected when it is registered."""
+        """Return nothing, so that registration does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
             "stapsdtd_build",
-            "The daemon's version and the engine that captures.",
+            "The daemon's version and capture engine.",
             {"version": __version__, "engine": self._sources.engine.name},
         )
         yield _gauge(
-            "stapsdtd_serving", "1 where events can be captured, else 0.", int(self._sources.health.is_serving)
+            "stapsdtd_serving", "1 if events can be captured, 0 otherwise.", int(self._sources.health.is_serving)
         )
         yield from self._events()
         yield from self._capture()
@@ -47,17 +47,17 @@ class StapsdtdCollector(Collector):
         yield from self._host()
 
     def _events(self) -> Iterator[Metric]:
-        figures = self._sources.subscriptions.totals.metrics()
-        account = figures.account
+        totals = self._sources.subscriptions.totals.metrics()
+        account = totals.account
         yield self._counter(
             "stapsdtd_events",
-            "Events by what became of them, summed over all subscriptions there ever were; see also those lost.",
+            "Events by outcome, over all subscriptions, ended ones included; lost events are counted separately.",
             "outcome",
-            {"delivered": account.delivered, "filtered": account.filtered, "unread": figures.unread},
+            {"delivered": account.delivered, "filtered": account.filtered, "unread": totals.unread},
         )
         yield self._counter(
             "stapsdtd_events_lost",
-            "Events that were lost, by the stage at which.",
+            "Lost events, by the stage that lost them.",
             "stage",
             {
                 "kernel_buffer": account.lost_kernel_buffer,
@@ -66,94 +66,101 @@ class StapsdtdCollector(Collector):
                 "quota": account.lost_quota,
             },
         )
-        yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues, to be delivered.", account.in_flight)
-        yield _gauge("stapsdtd_subscriptions", "Subscriptions there are.", figures.subscriptions)
+        yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues.", account.in_flight)
+        yield _gauge("stapsdtd_subscriptions", "Subscriptions.", totals.subscriptions)
         yield _gauge(
-            "stapsdtd_queue_unread_bytes", "What waits in all queues to be delivered.", figures.queue_unread_bytes
+            "stapsdtd_queue_unread_bytes", "Events in all queues waiting to be delivered.", totals.queue_unread_bytes
         )
-        yield _gauge("stapsdtd_queue_limit_bytes", "What all queues may hold.", figures.queue_limit_bytes)
+        yield _gauge("stapsdtd_queue_limit_bytes", "Capacity of all queues together.", totals.queue_limit_bytes)
 
     def _capture(self) -> Iterator[Metric]:
         engine = self._sources.engine.metrics()
-        yield _gauge("stapsdtd_attachments", "Sites that are armed.", engine.attachments)
+        yield _gauge("stapsdtd_attachments", "Armed sites.", engine.attachments)
         yield _gauge("stapsdtd_groups", "tracefs events that hold the armed sites.", engine.groups)
-        filled = GaugeMetricFamily("stapsdtd_ring_filled_bytes", _RING + " what waits to be read.", labels=["ring"])
-        size = GaugeMetricFamily("stapsdtd_ring_size_bytes", _RING + " what it holds.", labels=["ring"])
+        filled = GaugeMetricFamily("stapsdtd_ring_filled_bytes", "Bytes waiting to be read, " + _RING, labels=["ring"])
+        size = GaugeMetricFamily("stapsdtd_ring_size_bytes", "Capacity, " + _RING, labels=["ring"])
         for ring in engine.rings:
             filled.add_metric([ring.name], ring.filled_bytes)
             size.add_metric([ring.name], ring.size_bytes)
         yield filled
         yield size
         yield self._counter(
-            "stapsdtd_stray_hits", "Hits and records that were nobody's; any is a defect.", None, {"": engine.strays}
+            "stapsdtd_stray_hits",
+            "Hits and records of no subscription, which were dropped; any is a bug.",
+            None,
+            {"": engine.strays},
         )
         unread = engine.unread
         yield self._counter(
             "stapsdtd_values_unread",
-            "Values that were not in memory at the hit, by what became of them.",
+            "Values that were not in memory at the hit, by outcome.",
             "outcome",
             {"from_file": unread.from_file, "unavailable": unread.unavailable},
         )
         yield self._counter(
             "stapsdtd_pages",
-            "Pages that hits did not find in memory, by whether they were brought in for later ones.",
+            "Pages that were not in memory at a hit, by whether they were brought in for later hits.",
             "outcome",
             {"touched": unread.pages_touched, "refused": unread.pages_refused},
         )
-        yield _gauge("stapsdtd_pages_stuck", "Owners whose page has not come for more than a second.", unread.stuck)
+        yield _gauge(
+            "stapsdtd_pages_stuck", "Users with a page that has not been read for more than a second.", unread.stuck
+        )
         yield _histogram(
-            "stapsdtd_arm_seconds", "Arming one object's sites for a subscription.", self._sources.subscriptions.arming
+            "stapsdtd_arm_seconds",
+            "Time to arm one object's sites for a subscription.",
+            self._sources.subscriptions.arming,
         )
 
     def _clients(self) -> Iterator[Metric]:
         relay = self._sources.relay
-        yield _gauge("stapsdtd_connections", "Connections of clients.", relay.connections)
-        yield _gauge("stapsdtd_clients", "Different clients that are connected.", relay.clients)
+        yield _gauge("stapsdtd_connections", "Open connections.", relay.connections)
+        yield _gauge("stapsdtd_clients", "Distinct connected clients.", relay.clients)
         refusals = self._sources.gate.refusals
         yield self._counter(
             "stapsdtd_refusals",
-            "What roles, quotas and limits refused.",
+            "Connections and calls refused because of roles, quotas or limits.",
             "what",
             {"connection": refusals["connection"], "call": refusals["call"]},
         )
         yield self._counter(
             "stapsdtd_foreign_hits_refusals",
-            "How often an object was disarmed, since it cost processes too much that its client does not see.",
+            "Objects disarmed because they cost processes too much that the client may not see.",
             None,
             {"": self._sources.subscriptions.foreign.exceeded},
         )
 
     def _host(self) -> Iterator[Metric]:
-        known = self._sources.registry.metrics()
-        yield _gauge("stapsdtd_processes", "Processes that are watched.", known.processes)
-        yield _gauge("stapsdtd_objects", "Files with probes that processes map.", known.objects)
-        yield _gauge("stapsdtd_probes", "Probes in them.", known.probes)
+        registry = self._sources.registry.metrics()
+        yield _gauge("stapsdtd_processes", "Watched processes.", registry.processes)
+        yield _gauge("stapsdtd_objects", "Mapped files with probes.", registry.objects)
+        yield _gauge("stapsdtd_probes", "Probes in mapped files.", registry.probes)
         watcher, parser = self._sources.watcher, self._sources.parser
-        yield self._counter("stapsdtd_rescans", "How often all of /proc was read.", None, {"": watcher.rescans})
+        yield self._counter("stapsdtd_rescans", "Scans of all of /proc.", None, {"": watcher.rescans})
         yield _histogram(
             "stapsdtd_process_scan_seconds",
-            "Looking at what a process maps, with what is parsed and armed therefore.",
+            "Time to scan a process's mappings, including parsing and arming what was found.",
             watcher.looking,
         )
-        yield _histogram("stapsdtd_parse_seconds", "Parsing a file in the sandbox.", parser.parsing)
+        yield _histogram("stapsdtd_parse_seconds", "Time to parse a file in the sandbox.", parser.parsing)
         yield self._counter(
             "stapsdtd_parse_failures",
-            "Files that could not be parsed: the file's fault, or the sandboxed worker failed, ended or hung.",
+            "Files that could not be parsed, because of the file, or because the sandboxed worker failed or hung.",
             "reason",
             {"file": parser.failures["file"], "worker": parser.failures["worker"]},
         )
-        yield self._counter("stapsdtd_sandbox_starts", "How often the sandbox was started.", None, {"": parser.starts})
+        yield self._counter("stapsdtd_sandbox_starts", "Starts of the sandbox.", None, {"": parser.starts})
 
     def _counter(self, name: str, text: str, label: str | None, values: Mapping[str, int]) -> Metric:
-        """What was told never gets less: an event that a client names as missing changes from delivered to lost."""
+        """Return a counter that never decreases, though counts may: a delivered event can turn out to be lost."""
         family = CounterMetricFamily(name, text, labels=[label] if label else [])
         for value, count in values.items():
-            told = self._told[name, value] = max(self._told.get((name, value), 0), count)
-            family.add_metric([value] if label else [], told)
+            exported = self._exported[name, value] = max(self._exported.get((name, value), 0), count)
+            family.add_metric([value] if label else [], exported)
         return family
 
 
-_RING = "By buffer between kernel and daemon (bpf: its records' bytes; ftrace: its CPU),"
+_RING = "by buffer between kernel and daemon (bpf: by record size; ftrace: by CPU)."
 
 
 def _gauge(name: str, text: str, value: int) -> Metric:
@@ -161,10 +168,10 @@ def _gauge(name: str, text: str, value: int) -> Metric:
 
 
 def _histogram(name: str, text: str, latency: Latency) -> Metric:
-    found = latency.distribution()
+    distribution = latency.distribution()
     total = 0
     buckets: list[tuple[str, float]] = []
-    for bound, count in zip([*map(str, BOUNDS), "+Inf"], found.counts, strict=True):
+    for bound, count in zip([*map(str, BOUNDS), "+Inf"], distribution.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, text, buckets, found.total_seconds)
+    return HistogramMetricFamily(name, text, buckets, distribution.total_seconds)

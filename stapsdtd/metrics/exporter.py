@@ -1,5 +1,5 @@
-"""Serves metrics over HTTP, in a thread of its own and one request at a time: who is slow only keeps others waiting
-for their metrics, and that not long.
+"""Serves metrics over HTTP, in a thread of its own and one request at a time: a slow client delays only other scrapes,
+and only until its request times out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REQUEST_SECONDS = 5.0
 
 
 class Exporter:
-    """Serves from now on until it is closed. Raises CannotListenError."""
+    """Serves metrics until it is closed. Raises CannotListenError."""
 
     def __init__(self, listener: Listener, collector: Collector, request_seconds: float = _REQUEST_SECONDS) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -43,7 +43,7 @@ class Exporter:
 
     def close(self) -> None:
         self._closing.set()
-        # which wakes the thread, as to close it would not
+        # wakes the thread, which close() would not
         hang_up(self._listening.socket)
         if (current := self._current) is not None:
             hang_up(current)
@@ -56,26 +56,26 @@ class Exporter:
                 connection, _ = self._listening.socket.accept()
             except OSError as error:
                 if not self._closing.is_set():
-                    _log.warning("metrics cannot be served now: %s", error)
-                    # descriptors may have run out
+                    _log.warning("cannot accept connections for metrics, retrying: %s", error)
+                    # out of descriptors, for example
                     self._closing.wait(self._request_seconds)
                 continue
             with connection:
                 self._current = connection
-                self._answer(connection)
+                self._handle(connection)
                 self._current = None
 
-    def _answer(self, connection: socket.socket) -> None:
-        # a timeout of the socket would begin anew with each byte
+    def _handle(self, connection: socket.socket) -> None:
+        # a socket timeout would start over with each byte
         deadline = threading.Timer(self._request_seconds, hang_up, [connection])
         deadline.daemon = True
         deadline.start()
         try:
             self._handler(connection, ("", 0), None)
         except OSError as error:
-            _log.debug("a request for metrics was not answered: %s", error)
-        except Exception:  # noqa: BLE001 - the next request may fare better
-            _log.exception("metrics could not be told")
+            _log.debug("a request for metrics failed: %s", error)
+        except Exception:  # noqa: BLE001 - the next request may succeed
+            _log.exception("cannot collect metrics")
         finally:
             deadline.cancel()
 

@@ -1,4 +1,4 @@
-"""Where the figures come from; apart from what tells them, so that who wants no metrics loads no library for them."""
+"""The parts of the daemon that have metrics. Without an import of prometheus_client, for daemons that export none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stapsdtd.sessions.subscriptions import Subscriptions
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Whose figures are told. All are read in the exporter's thread, by what each allows any thread to use."""
+    """The exporter's thread reads all of these, through members that any thread may use."""
 
     engine: Engine
     registry: Registry

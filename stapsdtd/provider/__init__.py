@@ -6,12 +6,12 @@
     request_start = provider.probe("request__start", str, INT32)
     provider.load()
 
-    request_start.fire("/index", 200)           # two comparisons and a memory read while nobody traces
-    if request_start.enabled:                   # where preparing the arguments is what costs
+    request_start.fire("/index", 200)           # only checks the arguments and reads the semaphore while not traced
+    if request_start.enabled:                   # where preparing the arguments is expensive
         request_start.fire(describe(request), 200)
 
-Loading writes a shared library into a memfd, as libstapsdt does, and maps it. Any tool that knows static
-probes then sees `myapp:request__start` in this process: stapsdtd, bpftrace, perf, bcc, SystemTap.
+Loading writes a shared library into a memfd, as libstapsdt does, and maps it. Any tool that supports SDT probes then
+sees `myapp:request__start` in this process: stapsdtd, bpftrace, perf, bcc, SystemTap.
 
     argtypes ──► architecture ──► image (pure: declarations -> ELF bytes) ──► library (memfd, mmap) ──► probes
 """

@@ -1,4 +1,4 @@
-"""What differs between processors: a stub's code, the calling convention's registers, the page size."""
+"""Differences between architectures: the code of a stub, argument registers, the page size."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stapsdtd.provider.argtypes import ArgType
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A processor, as the image needs it.
+    """An architecture.
 
     machine: ELF's e_machine.
-    page_size: bytes; the largest that a kernel for it may use.
-    stub: the code of one probe, which begins with the nop that tools arm and returns.
-    registers: by size in bytes, the six argument registers as notes spell them.
+    page_size: the largest page size that its kernels may use, in bytes.
+    stub: the code of one probe: the nop that tools arm, then a return.
+    registers: the six argument registers as notes spell them, by size in bytes.
     """
 
     machine: int
@@ -26,7 +26,7 @@ class Architecture:
     registers: Mapping[int, tuple[str, ...]]
 
     def operands(self, types: tuple[ArgType, ...]) -> str:
-        """The note's argument string: `8@%rdi -4@%esi`."""
+        """Return the note's argument string: `8@%rdi -4@%esi`."""
         return " ".join(
             f"{'-' if type_.signed else ''}{type_.size}@{self.registers[type_.size][position]}"
             for position, type_ in enumerate(types)
@@ -49,7 +49,7 @@ AARCH64 = Architecture(
     machine=183,
     page_size=0x10000,
     stub=bytes.fromhex("1f2003d5 c0035fd6"),
-    # Always x, as gcc writes it for sdt.h too: libbpf knows no w registers.
+    # Always x registers, as gcc emits for sdt.h too: libbpf does not support w registers.
     registers=dict.fromkeys((1, 2, 4, 8), ("x0", "x1", "x2", "x3", "x4", "x5")),
 )
 
@@ -57,7 +57,7 @@ _BY_UNAME = {"x86_64": X86_64, "aarch64": AARCH64}
 
 
 def of_this_process() -> Architecture:
-    """Raises NotImplementedError where no probe can be made: another processor or system, 32-bit Python."""
+    """Raises NotImplementedError on other architectures and systems, and in 32-bit Python."""
     host = os.uname()
     architecture = _BY_UNAME.get(host.machine)
     if host.sysname != "Linux" or sys.maxsize < 2**32 or architecture is None:

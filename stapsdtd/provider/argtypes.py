@@ -1,4 +1,4 @@
-"""What a probe's arguments can be, and how a probe is declared."""
+"""Argument types and declarations of probes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 MAX_ARGUMENTS = 6
-"""As many as x86-64 passes in registers, and as libstapsdt allows."""
+"""The number that x86-64 passes in registers, and libstapsdt's limit."""
 
 
 class ArgType(Enum):
     """The type of one argument.
 
-    size: bytes that a reader takes, 1, 2, 4 or 8; a string is the 8-byte address of its first character.
-    signed: whether they are two's complement.
+    size: in bytes: 1, 2, 4 or 8. A string is the 8-byte address of its first character.
+    signed: whether the value is in two's complement.
     low, high: the smallest and largest integer that fits; 0 and 2**64 - 1 for STRING.
     """
 
@@ -55,17 +55,17 @@ class Declaration:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError unless every tool can spell the name: ASCII letters, digits and _, no digit first."""
+    """Raises ValueError unless every tool accepts the name: ASCII letters, digits and _, not starting with a digit."""
     if not (name.isascii() and name.isidentifier()):
-        raise ValueError(f"{name!r} is no probe or provider name: letters, digits and _ (__ for a dash)")
+        raise ValueError(f"{name!r} is not a valid probe or provider name: use letters, digits and _ (__ for a dash)")
 
 
 def argtype(declared: ArgType | type[int | str]) -> ArgType:
-    """The type meant: `int` is INT64, `str` is STRING. Raises TypeError for anything else."""
+    """Return the ArgType: INT64 for `int`, STRING for `str`. Raises TypeError for anything else."""
     if isinstance(declared, ArgType):
         return declared
     if declared is int:
         return INT64
     if declared is str:
         return STRING
-    raise TypeError(f"an argument is int, str or an ArgType, not {declared!r}")
+    raise TypeError(f"the type of an argument is int, str or an ArgType, not {declared!r}")

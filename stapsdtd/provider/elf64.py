@@ -1,7 +1,6 @@
-"""Write a little-endian 64-bit ELF shared library from its sections.
+"""Writes little-endian 64-bit ELF shared libraries from their sections.
 
-Addresses equal file offsets throughout: one number says where a thing is in the file, in notes, symbols and
-headers, and, relative to the file's first byte, in memory.
+Addresses equal file offsets throughout, in notes, symbols and headers, and relative to the load address in memory.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ DYNAMIC = struct.Struct("<QQ")
 _FILE_HEADER = struct.Struct("<4s5B7xHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
-_PROGRAM_HEADERS = 6
+_PROGRAM_HEADER_COUNT = 6
 """Three PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_GNU_STACK."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section and its bytes; link names another section, the rest is as in the section header."""
+    """A section and its contents. link is the name of another section; the rest is as in the section header."""
 
     name: str
     type: int
@@ -46,17 +45,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of the file that is mapped: where and how long in bytes, and PF_ flags."""
+    """A part of the file that is mapped: offset and size in bytes, and PF_ flags."""
 
     offset: int
     size: int
     flags: int
 
 
-def place(sections: Sequence[Section], page_size: int) -> dict[str, int]:
-    """Where in the file each section begins; a change of access rights begins a page."""
+def lay_out(sections: Sequence[Section], page_size: int) -> dict[str, int]:
+    """Return the file offset of each section. Sections with different access rights do not share a page."""
     offsets = {}
-    end = _FILE_HEADER.size + _PROGRAM_HEADERS * _PROGRAM_HEADER.size
+    end = _FILE_HEADER.size + _PROGRAM_HEADER_COUNT * _PROGRAM_HEADER.size
     flags = SHF_ALLOC
     for section in sections:
         new_segment = section.flags not in (flags, 0)
@@ -67,7 +66,7 @@ def place(sections: Sequence[Section], page_size: int) -> dict[str, int]:
 
 
 def segments_of(sections: Sequence[Section], offsets: Mapping[str, int]) -> tuple[Segment, ...]:
-    """The segments that placed sections make; the first begins with the file header."""
+    """Return the segments that the sections form. The first one starts with the file header."""
     segments: list[Segment] = []
     mapped = (section for section in sections if section.flags & SHF_ALLOC)
     for flags, run in groupby(mapped, key=lambda section: section.flags):
@@ -80,7 +79,7 @@ def segments_of(sections: Sequence[Section], offsets: Mapping[str, int]) -> tupl
 
 
 def write(sections: Sequence[Section], offsets: Mapping[str, int], machine: int, page_size: int) -> bytearray:
-    """The file. The last section holds the section names; .dynamic and .note.gnu.build-id have to exist."""
+    """Return the file. The last section must hold the section names; .dynamic and .note.gnu.build-id must exist."""
     table_offset = align(offsets[sections[-1].name] + len(sections[-1].body), 8)
     content = bytearray(table_offset)
     for section in sections:
@@ -92,7 +91,7 @@ def write(sections: Sequence[Section], offsets: Mapping[str, int], machine: int,
         *(b"\x7fELF", 2, 1, 1, 0, 0),  # 64 bits, little-endian, ELF version, System V ABI and its version
         *(ET_DYN, machine, 1),
         *(0, _FILE_HEADER.size, table_offset, 0),  # no entry point, no processor flags
-        *(_FILE_HEADER.size, _PROGRAM_HEADER.size, _PROGRAM_HEADERS),
+        *(_FILE_HEADER.size, _PROGRAM_HEADER.size, _PROGRAM_HEADER_COUNT),
         *(_SECTION_HEADER.size, len(sections) + 1, len(sections)),
     )
     headers += _program_headers(sections, offsets, page_size)
@@ -101,20 +100,20 @@ def write(sections: Sequence[Section], offsets: Mapping[str, int], machine: int,
 
 
 def strings(texts: Sequence[str]) -> tuple[bytes, list[int]]:
-    """A string table that begins with the empty string, and where in it each text stands."""
+    """Return a string table, which starts with the empty string, and the offset of each text in it."""
     encoded = [f"{text}\0".encode() for text in texts]
     return b"\0" + b"".join(encoded), list(accumulate(map(len, encoded), initial=1))[:-1]
 
 
 def note(owner: str, kind: int, descriptor: bytes) -> bytes:
-    """A note, padded to 4 bytes, with its sizes unpadded."""
+    """Return a note, padded to 4 bytes. The sizes in its header do not include the padding."""
     name = f"{owner}\0".encode()
     sizes = struct.pack("<III", len(name), len(descriptor), kind)
     return sizes + _pad(name, 4) + _pad(descriptor, 4)
 
 
 def align(offset: int, boundary: int) -> int:
-    """The smallest multiple of boundary that is not below offset."""
+    """Round offset up to a multiple of boundary."""
     return -(-offset // boundary) * boundary
 
 
@@ -130,7 +129,7 @@ def _program_headers(sections: Sequence[Section], offsets: Mapping[str, int], pa
     headers += [
         (PT_DYNAMIC, PF_R | PF_W, offsets[".dynamic"], sizes[".dynamic"], 8),
         (PT_NOTE, PF_R, offsets[".note.gnu.build-id"], sizes[".note.gnu.build-id"], 4),
-        (PT_GNU_STACK, PF_R | PF_W, 0, 0, 16),  # without it a loader makes stacks executable
+        (PT_GNU_STACK, PF_R | PF_W, 0, 0, 16),  # without it, loaders make stacks executable
     ]
     return b"".join(
         _PROGRAM_HEADER.pack(kind, flags, offset, offset, offset, size, size, alignment)
@@ -140,7 +139,7 @@ def _program_headers(sections: Sequence[Section], offsets: Mapping[str, int], pa
 
 def _section_headers(sections: Sequence[Section], offsets: Mapping[str, int]) -> bytes:
     names = [section.name for section in sections]
-    numbers = {name: number for number, name in enumerate(["", *names])}
+    indexes = {name: index for index, name in enumerate(["", *names])}
     headers = [bytes(_SECTION_HEADER.size)]
     for section, name_offset in zip(sections, strings(names)[1], strict=True):
         offset = offsets[section.name]
@@ -148,7 +147,7 @@ def _section_headers(sections: Sequence[Section], offsets: Mapping[str, int]) ->
         headers.append(
             _SECTION_HEADER.pack(
                 *(name_offset, section.type, section.flags, address, offset, len(section.body)),
-                *(numbers[section.link], section.info, section.align, section.entry_size),
+                *(indexes[section.link], section.info, section.align, section.entry_size),
             )
         )
     return b"".join(headers)

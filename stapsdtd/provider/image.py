@@ -1,4 +1,4 @@
-"""The shared library that carries a provider's probes, as bytes.
+"""Builds the shared library that carries a provider's probes.
 
     $ readelf -nW /proc/PID/fd/3
     Displaying notes found in: .note.gnu.build-id
@@ -14,11 +14,11 @@
         Location: 0x0000000000001000, Base: 0x0000000000000247, Semaphore: 0x0000000000002060
         Arguments: 8@%rdi -4@%esi
 
-What is where in it:
+Its layout:
 
     0x0000  R    headers, build-id, symbols, .stapsdt.base
-    0x1000  R X  .text: for each probe a stub, `nop; ret`
-    0x2000  RW   .dynamic; .probes: for each probe a semaphore, 16 bits
+    0x1000  R X  .text: a stub for each probe, `nop; ret`
+    0x2000  RW   .dynamic; .probes: a 16-bit semaphore for each probe
                  not mapped: .note.stapsdt, section names and headers
 """
 
@@ -38,15 +38,15 @@ from stapsdtd.provider.elf64 import SHF_ALLOC, SHF_EXECINSTR, SHF_WRITE, Section
 NT_STAPSDT = 3
 _SEMAPHORE_SIZE = 2
 _BUILD_ID_SIZE = 20
-# Where _sections puts these two, counted from 1: symbols name their section by number.
-_TEXT_NUMBER, _PROBES_NUMBER = 6, 8
+# Indexes of the sections that _sections() returns, after the null section; symbols refer to them.
+_TEXT_INDEX, _PROBES_INDEX = 6, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The file, its segments in the order of their addresses, and where the parts of each probe are.
+    """The file, its segments in order of address, and the locations of each probe.
 
-    stubs, semaphores: in the order of the declarations; bytes from the file's beginning, in file and memory.
+    stubs, semaphores: offsets in bytes, in the file and in memory, in the order of the declarations.
     """
 
     content: bytes
@@ -56,15 +56,15 @@ class Image:
 
 
 def build_image(provider: str, declarations: Sequence[Declaration], architecture: Architecture) -> Image:
-    """The library for these probes; the same declarations give the same bytes, and so the same build-id.
+    """Return the library for these probes. The same declarations give the same bytes, and so the same build-id.
 
-    Raises ValueError where there is no probe.
+    Raises ValueError if there are no declarations.
     """
     if not declarations:
-        raise ValueError(f"provider {provider} declares no probe")
-    # Made twice: addresses follow from sizes, and no size depends on an address.
-    unplaced = _sections(provider, declarations, architecture, defaultdict(int))
-    offsets = elf64.place(unplaced, architecture.page_size)
+        raise ValueError(f"provider {provider} declares no probes")
+    # Built twice: offsets follow from sizes, and no size depends on an offset.
+    sizing = _sections(provider, declarations, architecture, defaultdict(int))
+    offsets = elf64.lay_out(sizing, architecture.page_size)
     sections = _sections(provider, declarations, architecture, offsets)
     content = elf64.write(sections, offsets, architecture.machine, architecture.page_size)
 
@@ -83,11 +83,11 @@ def _stubs(
     declarations: Sequence[Declaration], architecture: Architecture, offsets: Mapping[str, int]
 ) -> tuple[int, ...]:
     size = len(architecture.stub)
-    return tuple(offsets[".text"] + size * number for number in range(len(declarations)))
+    return tuple(offsets[".text"] + size * index for index in range(len(declarations)))
 
 
 def _semaphores(declarations: Sequence[Declaration], offsets: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(offsets[".probes"] + _SEMAPHORE_SIZE * number for number in range(len(declarations)))
+    return tuple(offsets[".probes"] + _SEMAPHORE_SIZE * index for index in range(len(declarations)))
 
 
 def _sections(
@@ -96,7 +96,7 @@ def _sections(
     architecture: Architecture,
     offsets: Mapping[str, int],
 ) -> list[Section]:
-    """All sections in file order; offsets are the addresses that stand in them."""
+    """Return all sections in file order. offsets: the addresses to write into them."""
     stubs = _stubs(declarations, architecture, offsets)
     semaphores = _semaphores(declarations, offsets)
     dynsym, dynstr = _symbols(provider, declarations, len(architecture.stub), stubs, semaphores)
@@ -139,21 +139,21 @@ def _symbols(
     stubs: Sequence[int],
     semaphores: Sequence[int],
 ) -> tuple[bytes, bytes]:
-    """.dynsym and .dynstr: a function and a semaphore for each probe, so that tools have names to show."""
+    """Return .dynsym and .dynstr, with a function and an object for each probe, so that tools can show names."""
     names = [declaration.name for declaration in declarations]
     names += [f"{provider}_{name}_semaphore" for name in names]
     dynstr, name_offsets = elf64.strings(names)
-    described = [(elf64.STT_FUNC, _TEXT_NUMBER, stub, stub_size) for stub in stubs]
-    described += [(elf64.STT_OBJECT, _PROBES_NUMBER, address, _SEMAPHORE_SIZE) for address in semaphores]
+    entries = [(elf64.STT_FUNC, _TEXT_INDEX, stub, stub_size) for stub in stubs]
+    entries += [(elf64.STT_OBJECT, _PROBES_INDEX, semaphore, _SEMAPHORE_SIZE) for semaphore in semaphores]
     symbols = (
-        elf64.SYMBOL.pack(name_offset, elf64.STB_GLOBAL << 4 | kind, 0, section, address, size)
-        for name_offset, (kind, section, address, size) in zip(name_offsets, described, strict=True)
+        elf64.SYMBOL.pack(name_offset, elf64.STB_GLOBAL << 4 | kind, 0, section_index, address, size)
+        for name_offset, (kind, section_index, address, size) in zip(name_offsets, entries, strict=True)
     )
     return bytes(elf64.SYMBOL.size) + b"".join(symbols), dynstr
 
 
 def _hash(dynsym: bytes) -> bytes:
-    """All symbols chained in one bucket: this needs no hash function, and nobody looks them up in a hurry."""
+    """Return .hash with all symbols chained in one bucket: no hash function is needed, and lookups are rare."""
     count = len(dynsym) // elf64.SYMBOL.size
     return struct.pack(f"<{3 + count}I", 1, count, 1, 0, *range(2, count), 0)
 
@@ -175,6 +175,6 @@ def _build_id_note() -> bytes:
 
 
 def _probe_note(addresses: tuple[int, int, int], texts: tuple[str, str, str]) -> bytes:
-    """Location, base and semaphore; provider, name and arguments."""
+    """addresses: location, base, semaphore. texts: provider, name, arguments."""
     strings = "".join(f"{text}\0" for text in texts).encode()
     return elf64.note("stapsdt", NT_STAPSDT, struct.pack("<QQQ", *addresses) + strings)

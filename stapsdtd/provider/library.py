@@ -1,8 +1,8 @@
-"""A provider's image in memory: written to a memfd and mapped as the dynamic loader would.
+"""Writes a provider's image to a memfd and maps it, as the dynamic loader would.
 
-The loader itself is left out on purpose. It knows a library by its path and would hand out an older one whose
-descriptor number came back; it takes locks, which a fork may leave held; and it unloads when told to, be a
-thread inside or not. Here the mapping lives as long as anything that points into it, by reference count.
+The loader itself is not used: it identifies a library by its path, and would return an older one whose descriptor
+number was reused; it takes locks, which a fork may leave held; and it unloads on request even if a thread is inside.
+Here, references to the mapping keep it alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stapsdtd.provider.argtypes import MAX_ARGUMENTS
 from stapsdtd.provider.elf64 import PF_W, PF_X
 from stapsdtd.provider.image import Image
 
-MFD_NOEXEC_SEAL = 0x08  # Linux 6.3; where vm.memfd_noexec is 2 no memfd is made without it
+MFD_NOEXEC_SEAL = 0x08  # Linux 6.3; required if vm.memfd_noexec is 2
 MAP_FIXED = 0x10
 MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -33,16 +33,16 @@ _libc.mmap.argtypes = (
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
-# PYFUNCTYPE keeps the GIL: a stub takes less time than giving it away. c_void_p takes any 64 bits, and bytes.
+# PYFUNCTYPE keeps the GIL: a stub takes less time than releasing it. c_void_p accepts any 64 bits, and bytes.
 _STUB_TYPES = tuple(ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * count) for count in range(MAX_ARGUMENTS + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A probe's place in memory. Who holds it may read the semaphore and call the stub; mapping sees to that.
+    """A probe in memory. Its reference to the mapping keeps the semaphore and the stub valid.
 
-    semaphore: not 0 while the probe is traced in this process.
-    stub: takes the probe's number of arguments; an int of at most 64 bits, or bytes to pass their address.
+    semaphore: nonzero while the probe is traced in this process.
+    stub: takes the probe's number of arguments: integers of at most 64 bits, or bytes, whose address is passed.
     """
 
     semaphore: ctypes.c_uint16
@@ -51,14 +51,14 @@ class Site:
 
 
 UNLOADED = Site(ctypes.c_uint16(0), lambda *_: None, None)
-"""What a probe has that is in no library: never enabled."""
+"""The site of a probe that is not loaded, which is never enabled."""
 
 
 def load(provider: str, image: Image, arities: Sequence[int]) -> tuple[Site, ...]:
-    """Map the image, and return its sites in their order; arities are the numbers of their arguments.
+    """Map the image and return its sites, in order. arities: the number of arguments of each.
 
-    The descriptor stays open until no site is left: bcc and bpftrace look for a memfd in /proc/PID/fd.
-    Raises OSError where the kernel refuses the memfd or the mapping.
+    The descriptor stays open as long as a site is referenced: bcc and bpftrace look for the memfd in /proc/PID/fd.
+    Raises OSError if the kernel refuses the memfd or the mapping.
     """
     fd = _memfd(f"libstapsdt:{provider}", image.content)
     try:
@@ -84,7 +84,7 @@ def _memfd(name: str, content: bytes) -> int:
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(content)
-        # Whoever opens /proc/PID/fd/N cannot truncate what is mapped.
+        # Otherwise anyone who opens /proc/PID/fd/N could truncate the mapped file.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
     except OSError:
         os.close(fd)
@@ -93,7 +93,7 @@ def _memfd(name: str, content: bytes) -> int:
 
 
 def _map(fd: int, image: Image) -> ctypes.Array[ctypes.c_char]:
-    """The mapped bytes. Once nothing refers to them they are unmapped, and fd is closed."""
+    """Return the mapped bytes. They are unmapped, and fd is closed, once nothing refers to them."""
     last = image.segments[-1]
     size = last.offset + last.size
     start = _mmap(None, size, PROT_READ, fd, 0)
@@ -115,14 +115,14 @@ def _mmap(address: int | None, size: int, rights: int, fd: int, offset: int) -> 
     flags = MAP_PRIVATE if address is None else MAP_PRIVATE | MAP_FIXED
     start: int = _libc.mmap(address, size, rights, flags, fd, offset)
     if start == MAP_FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, f"mmap of a memfd: {os.strerror(number)}")
+        error = ctypes.get_errno()
+        raise OSError(error, f"mmap of a memfd: {os.strerror(error)}")
     return start
 
 
 def _release(start: int, size: int, fd: int, identity: tuple[int, int]) -> None:
     _libc.munmap(start, size)
-    # A program that becomes a daemon closes every descriptor; the number may be somebody else's by now.
+    # A program that daemonizes closes all descriptors, so the number may have been reused.
     with contextlib.suppress(OSError):
         if _identity(fd) == identity:
             os.close(fd)

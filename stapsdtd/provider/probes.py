@@ -1,4 +1,4 @@
-"""Provider and Probe: what a program holds in its hands."""
+"""Provider and Probe, the objects that a program uses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from stapsdtd.provider.argtypes import MAX_ARGUMENTS, STRING, ArgType, Declarati
 from stapsdtd.provider.image import build_image
 
 MAX_PROVIDER_NAME = 249 - len("libstapsdt:")
-"""Bytes: what memfd_create leaves of its 249."""
+"""In bytes: memfd_create allows names of 249."""
 
 _TEXT = (str, bytes)
 
 
 class Probe:
-    """One probe of a Provider, made by its probe(). Every thread may use it, at any time, loaded or not."""
+    """A probe, created by Provider.probe(). Any thread may use it at any time, whether loaded or not."""
 
     __slots__ = ("_limits", "declaration", "site")
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.site = library.UNLOADED
-        """Where it is in memory; its Provider sets it."""
+        """Its location in memory, set by the Provider."""
         self._limits = tuple((_TEXT if type_ is STRING else int, type_.low, type_.high) for type_ in declaration.types)
 
     @property
@@ -36,28 +36,27 @@ class Probe:
 
     @property
     def enabled(self) -> bool:
-        """Whether somebody traces this probe in this process; costs one memory read."""
+        """Whether the probe is traced in this process. Costs one memory read."""
         return self.site.semaphore.value != 0
 
     def fire(self, *arguments: int | str | bytes) -> None:
-        """Show these arguments to whoever traces the probe; without effect while nobody does.
+        """Fire the probe with these arguments; does nothing if it is not traced.
 
-        A string is shown as UTF-8, surrogate escapes as the bytes they stand for; readers see it end at its
+        Strings are passed as UTF-8, with surrogate escapes as the bytes they stand for. Tracers see them end at the
         first NUL, as in C.
 
-        The arguments are checked whether or not somebody traces, so that a mistake meets the first test and
-        not the first tracer. Raises TypeError for a wrong number or type of arguments, OverflowError for an
-        integer that its type cannot hold.
+        Arguments are checked even if the probe is not traced, so that mistakes show up in tests and not under a tracer.
+        Raises TypeError for a wrong number or type of arguments, and OverflowError for an integer that does not fit.
         """
         if len(arguments) != len(self._limits):
             raise TypeError(f"{self.name} takes {len(self._limits)} arguments, not {len(arguments)}")
-        # Spelled out here since this loop is most of what a probe costs that nobody traces.
+        # Inlined, since this loop is most of the cost of an untraced probe.
         for argument, (accepted, low, high) in zip(arguments, self._limits):  # noqa: B905
             if not isinstance(argument, accepted):
-                raise TypeError(f"{self!r} cannot take {argument!r}")
+                raise TypeError(f"{self!r} does not accept {argument!r}")
             if isinstance(argument, int) and not low <= argument <= high:
-                raise OverflowError(f"{self!r} cannot hold {argument}")
-        # One reference for the whole call: it keeps the stub mapped when another thread unloads meanwhile.
+                raise OverflowError(f"{argument} does not fit into an argument of {self!r}")
+        # A single reference for the whole call, which keeps the stub mapped if another thread unloads meanwhile.
         site = self.site
         if site.semaphore.value:
             site.stub(*map(_register, arguments))
@@ -72,13 +71,12 @@ class Probe:
 class Provider:
     """A named set of probes that are loaded together, as one shared library in a memfd.
 
-    load, reload and unload are for one thread at a time; the probes themselves are for all. After a fork the
-    child has the library too: the probes work there as in the parent, and unloading concerns only the process
-    that does it.
+    Only one thread at a time may call load, reload or unload; any thread may use the probes. After a fork, the probes
+    work in the child as well, and unloading affects only the process that does it.
     """
 
     def __init__(self, name: str) -> None:
-        """Raises ValueError for a name that is no ASCII identifier or is longer than MAX_PROVIDER_NAME."""
+        """Raises ValueError if the name is not an ASCII identifier or is longer than MAX_PROVIDER_NAME."""
         check_name(name)
         if len(name) > MAX_PROVIDER_NAME:
             raise ValueError(f"a provider's name has at most {MAX_PROVIDER_NAME} characters, not {len(name)}")
@@ -92,7 +90,7 @@ class Provider:
 
     @property
     def probes(self) -> tuple[Probe, ...]:
-        """All declared, in the order of declaration."""
+        """All probes, in order of declaration."""
         return tuple(self._probes.values())
 
     @property
@@ -100,16 +98,16 @@ class Provider:
         return self._loaded
 
     def probe(self, name: str, *types: ArgType | type[int | str]) -> Probe:
-        """Declare a probe; it can be enabled from the next load or reload on.
+        """Declare a probe, which becomes visible to tools with the next load or reload.
 
-        types: of its arguments, MAX_ARGUMENTS at most; `int` stands for INT64 and `str` for STRING.
+        types: the types of its arguments, at most MAX_ARGUMENTS; `int` means INT64 and `str` means STRING.
 
-        Raises ValueError for a name that is no ASCII identifier or was declared before, and for too many
-        arguments; TypeError for a type that is none of these.
+        Raises ValueError if the name is not an ASCII identifier or is already declared, or if there are too many
+        arguments, and TypeError for any other type.
         """
         check_name(name)
         if name in self._probes:
-            raise ValueError(f"{self._name} has a probe {name} already")
+            raise ValueError(f"{self._name} already has a probe {name}")
         if len(types) > MAX_ARGUMENTS:
             raise ValueError(f"{name}: a probe has at most {MAX_ARGUMENTS} arguments, not {len(types)}")
         probe = Probe(Declaration(name, tuple(map(argtype, types))))
@@ -119,18 +117,18 @@ class Provider:
     def load(self) -> None:
         """Make the declared probes visible to tools.
 
-        Raises RuntimeError when it is loaded already, ValueError when no probe is declared, OSError when the
-        kernel refuses, NotImplementedError where no probe can be made (another processor or system).
+        Raises RuntimeError if the provider is loaded already, ValueError if no probe is declared, OSError if the kernel
+        refuses the library, and NotImplementedError on unsupported architectures and systems.
         """
         if self._loaded:
-            raise RuntimeError(f"provider {self._name} is loaded; reload() takes in what was declared since")
+            raise RuntimeError(f"provider {self._name} is loaded; reload() adds probes declared since")
         self.reload()
 
     def reload(self) -> None:
-        """Put a new library with all probes declared by now in place of the loaded one, if there is one.
+        """Load a new library with all probes declared so far, replacing the loaded one, if any.
 
-        Tools see the old library go and a new one come, and have to arm it anew; stapsdtd does. Raises as load
-        does, and then leaves everything as it was.
+        Tools see the old library disappear and a new one appear, whose probes they must arm again, as stapsdtd does.
+        Raises the same errors as load, except RuntimeError, and then changes nothing.
         """
         probes = self.probes
         declarations = [probe.declaration for probe in probes]
@@ -141,7 +139,7 @@ class Provider:
         self._loaded = True
 
     def unload(self) -> None:
-        """Take the library away: the probes are disabled and firing them does nothing. May be repeated."""
+        """Unload the library. Its probes are disabled, and firing them does nothing. May be called again."""
         for probe in self.probes:
             probe.site = library.UNLOADED
         self._loaded = False
@@ -160,7 +158,7 @@ class Provider:
 
 
 def _register(argument: int | str | bytes) -> int | bytes:
-    """What the stub gets; cannot fail, since only a traced program comes here."""
+    """Convert an argument for the stub. Must not fail, since only traced programs get here."""
     if not isinstance(argument, str):
         return argument
     try:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from stapsdtd.api.access import Gate, Policy
-from stapsdtd.api.relay import Patience, PeerTable, Relay
+from stapsdtd.api.relay import ClientTimeouts, PeerTable, Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import Backend, StapsdtServicer
 from stapsdtd.capture.engine import (
@@ -59,7 +59,7 @@ from tests.unit.test_objects import parse_here
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 20
-LONG_PATIENCE = Patience(600, 600, 600)
+LONG_TIMEOUTS = ClientTimeouts(600, 600, 600)
 FEATURES = (Feature("uprobes", True, True, "tried", ""), Feature("map_files", False, False, "refused", "be root"))
 
 
@@ -181,7 +181,7 @@ class Served:
         roles: Sequence[Role],
         listeners: Sequence[Listener],
         max_connections: int,
-        patience: Patience,
+        timeouts: ClientTimeouts,
         idle_seconds: float,
         clock: Callable[[], float],
     ) -> None:
@@ -224,7 +224,7 @@ class Served:
             NOPS,
         )
         self.servicer = StapsdtServicer(backend)
-        self.relay = Relay(self._peers, self.gate, max_connections, patience)
+        self.relay = Relay(self._peers, self.gate, max_connections, timeouts)
         self.server = self.in_api(self._start(listeners, idle_seconds))
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         self.stub = StapsdtServiceStub(self.channel)
@@ -350,12 +350,12 @@ def served(
     listeners: Sequence[Listener] = (),
     *,
     max_connections: int = 100,
-    patience: Patience = LONG_PATIENCE,
+    timeouts: ClientTimeouts = LONG_TIMEOUTS,
     idle_seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Served]:
     """listeners: beside Served.socket, which is the stub's. clock: what bounds go by."""
-    server = Served(folder, limits or Limits(), roles, listeners, max_connections, patience, idle_seconds, clock)
+    server = Served(folder, limits or Limits(), roles, listeners, max_connections, timeouts, idle_seconds, clock)
     try:
         yield server
     finally:

@@ -193,7 +193,7 @@ class TestOthersProcesses:
         code, told = refused(lambda: subscribe(anne, scope=pb.Scope(pids=[pids["anne"], pids["bert"]])))
         assert code is grpc.StatusCode.PERMISSION_DENIED
         assert told == (
-            f"the role user does not allow to trace process {pids['bert']}, only those with the rights of uid "
+            f"role user does not allow tracing process {pids['bert']}, only those with the rights of uid "
             f"{ANNE.uid} and no others"
         )
         missing = 1 << 30
@@ -270,7 +270,7 @@ class TestQuotas:
         assert [next(call).change for call in calls] == [COMPLETE, COMPLETE]
         code, told = refused(lambda: next(anne.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)))
         assert (code, told) == (
-            grpc.StatusCode.RESOURCE_EXHAUSTED, f"uid {ANNE.uid} watches 2 times, as often as its role allows",
+            grpc.StatusCode.RESOURCE_EXHAUSTED, f"uid {ANNE.uid} has 2 watches, as many as its role allows",
         )  # fmt: skip
         assert next(connect(BERT).WatchProbes(pb.WatchProbesRequest())).change == COMPLETE
         calls[0].cancel()
@@ -307,7 +307,7 @@ class TestPolicyChanges:
 
     def test_who_may_list_nothing_is_told_so(self, server: Served, anne: StapsdtServiceStub) -> None:
         apply(server, OPERATOR, replace(USER, list=("none",)))
-        told = (grpc.StatusCode.PERMISSION_DENIED, "the role user does not allow to list probes")
+        told = (grpc.StatusCode.PERMISSION_DENIED, "role user does not allow listing probes")
         assert refused(lambda: anne.ListProbes(pb.ListProbesRequest(), timeout=PATIENCE_SECONDS)) == told
         assert refused(lambda: next(anne.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS))) == told
         info = anne.GetServerInfo(pb.GetServerInfoRequest(), timeout=PATIENCE_SECONDS)
@@ -355,7 +355,7 @@ class TestPolicyChanges:
         apply(server, OPERATOR, replace(USER, everybody=False))
         assert list(call)[-1].end.reason == pb.End.REASON_ACCESS_REVOKED
         assert refused(lambda: held(anne)) == (
-            grpc.StatusCode.PERMISSION_DENIED, f"no role of this server is for uid {ANNE.uid}",
+            grpc.StatusCode.PERMISSION_DENIED, f"no role of this server applies to uid {ANNE.uid}",
         )  # fmt: skip
 
     @pytest.mark.parametrize("to", [USER, replace(ALL, quotas=Quotas(max_events_per_second=5))])
@@ -375,7 +375,7 @@ class TestPolicyChanges:
         assert apply(server, OPERATOR, USER) == 0
         code, told = refused(lambda: next(other))
         assert (code, told) == (
-            grpc.StatusCode.PERMISSION_DENIED, "the server's policy changed, and does not allow this any more",
+            grpc.StatusCode.PERMISSION_DENIED, "the server's policy changed and no longer allows this",
         )  # fmt: skip
         # it is her own, and she may have it with the rights that are left
         assert call.is_active()
@@ -406,15 +406,15 @@ class TestPolicyChanges:
         self, server: Served, anne: StapsdtServiceStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The policy changes between the question who it is and the watch."""
-        among = server.servicer._among
+        among = server.servicer._visible_pids
 
         async def change_first(*arguments: Any) -> frozenset[int] | None:
-            monkeypatch.setattr(server.servicer, "_among", among)
+            monkeypatch.setattr(server.servicer, "_visible_pids", among)
             server.gate.policy = Policy([OPERATOR, self.NONE])
             await server.servicer.apply_policy()
             return await among(*arguments)
 
-        monkeypatch.setattr(server.servicer, "_among", change_first)
+        monkeypatch.setattr(server.servicer, "_visible_pids", change_first)
         call = anne.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)
         assert refused(lambda: list(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 
@@ -431,7 +431,7 @@ class TestPolicyChanges:
 
         monkeypatch.setattr(asyncio, "to_thread", change_first)
         assert refused(lambda: subscribe(anne)) == (
-            grpc.StatusCode.PERMISSION_DENIED, "the role user does not allow to trace",
+            grpc.StatusCode.PERMISSION_DENIED, "role user does not allow tracing",
         )  # fmt: skip
         assert not server.engine.sinks
 

@@ -17,8 +17,8 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
 
 Run = Callable[..., tuple[int, str, str]]
-MAY = "; 'stapsdt info' shows what you may"
-WHY_CLOSED = "it stops, or has no role for this user, or no room for one more; its log says which"
+MAY = "; run 'stapsdt info' to see your rights"
+WHY_CLOSED = "it is stopping, has no role for this user, or has too many connections; see its log"
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_doctor_without_a_server(run: Run) -> None:
     status, out, _ = run("doctor", target="unix:/nowhere/sock")
     assert status == 1
     assert "MISSING  tracefs: not mounted\n         mount it\n" in out
-    assert "missing  server: nobody answers on unix:/nowhere/sock\n         start it with" in out
+    assert "missing  server: cannot connect to unix:/nowhere/sock\n         start the server with" in out
     assert "ok       map_files: readable\n" in out
 
 
@@ -253,8 +253,8 @@ def test_doctor_believes_the_server(server: FakeServer, run: Run) -> None:
 
 def test_nobody_answers(run: Run) -> None:
     status, out, err = run("list", target="unix:/nowhere/sock")
-    start = "start it with 'systemctl start stapsdtd' or 'stapsdtd --listen unix:/nowhere/sock'"
-    assert (status, out, err) == (1, "", f"stapsdt: nobody answers on unix:/nowhere/sock: {start}\n")
+    start = "start the server with 'systemctl start stapsdtd' or 'stapsdtd --listen unix:/nowhere/sock'"
+    assert (status, out, err) == (1, "", f"stapsdt: cannot connect to unix:/nowhere/sock: {start}\n")
 
 
 def test_a_bad_selector_is_wrong_usage(server: FakeServer, run: Run) -> None:
@@ -273,12 +273,12 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
         (
             grpc.StatusCode.DEADLINE_EXCEEDED,
             "Deadline Exceeded",
-            "list probes: TARGET did not answer within 60 s: it is busy; try again, or see its log",
+            "list probes: TARGET did not answer within 60 s: it may be busy; try again, or see its log",
         ),
         (
             grpc.StatusCode.CANCELLED,
             "CANCELLED",
-            "list probes: TARGET gave the request up, as it does when it stops: try again",
+            "list probes: TARGET cancelled the request, as it does when it stops: try again",
         ),
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -288,7 +288,7 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "message larger than max (5 vs. 4)",
-            f"list probes: more than one message holds (message larger than max (5 vs. 4)): ask for fewer probes{MAY}",
+            f"list probes: too much for one message (message larger than max (5 vs. 4)): ask for fewer probes{MAY}",
         ),
         (
             grpc.StatusCode.UNAVAILABLE,
@@ -298,12 +298,12 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
         (
             grpc.StatusCode.UNAVAILABLE,
             "the server is stopping",
-            "TARGET is stopping: try again when it was started anew",
+            "TARGET is stopping: try again after it has restarted",
         ),
         (
             grpc.StatusCode.UNIMPLEMENTED,
             "Method not found!",
-            "list probes: TARGET is older than this client and cannot do that: upgrade it",
+            "list probes: TARGET is older than this client and cannot do this: upgrade it",
         ),
         (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed (UNKNOWN): see its log"),
         (grpc.StatusCode.NOT_FOUND, "no container 'web' runs", "no container 'web' runs"),
@@ -318,7 +318,7 @@ def test_errors_say_what_failed_and_what_to_do(
 
 def test_trace_that_is_refused_names_its_selectors(server: FakeServer, run: Run) -> None:
     server.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-    told = f"stapsdt: subscribe to a:b c:d: {server.target} did not answer within 60 s: it is busy; try again"
+    told = f"stapsdt: subscribe to a:b c:d: {server.target} did not answer within 60 s: it may be busy; try again"
     assert run("trace", "a:b", "c:d") == (1, "", f"{told}, or see its log\n")
 
 
@@ -326,7 +326,5 @@ def test_trace_that_is_refused_names_its_selectors(server: FakeServer, run: Run)
 def test_doctor_tells_what_to_do_about_a_server_that_is_slow(server: FakeServer, run: Run) -> None:
     server.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     _, out, _ = run("doctor")
-    told = (
-        f"missing  server: get server info: {server.target} did not answer within 5 s\n         it is busy; try again"
-    )
-    assert told in out
+    problem = f"missing  server: get server info: {server.target} did not answer within 5 s\n"
+    assert f"{problem}         it may be busy; try again" in out

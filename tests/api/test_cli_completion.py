@@ -13,7 +13,7 @@ from tests.api.fake_server import PATIENCE_SECONDS, probe, serving
 
 PATIENT = (
     *PROGRAM[:2],
-    f"from stapsdtd.cli import options; options._PATIENCE_SECONDS = {PATIENCE_SECONDS}; {PROGRAM[2]}",
+    f"from stapsdtd.cli import options; options._TIMEOUT_SECONDS = {PATIENCE_SECONDS}; {PROGRAM[2]}",
 )
 """Who presses Tab does not wait for long, but a server that answers may be slow here."""
 

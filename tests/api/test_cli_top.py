@@ -173,7 +173,7 @@ def test_a_stream_that_breaks_goes_on(server: FakeServer, top: Start) -> None:
     server.break_after = 2
     process = top("postgresql:*", "--json", "--interval", "0.1")
     assert process.stderr is not None
-    assert "trying for 30 s" in json.loads(process.stderr.readline())["interrupted"]
+    assert "retrying for up to 30 s" in json.loads(process.stderr.readline())["interrupted"]
     server.fire()
     assert process.stdout is not None
     while json.loads(process.stdout.readline())["total"] < 3:
@@ -188,7 +188,7 @@ def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, top: Star
     status, out, err = finish(top("postgresql:*", "--json"))
     assert status == 1
     assert json.loads(out[-1])["total"] == 1
-    assert err[0] == "stapsdt: the server stopped: start it again when it is back"
+    assert err[0] == "stapsdt: the server stopped: run the command again once it is back"
     assert json.loads(err[1])["delivered"] == 1
 
 

@@ -159,7 +159,10 @@ def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Start) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "told"),
-    [(pb.End.REASON_SERVER_STOPPING, "the server stopped"), (pb.End.REASON_LEASE_EXPIRED, "nothing for too long")],
+    [
+        (pb.End.REASON_SERVER_STOPPING, "the server stopped"),
+        (pb.End.REASON_LEASE_EXPIRED, "the connection was down for too long"),
+    ],
 )
 def test_an_end_that_nobody_asked_for_is_a_failure(server: FakeServer, trace: Start, reason: int, told: str) -> None:
     server.fire()
@@ -192,7 +195,7 @@ def test_human_lines(server: FakeServer, trace: Start) -> None:
     assert out == [rf"22:13:20.000000  ev\x1bil             4711/4712    1  {what}"]
     refusal = r"postgresql:query__start at /usr/bin/postgres+0x1234: no room\n"
     assert err == [
-        f"stapsdt: 1 site armed, 1 site refused ({refusal}); Ctrl-C ends",
+        f"stapsdt: 1 site armed, 1 site refused ({refusal}); Ctrl-C stops",
         "stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site",
     ]
 
@@ -202,7 +205,7 @@ def test_many_refusals_are_one_line(server: FakeServer, trace: Start) -> None:
     server.end(pb.End.REASON_UNSUBSCRIBED)
     _, _, err = finish(trace())
     assert err[0].startswith("stapsdt: 100 sites refused (")
-    assert err[0].endswith("and 97 more); Ctrl-C ends")
+    assert err[0].endswith("and 97 more); Ctrl-C stops")
 
 
 def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Start) -> None:

@@ -64,7 +64,7 @@ def test_who_cannot_unsubscribe_is_told_that_it_stays_armed(server: FakeServer) 
         async with AsyncClient(server.target, timeout_seconds=1) as client, await client.subscribe("*:*"):
             pass
 
-    with pytest.raises(StillSubscribedError, match=r"unsubscribe sub-1: .* stays armed until its lease ends it 30 s"):
+    with pytest.raises(StillSubscribedError, match=r"unsubscribe sub-1: .* stays armed until its lease expires, 30 s"):
         asyncio.run(test())
     assert server.subscribed
 

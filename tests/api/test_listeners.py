@@ -41,7 +41,7 @@ def test_mode(tmp_path: Path, mode: int) -> None:
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(CannotListenError, match="does its folder exist"):
+    with pytest.raises(CannotListenError, match="does the directory exist"):
         opened(tmp_path / "missing" / "sock")
 
 
@@ -76,7 +76,7 @@ def test_owner_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_path_on_which_a_service_manager_listens_is_not_taken_away(tmp_path: Path) -> None:
     with listening_unix(tmp_path / "sock"):
-        with pytest.raises(CannotListenError, match="somebody else listens there"):
+        with pytest.raises(CannotListenError, match="another process listens there"):
             opened(tmp_path / "sock")
         assert (tmp_path / "sock").exists()
 
@@ -106,7 +106,7 @@ def test_port_that_is_in_use() -> None:
 def test_a_name_that_only_seems_to_be_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 50051))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(CannotListenError, match="no loopback address"):
+    with pytest.raises(CannotListenError, match="not a loopback address"):
         open_listeners([Listener("tcp:localhost:50051", role="user", plain=True)])
 
 
@@ -173,7 +173,7 @@ def test_inherited_socket_that_the_configuration_does_not_name(tmp_path: Path) -
     with listening_unix(tmp_path / "sock") as passed:
         told = inherit(passed.fileno(), addresses=[f"unix:{tmp_path / 'own'}"])
     assert (
-        told == f"refused: unix:{tmp_path / 'sock'} was passed on to the daemon, and its configuration does not name it"
+        told == f"refused: unix:{tmp_path / 'sock'} was passed to the daemon but is not configured; add it to 'listen'"
     )
     assert os.listdir(tmp_path) == ["sock"]
 
@@ -181,20 +181,20 @@ def test_inherited_socket_that_the_configuration_does_not_name(tmp_path: Path) -
 def test_tcp_never_takes_the_defaults_place() -> None:
     """It would be plain, and everybody's."""
     with socket.create_server(("127.0.0.1", 0)) as passed:
-        assert "its configuration does not name it" in inherit(passed.fileno())
+        assert "is not configured; add it to 'listen'" in inherit(passed.fileno())
 
 
 def test_descriptors_that_do_not_listen(tmp_path: Path) -> None:
     left, right = socket.socketpair()
     with left, right, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, open(os.devnull, "rb") as file:
         for each in (left, datagrams):
-            assert "is not a stream socket that listens" in inherit(each.fileno())
-        assert "is no socket" in inherit(file.fileno())
-    assert "descriptor 3 was passed on to the daemon and is no socket" in inherit(options=["--count", "1"])
+            assert "is not a listening stream socket" in inherit(each.fileno())
+        assert "is not a socket" in inherit(file.fileno())
+    assert "descriptor 3 was passed to the daemon but is not a socket" in inherit(options=["--count", "1"])
     with socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(f"\0{tmp_path}")
         abstract.listen()
-        assert "its configuration does not name it" in inherit(abstract.fileno(), addresses=["unix:x"])
+        assert "is not configured; add it to 'listen'" in inherit(abstract.fileno(), addresses=["unix:x"])
 
 
 def test_second_server_on_an_inherited_path_is_refused(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ class TestHealth:
         """Has health watched as the daemon does, and answers what a client is told of both services."""
 
         async def tell(problem: str) -> None:
-            await server.server.tell_health(is_serving=not problem)
+            await server.server.set_health(is_serving=not problem)
 
         async def start() -> Health:
             made = Health([server.engine.problem, pulse.problem], tell, pause_seconds=0.01)

@@ -38,7 +38,7 @@ from stapsdtd.errors import AccessDeniedError
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
-from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.support import descriptors, wait_for
 from tests.unit.samples import block, site
 from tests.users import ANNE, BERT, User, public_folder
@@ -194,10 +194,10 @@ def test_two_users_are_two_clients(server: Served) -> None:
 
 def test_the_inner_socket_has_no_path(server: Served) -> None:
     listening = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "grpc.sock" in line]
-    own = [path for path in listening if path == f"/proc/self/fd/{server.server._folder}/grpc.sock"]
+    own = [path for path in listening if path == f"/proc/self/fd/{server.server._directory}/grpc.sock"]
     assert own
     assert not os.path.exists(own[0])
-    way_in = f"/proc/{os.getpid()}/fd/{server.relay._inner}"
+    way_in = f"/proc/{os.getpid()}/fd/{server.relay._grpc_socket}"
     attempt = f"import socket; socket.socket(socket.AF_UNIX).connect({way_in!r})"
     tried = subprocess.run(ANNE.command("/usr/bin/python3", "-c", attempt), capture_output=True, text=True, check=False)
     assert "PermissionError" in tried.stderr
@@ -207,12 +207,12 @@ def test_a_name_of_the_relays_pattern_makes_nobody_somebody(server: Served) -> N
     """Not even of somebody who got to the inner socket."""
     with ExitStack() as stack:
         forger = stack.enter_context(socket.socket(socket.AF_UNIX))
-        forger.bind(f"\0{relay_module._NAME}{'0' * 32}")
+        forger.bind(f"\0{relay_module._ADDRESS_PREFIX}{'0' * 32}")
         forger.settimeout(PATIENCE_SECONDS)
-        forger.connect(f"/proc/self/fd/{server.relay._inner}")
+        forger.connect(f"/proc/self/fd/{server.relay._grpc_socket}")
         forger.sendall(http2.greeting() + http2.request("ListSubscriptions"))
         said = b""
-        while b"nobody" not in said:
+        while b"unknown connection" not in said:
             more = forger.recv(1 << 16)
             assert more
             said += more
@@ -233,7 +233,7 @@ def test_names_cannot_be_guessed() -> None:
     table = PeerTable(ConnectedClients())
     names = {table.add(Peer("unix:x")) for _ in range(100)}
     assert len(names) == 100
-    assert all(len(bytes.fromhex(name.removeprefix(relay_module._NAME))) == 16 for name in names)
+    assert all(len(bytes.fromhex(name.removeprefix(relay_module._ADDRESS_PREFIX))) == 16 for name in names)
 
 
 # too many
@@ -246,7 +246,7 @@ def test_no_more_connections_than_the_role_allows(server: Served) -> None:
         wait_for(lambda: sum(map(is_closed, flood)) == 60 - 2, "all but two to be closed")
         assert server.held() == []
         with (
-            pytest.raises(ServerUnavailableError, match="no room for one more"),
+            pytest.raises(ServerUnavailableError, match="too many connections"),
             Client(f"unix:{server.folder / 'bounded.sock'}") as one_more,
         ):
             one_more.info()
@@ -317,7 +317,7 @@ def test_connections_leave_descriptors_for_the_rest(server: Served, caplog: pyte
     with no_lower_descriptors(), descriptors_limited_to(descriptors(os.getpid()) + 6), connected(server) as refused:
         wait_for(lambda: is_closed(refused), "the connection to be refused")
         assert server.held() == []
-    assert "nearly as many descriptors" in caplog.text
+    assert "short of file descriptors" in caplog.text
     with connected(server):
         wait_for_connections(server, 2)
 
@@ -389,8 +389,8 @@ GREETING_BYTES = len(http2.PREFACE) + len(http2.frame(http2.SETTINGS, bytes(6)))
 def test_who_does_not_greet_in_time_is_disconnected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int
 ) -> None:
-    patience = replace(LONG_PATIENCE, greeting_seconds=0.5)
-    with served(tmp_path, patience=patience) as server:
+    timeouts = replace(LONG_TIMEOUTS, greeting_seconds=0.5)
+    with served(tmp_path, timeouts=timeouts) as server:
         server.held()
         with connected(server, PIECES[:said]) as slow, connected(server, PIECES[:GREETING_BYTES]) as polite:
             wait_for(lambda: is_closed(slow), "it to be given up")
@@ -398,12 +398,12 @@ def test_who_does_not_greet_in_time_is_disconnected(
             assert not is_closed(polite)
             assert server.held() == []
         assert server.gate.refusals["connection"] == 1
-    assert refused_in(caplog) == ["HTTP/2's preface and settings did not come within 0.5 s"]
+    assert refused_in(caplog) == ["timed out after 0.5 s waiting for the HTTP/2 preface and settings"]
 
 
 @pytest.mark.parametrize("said", [GREETING_BYTES, len(PIECES) - 1])
 def test_who_never_asks_anything_is_disconnected(tmp_path: Path, caplog: pytest.LogCaptureFixture, said: int) -> None:
-    with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5)) as server:
+    with served(tmp_path, timeouts=replace(LONG_TIMEOUTS, request_seconds=0.5)) as server:
         server.held()
         asked = http2.greeting() + http2.request("ListProbes")
         with connected(server, PIECES[:said]) as slow, connected(server, asked) as asking:
@@ -412,7 +412,7 @@ def test_who_never_asks_anything_is_disconnected(tmp_path: Path, caplog: pytest.
             assert not is_closed(asking)
             assert server.held() == []
         assert server.gate.refusals["connection"] == 1
-    assert refused_in(caplog) == ["a first request did not come within 0.5 s"]
+    assert refused_in(caplog) == ["timed out after 0.5 s waiting for a first request"]
 
 
 @pytest.mark.parametrize("asked", [b"", http2.request("ListSubscriptions")], ids=["first", "later"])
@@ -423,7 +423,7 @@ def test_request_that_does_not_end_ends_its_connection(
     body = struct.pack(">BI", 0, 1000) + bytes(10)
     begun = http2.frame(http2.HEADERS, http2.headers("Subscribe"), http2.END_HEADERS, 99)
     begun += http2.frame(http2.DATA, body, 0, 99)
-    with served(tmp_path, patience=replace(LONG_PATIENCE, request_seconds=0.5), idle_seconds=600) as server:
+    with served(tmp_path, timeouts=replace(LONG_TIMEOUTS, request_seconds=0.5), idle_seconds=600) as server:
         ident = server.subscribe("app:*").subscription_id
         stream = server.stream(ident)
         server.wait_until_streaming()
@@ -434,7 +434,7 @@ def test_request_that_does_not_end_ends_its_connection(
         # whose request is over may have events for as long as it likes
         server.unsubscribe(ident)
         assert [message.WhichOneof("payload") for message in stream] == ["end"]
-    assert refused_in(caplog) == ["the end of a request did not come within 0.5 s"]
+    assert refused_in(caplog) == ["timed out after 0.5 s waiting for the end of a request"]
 
 
 def test_who_asked_once_and_is_idle_since_is_told_to_go(tmp_path: Path) -> None:
@@ -527,7 +527,7 @@ def test_flood_of_calls_begun_and_reset(server: Served) -> None:
 def buffered(server: Served) -> int:
     """Bytes that the relay holds for others."""
     halves = list(server.relay._halves)
-    return sum(half.transport.get_write_buffer_size() + len(half._early) for half in halves)
+    return sum(half.transport.get_write_buffer_size() + len(half._early_data) for half in halves)
 
 
 @contextmanager
@@ -663,7 +663,7 @@ def test_what_is_said_lastly_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyP
         inner.settimeout(PATIENCE_SECONDS)
         with served(tmp_path) as server:
             path = os.open(tmp_path / "inner.sock", os.O_PATH)
-            os.dup2(path, server.relay._inner)
+            os.dup2(path, server.relay._grpc_socket)
             os.close(path)
             client = stack.enter_context(connected(server))
             served_end, _ = inner.accept()

@@ -200,7 +200,7 @@ class TestWatchProbes:
     def test_client_that_is_too_slow_is_told(
         self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(watch, "_CHANGES_KEPT", 5)
+        monkeypatch.setattr(watch, "_MAX_CHANGES", 5)
         call = self.watch(server)
         assert self.next(call, 1) == [(self.COMPLETE, "")]
         server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(6))))
@@ -218,7 +218,7 @@ class TestWatchProbes:
         (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 4\)"),
         (pb.SubscribeRequest(selectors=["a"]), "selectors", r"1 parts.*\(column 1\)"),
         (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "limited to 1024"),
-        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is no process id"),
+        (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is not a process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(exclude_pids=[-1])), "scope.exclude_pids", "-1 is no"),
         (
@@ -248,11 +248,11 @@ class TestWatchProbes:
         (pb.StreamRequest(subscription_id="x", encoding=9), "encoding", "choose ENCODING_ROWS"),  # type: ignore[arg-type]
         (pb.StreamRequest(subscription_id="x", encoding=ROWS, from_seq=0), "from_seq", "from 1"),
         (pb.ListProbesRequest(selectors=["a"]), "selectors", "1 parts"),
-        (pb.ListProbesRequest(pids=[0]), "pids", "0 is no process id"),
+        (pb.ListProbesRequest(pids=[0]), "pids", "0 is not a process id"),
         (pb.ListProbesRequest(containers=["1"] * 65), "containers", "65, more than the 64"),
         (pb.ListProbesRequest(cgroups=["/1"] * 65), "cgroups", "65, more than the 64"),
         (pb.WatchProbesRequest(selectors=["a"]), "selectors", "1 parts"),
-        (pb.WatchProbesRequest(pids=[-5]), "pids", "-5 is no process id"),
+        (pb.WatchProbesRequest(pids=[-5]), "pids", "-5 is not a process id"),
     ],
 )
 def test_wrong_request_is_told_its_field(server: Served, request_: Any, field: str, reason: str) -> None:
@@ -421,7 +421,7 @@ class TestContainers:
             assert len(text) < 300
         assert refusal(self.ID[:12]) == (
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"scope.containers: '{self.ID[:12]}' may be {self.ID} or {self.SAME_PREFIX}; write more of it",
+            f"scope.containers: '{self.ID[:12]}' matches {self.ID} and {self.SAME_PREFIX}; write more of it",
         )
         assert server.engine.calls == []
 

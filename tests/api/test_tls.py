@@ -18,9 +18,10 @@ from stapsdtd.api import relay as relay_module
 from stapsdtd.api.listeners import CannotListenError, ListeningSocket
 from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnavailableError, Tls
-from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
+from stapsdtd.config import OPERATOR, USER, Config, Listener, Quotas, Role, validated
+from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.sessions.token_bucket import TokenBucket
-from tests.api.served import LONG_PATIENCE, PATIENCE_SECONDS, Served, served
+from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for
 
@@ -258,7 +259,7 @@ def test_files_that_no_server_can_use(authority: Authority, address: str, wrong:
 def test_half_open_handshakes_keep_nobody_out(
     server: Served, alice: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay_module, "_MOST_HANDSHAKES", 8)
+    monkeypatch.setattr(relay_module, "_MAX_HANDSHAKES", 8)
     with Client(target_of(server), tls=alice) as client:
         assert role_of(client) == "reader"
     server.held()
@@ -291,7 +292,7 @@ def closed(connections: list[socket.socket]) -> int:
 
 
 def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    server.relay._records = TokenBucket(3, lambda: 0.0)
+    server.relay._log_records = TokenBucket(3, lambda: 0.0)
     with ExitStack() as stack:
         junk = [stack.enter_context(tcp(server)) for _ in range(20)]
         for connection in junk:
@@ -302,9 +303,9 @@ def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.Lo
 
 
 def test_a_handshake_that_takes_too_long_ends(tmp_path: Path, authority: Authority, address: str) -> None:
-    patience = replace(LONG_PATIENCE, handshake_seconds=0.05)
+    timeouts = replace(LONG_TIMEOUTS, handshake_seconds=0.05)
     listener = Listener(address, tls=authority.server())
-    with served(tmp_path, listeners=[listener], patience=patience) as server, tcp(server) as silent:
+    with served(tmp_path, listeners=[listener], timeouts=timeouts) as server, tcp(server) as silent:
         wait_for(lambda: closed([silent]), "it to be given up")
         wait_for(lambda: server.gate.refusals["connection"] == 1, "it to be counted")
 
@@ -332,9 +333,13 @@ def test_addresses_that_are_none(target: str) -> None:
         Client(target)
 
 
-def test_no_plain_tcp_to_elsewhere() -> None:
-    with pytest.raises(InvalidTargetError, match="takes a certificate"):
-        Client("tcp:db1.example:50051")
+@pytest.mark.parametrize("host", ["db1.example", "127.0.0.2", "127.1", "127x0.0.1", "127.0.0.1.example", "localhost.x"])
+def test_no_plain_tcp_to_elsewhere(host: str) -> None:
+    """Neither end does without TLS where the other would want it."""
+    with pytest.raises(InvalidTargetError, match="needs a certificate"):
+        Client(f"tcp:{host}:50051")
+    with pytest.raises(InvalidArgumentError, match="no loopback address"):
+        validated(Config((Listener(f"tcp:{host}:50051", role="user", plain=True),)))
 
 
 def test_unix_takes_no_certificate(alice: Tls) -> None:
@@ -370,12 +375,12 @@ def test_command_says_in_one_line_what_is_wrong(
     unknown = replace(foreign.client("mallory"), authority=alice.authority)
     for address, given, code, told in (
         (target, options(unvouched), 1, "has a certificate that cannot be trusted"),
-        (target, options(unknown), 1, "closed the connection: it wants TLS, with a certificate that its authority"),
-        (target, [], 1, "closed the connection: it wants TLS"),
-        (target.replace("127.0.0.1", "127.0.0.2"), options(alice), 1, "nobody answers"),
+        (target, options(unknown), 1, "closed the connection: it requires TLS and a certificate that its authority"),
+        (target, [], 1, "closed the connection: it requires TLS"),
+        (target.replace("127.0.0.1", "127.0.0.2"), options(alice), 1, "cannot connect to"),
         (f"tcp:nowhere.invalid:{50051}", options(alice), 1, "there is no such host"),
         (target, options(alice)[:2], 2, "go together"),
-        ("tcp:elsewhere:1", [], 2, "takes a certificate"),
+        ("tcp:elsewhere:1", [], 2, "needs a certificate"),
         (target, options(replace(alice, key="/nowhere")), 2, "/nowhere cannot be used: No such file"),
     ):
         assert stapsdt.run(["--server", address, *given, "info"]) == code

@@ -132,7 +132,7 @@ class TestOwnProcesses:
 
     def test_process_of_another_cannot_be_named(self, folder: Path, program: Path) -> None:
         with daemon_with(folder) as daemon, ticker_of(BERT, program) as bert, client_of(ANNE, daemon) as client:
-            with pytest.raises(AccessDeniedError, match=f"role user does not allow to trace process {bert.pid},"):
+            with pytest.raises(AccessDeniedError, match=f"role user does not allow tracing process {bert.pid},"):
                 client.subscribe(of(program, "tick"), pids=[bert.pid])
             assert not client.list_probes(of(program, ""), [bert.pid], details=True).probes
             with client.subscribe(f"ticker{bert.pid}:{program}::tick") as subscription:
@@ -231,12 +231,12 @@ class TestOwnProcesses:
             refused = stapsdt(ANNE, daemon, "trace", of(program, "tick"), "--pid", str(bert.pid))
             assert (refused.returncode, refused.stdout) == (1, "")
             assert refused.stderr == (
-                f"stapsdt: the role user does not allow to trace process {bert.pid}, only those with the rights of uid "
-                f"{ANNE.uid} and no others; 'stapsdt info' shows what you may\n"
+                f"stapsdt: role user does not allow tracing process {bert.pid}, only those with the rights of uid "
+                f"{ANNE.uid} and no others; run 'stapsdt info' to see your rights\n"
             )
             record = f'subscribe refused client="uid {ANNE.uid}" pid='
             assert record in daemon.log()
-            assert f'role=user reason="the role user does not allow to trace process {bert.pid},' in daemon.log()
+            assert f'role=user reason="role user does not allow tracing process {bert.pid},' in daemon.log()
             command = ANNE.command(
                 *stapsdt_command(daemon.target, "trace", of(program, "tick"), "--count", "2", "--json")
             )
@@ -287,11 +287,11 @@ class TestRoles:
             ticker_of(ANNE, program),
             client_of(ANNE, daemon) as client,
         ):
-            with pytest.raises(AccessDeniedError, match="the role user does not allow to trace"):
+            with pytest.raises(AccessDeniedError, match="role user does not allow tracing"):
                 client.subscribe(of(program, "tick"))
-            with pytest.raises(AccessDeniedError, match="the role user does not allow to list"):
+            with pytest.raises(AccessDeniedError, match="role user does not allow listing"):
                 client.list_probes()
-            with pytest.raises(AccessDeniedError, match="the role user does not allow to list"):
+            with pytest.raises(AccessDeniedError, match="role user does not allow listing"):
                 list(client.watch_probes())
 
     def test_group(self, folder: Path, program: Path) -> None:

@@ -152,5 +152,5 @@ def test_socket_that_the_configuration_does_not_name(tmp_path: Path) -> None:
         command = handing_over(descriptors, "--listen", f"unix:{own}")
         done = subprocess.run(command, pass_fds=descriptors, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"stapsdtd: unix:{tmp_path}/0.sock was passed on to the daemon")
+    assert done.stderr.splitlines()[-1].startswith(f"stapsdtd: unix:{tmp_path}/0.sock was passed to the daemon")
     assert not os.path.exists(own)

@@ -288,7 +288,7 @@ def test_what_is_no_one_container_is_told(daemon: Daemon, hierarchy: Path, conta
         assert ambiguous.returncode == 2
         first, second = sorted([container.name, other.name])
         assert ambiguous.stderr == (
-            f"stapsdt: {field}: '{container.name[:shared]}' may be {first} or {second}; write more of it\n"
+            f"stapsdt: {field}: '{container.name[:shared]}' matches {first} and {second}; write more of it\n"
         )
         nobody = stapsdt(daemon.target, command, ":", "--container", container.name[:11], check=False)
         assert nobody.returncode == 2

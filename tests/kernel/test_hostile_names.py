@@ -431,7 +431,7 @@ def test_watch_is_plain(daemon: Daemon, crowd: Crowd) -> None:
 def test_trace_is_plain(daemon: Daemon, tracefs: Tracefs, crowd: Crowd) -> None:
     crowd.appear()
     with Following(daemon, "trace", crowd.selector) as trace:
-        assert trace.begin() == f"stapsdt: {crowd.sites} sites armed; Ctrl-C ends\n"
+        assert trace.begin() == f"stapsdt: {crowd.sites} sites armed; Ctrl-C stops\n"
         assert len(armed_at(tracefs, daemon)) == crowd.sites
         fired = crowd.fire()
         lines, summary = trace.end()

@@ -183,5 +183,5 @@ def test_columns_that_do_not_fit_together_are_an_error() -> None:
         short = pb.Columns()
         short.CopyFrom(sent)
         setattr(short.blocks[0], field, getattr(sent.blocks[0], field)[:-1])
-        with pytest.raises(ProtocolError, match="fit together"):
+        with pytest.raises(ProtocolError, match="inconsistent columns"):
             event_batch(short, _described([5]))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.cli.render import Clock, quote, show_some, show_value
+from stapsdtd.cli.render import Clock, abbreviate, format_value, quote
 from stapsdtd.runtime.text import escape
 
 
@@ -49,15 +49,15 @@ def test_a_string_cannot_close_its_quotation_marks() -> None:
     ],
 )
 def test_show_value(value: int | str | None, shown: str) -> None:
-    assert show_value(value, "page not resident") == shown
+    assert format_value(value, "page not resident") == shown
 
 
 def test_show_some() -> None:
-    assert show_some(["a", "b"], 2) == "a, b"
-    assert show_some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert abbreviate(["a", "b"], 2) == "a, b"
+    assert abbreviate(["a", "b", "c", "d"], 2) == "a, b and 2 more"
 
 
 def test_clock_keeps_microseconds() -> None:
     clock = Clock()
-    assert clock.show(1_000_000_123_000)[-9:] == ":40.000123"[1:]
-    assert clock.show(1_000_999_999_999)[-9:] == "40.999999"
+    assert clock.format(1_000_000_123_000)[-9:] == ":40.000123"[1:]
+    assert clock.format(1_000_999_999_999)[-9:] == "40.999999"

@@ -42,7 +42,7 @@ def test_the_server_comes_from_the_environment(
 ) -> None:
     monkeypatch.setenv("STAPSDT_SERVER", "unix:/nowhere/else")
     assert stapsdt.run(["info"]) == 1
-    assert capsys.readouterr().err.startswith("stapsdt: nobody answers on unix:/nowhere/else: start it with")
+    assert capsys.readouterr().err.startswith("stapsdt: cannot connect to unix:/nowhere/else: start the server with")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.cli import top_figures
+from stapsdtd.cli import top_rates
 from stapsdtd.cli.top import _without_values
-from stapsdtd.cli.top_figures import Interval, ProbeId, ProbeRow, ProcessRow, Rates
 from stapsdtd.cli.top_output import PipeOutput, TerminalOutput, frame, record
+from stapsdtd.cli.top_rates import Interval, ProbeId, ProbeRow, ProcessRow, Rates
 from stapsdtd.client import ColumnBatch, DescribedSite, Probe, ProtocolError, Site
 
 QUIET = {"kernel_buffer": 0, "queue": 0}
@@ -121,7 +121,7 @@ class TestRates:
             Rates().add(batch((99, 1)))
 
     def test_what_is_quiet_is_forgotten_where_there_is_too_much(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(top_figures, "_KEPT", 2)
+        monkeypatch.setattr(top_rates, "_MAX_KEPT", 2)
         rates = Rates()
         rates.add(batch(*((1, pid) for pid in range(10)), (3, 1), (4, 2)))
         take(rates)
@@ -153,7 +153,7 @@ def interval(probes: int = 2, processes: int = 1, **more: Any) -> Interval:
 class TestFrame:
     def test_at_a_glance(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(time, "localtime", time.gmtime)
-        assert frame(interval(), rows=10, colourful=False) == [
+        assert frame(interval(), rows=10, color=False) == [
             "stapsdt top  00:00:01  1,234 events/s  1,234,567 in all  531 sites",
             "lost: nothing",
             "",
@@ -170,7 +170,7 @@ class TestFrame:
         [(0, 0, (0, 0)), (3, 2, (3, 2)), (40, 40, (9, 8)), (40, 2, (15, 2)), (2, 40, (2, 15)), (17, 0, (17, 0))],
     )
     def test_tables_share_the_room(self, probes: int, processes: int, shown: tuple[int, int]) -> None:
-        lines = frame(interval(probes, processes), rows=17, width=80, colourful=False)
+        lines = frame(interval(probes, processes), rows=17, width=80, color=False)
         assert len(lines) <= 23
         assert (
             sum("app:p" in line for line in lines),
@@ -185,21 +185,19 @@ class TestFrame:
     def test_lines_are_cut_to_the_width(self) -> None:
         wide = ProbeRow(ProbeId("app" * 40, "p", "/usr/bin/app"), 10**12, 10**14, 99_999)
         made = dataclasses.replace(interval(total=10**15, refused=10**6), probes=(wide,))
-        lines = frame(made, rows=10, width=60, colourful=False)
+        lines = frame(made, rows=10, width=60, color=False)
         assert max(map(len, lines)) == 60
 
     def test_losses_are_told_by_stage(self) -> None:
         lost = interval(lost={"kernel_buffer": 1200, "queue": 0, "quota": 3}, lost_before={"kernel_buffer": 200})
-        assert frame(lost, rows=4, colourful=False)[1] == (
-            "LOST: 1,200 in kernel_buffer, 3 in quota (1,003 of them now)"
-        )
-        assert frame(lost, rows=4, colourful=True)[1].startswith("\x1b[31mLOST: ")
+        assert frame(lost, rows=4, color=False)[1] == ("LOST: 1,200 in kernel_buffer, 3 in quota (1,003 of them now)")
+        assert frame(lost, rows=4, color=True)[1].startswith("\x1b[31mLOST: ")
 
     def test_refusals_and_waiting_are_told(self) -> None:
-        assert frame(interval(refused=2), rows=4, colourful=False)[0].endswith("531 sites, 2 refused")
+        assert frame(interval(refused=2), rows=4, color=False)[0].endswith("531 sites, 2 refused")
         waiting = interval(0, 0, sites=0, count=0, total=0)
-        assert frame(waiting, rows=4, colourful=False)[1].startswith("no probe matches yet: waiting")
-        assert frame(waiting, rows=4, colourful=False, news="it \x1bbroke")[1] == "it \\x1bbroke"
+        assert frame(waiting, rows=4, color=False)[1].startswith("no probe matches yet: waiting")
+        assert frame(waiting, rows=4, color=False, notice="it \x1bbroke")[1] == "it \\x1bbroke"
 
     def test_what_strangers_named_reaches_no_terminal_unescaped(self) -> None:
         evil = "a\x1b[2J\n\u202e"
@@ -210,13 +208,13 @@ class TestFrame:
                 processes=(ProcessRow(1, evil, 1, 1),),
             ),
             rows=4,
-            colourful=False,
+            color=False,
         )
         assert all(line.isprintable() for line in lines)
         assert sum(r"\x1b[2J" in line for line in lines) == 2
 
     def test_interval_of_no_length_has_no_rate(self) -> None:
-        assert "  0 events/s" in frame(interval(seconds=0.0, count=0), rows=4, colourful=False)[0]
+        assert "  0 events/s" in frame(interval(seconds=0.0, count=0), rows=4, color=False)[0]
 
 
 def test_record_has_what_fired_in_the_interval() -> None:

@@ -17,7 +17,7 @@ from stapsdtd.client import (
 )
 from stapsdtd.client import stream as stream_module
 from stapsdtd.client.errors import Call, from_rpc_error
-from stapsdtd.client.stream import RefusedUnsubscribe, Retry, SubscriptionState
+from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 CALL = Call("unsubscribe sub-1", "unix:/s", 60)
@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 @pytest.mark.usefixtures("clock")
 def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
-    retry = Retry(CALL, lease_seconds=30)
+    retry = StreamRetry(CALL, lease_seconds=30)
     pauses = [retry.after(Broken())[0] for _ in range(7)]
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     retry.succeeded()
@@ -62,14 +62,14 @@ def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_break_is_news_once() -> None:
-    retry = Retry(CALL, lease_seconds=30)
+    retry = StreamRetry(CALL, lease_seconds=30)
     _, news = retry.after(Broken())
     assert isinstance(news, ServerUnavailableError)
     assert retry.after(Broken())[1] is None
 
 
 def test_it_gives_up_with_the_lease(clock: Time) -> None:
-    retry = Retry(CALL, lease_seconds=30)
+    retry = StreamRetry(CALL, lease_seconds=30)
     retry.after(Broken())
     clock.now += 29
     retry.after(Broken())
@@ -80,7 +80,7 @@ def test_it_gives_up_with_the_lease(clock: Time) -> None:
 
 def test_only_unavailability_is_tried_again() -> None:
     with pytest.raises(RequestFailedError, match="Socket closed"):
-        Retry(CALL, lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
+        StreamRetry(CALL, lease_seconds=30).after(Broken(grpc.StatusCode.INTERNAL))
 
 
 TOO_OFTEN = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 requests a second; try again later")
@@ -88,7 +88,7 @@ TOO_OFTEN = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "uid 1 makes more than 5 
 
 def test_unsubscribe_that_is_refused_by_rate_is_tried_again_for_ten_seconds() -> None:
     clock = Time()
-    refused = RefusedUnsubscribe(CALL, 30, clock.monotonic)
+    refused = UnsubscribeRetry(CALL, 30, clock.monotonic)
     pauses: list[float] = []
     while sum(pauses) < 9:
         pauses.append(refused.after(TOO_OFTEN))
@@ -98,25 +98,25 @@ def test_unsubscribe_that_is_refused_by_rate_is_tried_again_for_ten_seconds() ->
         refused.after(TOO_OFTEN)
     assert str(caught.value) == (
         "unsubscribe sub-1: uid 1 makes more than 5 requests a second; try again later; "
-        "it stays armed until its lease ends it 30 s after its stream closed"
+        "it stays armed until its lease expires, 30 s after its stream closed"
     )
 
 
 def test_unsubscribe_that_fails_otherwise_is_not_tried_again() -> None:
     with pytest.raises(NotFoundError):
-        RefusedUnsubscribe(CALL, 30).after(Broken(grpc.StatusCode.NOT_FOUND, "no subscription"))
+        UnsubscribeRetry(CALL, 30).after(Broken(grpc.StatusCode.NOT_FOUND, "no subscription"))
 
 
 def test_calls_without_a_limit_say_that_time_is_up_too() -> None:
     error = from_rpc_error(Broken(grpc.StatusCode.DEADLINE_EXCEEDED), Call("watch probes", "unix:/s"))
-    assert str(error) == "watch probes: unix:/s did not answer in time: it is busy; try again, or see its log"
+    assert str(error) == "watch probes: unix:/s did not answer in time: it may be busy; try again, or see its log"
 
 
 def test_messages_of_unknown_kinds_are_errors() -> None:
     state = SubscriptionState(pb.SubscribeResponse(subscription_id="a"))
     with pytest.raises(ProtocolError):
         state._read(pb.StreamResponse(), Encoding.ROWS)
-    with pytest.raises(ProtocolError, match="stage of loss 0"):
+    with pytest.raises(ProtocolError, match="loss stage 0"):
         state._read(pb.StreamResponse(loss=pb.Loss(count=1)), Encoding.ROWS)
 
 

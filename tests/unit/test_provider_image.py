@@ -230,5 +230,5 @@ def test_thousands_of_probes(tmp_path: Path) -> None:
 
 
 def test_a_provider_without_probes_has_no_image() -> None:
-    with pytest.raises(ValueError, match="provider myapp declares no probe"):
+    with pytest.raises(ValueError, match="provider myapp declares no probes"):
         build_image("myapp", [], X86_64)

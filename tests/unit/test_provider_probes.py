@@ -43,9 +43,9 @@ def test_other_types_are_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "1a", "a-b", "ä", "a\0", "a.b", "a\n"])
 def test_names_that_a_tool_could_not_spell_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="no probe or provider name"):
+    with pytest.raises(ValueError, match="not a valid probe or provider name"):
         Provider(name)
-    with pytest.raises(ValueError, match="no probe or provider name"):
+    with pytest.raises(ValueError, match="not a valid probe or provider name"):
         Provider("myapp").probe(name)
 
 
@@ -61,7 +61,7 @@ def test_the_longest_provider_name_still_loads() -> None:
 def test_a_name_is_declared_once() -> None:
     provider = Provider("myapp")
     provider.probe("probe")
-    with pytest.raises(ValueError, match="myapp has a probe probe already"):
+    with pytest.raises(ValueError, match="myapp already has a probe probe"):
         provider.probe("probe", int)
 
 
@@ -133,7 +133,7 @@ def test_load_says_that_it_did_already() -> None:
 
 def test_nothing_declared_is_nothing_to_load() -> None:
     provider = Provider("myapp")
-    with pytest.raises(ValueError, match="declares no probe"):
+    with pytest.raises(ValueError, match="declares no probes"):
         provider.load()
     assert not provider.loaded
 

@@ -1,4 +1,4 @@
-"""What `stapsdt top` shows, added up from columns: an event costs a part of a sort, not a step of a loop."""
+"""The event counts that `stapsdt top` shows, summed over whole columns with numpy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from stapsdtd.client import ColumnBatch, ProtocolError
 
-_KEPT = 10_000
-"""Probes and processes remembered while they are quiet, of each kind."""
+_MAX_KEPT = 10_000
+"""Above this number of probes or of processes, idle ones are forgotten."""
 
 
 class ProbeId(NamedTuple):
@@ -22,7 +22,7 @@ class ProbeId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """count: in the interval, fired by so many processes. total: since the beginning."""
+    """count: events in the interval. total: events since the start. processes: how many fired it in the interval."""
 
     probe: ProbeId
     count: int
@@ -40,7 +40,11 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Rows begin with what fires most. lost and lost_before: events by stage, until its end and until its begin."""
+    """What happened in one interval. The busiest rows come first.
+
+    count, total: events in the interval, and since the start.
+    lost, lost_before: events lost by stage, up to the end and up to the start of the interval.
+    """
 
     time_ns: int
     seconds: float
@@ -67,27 +71,29 @@ class _Probe:
 @dataclass(slots=True)
 class _Process:
     comm: str
-    is_leaders: bool
+    is_leader: bool
     count: int = 0
     total: int = 0
 
 
 class Rates:
+    """Counts events by probe and process."""
+
     def __init__(self) -> None:
         self.total = 0
         self._total_before = 0
         self._lost_before: Mapping[str, int] = {}
-        self._ids: dict[int, ProbeId] = {}
+        self._probe_ids: dict[int, ProbeId] = {}
         self._probes: dict[ProbeId, _Probe] = {}
         self._processes: dict[int, _Process] = {}
 
     def add(self, batch: ColumnBatch) -> None:
         """Raises ProtocolError for a site that was never described."""
-        pairs = batch.site_id.astype(np.uint64) << np.uint64(32) | batch.pid.astype(np.uint64)
-        found, rows, counts = np.unique(pairs, return_index=True, return_counts=True)
-        for pair, row, count in zip(found.tolist(), rows.tolist(), counts.tolist(), strict=True):
-            pid = pair & 0xFFFFFFFF
-            probe = self._probes.setdefault(self._id(pair >> 32, batch), _Probe())
+        keys = batch.site_id.astype(np.uint64) << np.uint64(32) | batch.pid.astype(np.uint64)
+        unique, rows, counts = np.unique(keys, return_index=True, return_counts=True)
+        for key, row, count in zip(unique.tolist(), rows.tolist(), counts.tolist(), strict=True):
+            pid = key & 0xFFFFFFFF
+            probe = self._probes.setdefault(self._probe_id(key >> 32, batch), _Probe())
             probe.count += count
             probe.total += count
             probe.pids.add(pid)
@@ -96,36 +102,36 @@ class Rates:
             process.total += count
         self.total += batch.count
 
-    def _id(self, site_id: int, batch: ColumnBatch) -> ProbeId:
-        known = self._ids.get(site_id)
-        if known is None:
+    def _probe_id(self, site_id: int, batch: ColumnBatch) -> ProbeId:
+        probe_id = self._probe_ids.get(site_id)
+        if probe_id is None:
             if site_id not in batch.sites:
                 raise ProtocolError(f"the server sent an event of site {site_id}, which it never described")
             probe = batch.sites[site_id].probe
-            known = self._ids[site_id] = ProbeId(probe.provider, probe.name, probe.path)
-        return known
+            probe_id = self._probe_ids[site_id] = ProbeId(probe.provider, probe.name, probe.path)
+        return probe_id
 
     def _process(self, pid: int, batch: ColumnBatch, row: int) -> _Process:
-        """A process goes by the name of its first thread, and by another one's until that one fires."""
-        is_leaders = int(batch.tid[row]) == pid
-        known = self._processes.get(pid)
-        if known is None or (is_leaders or not known.is_leaders):
+        """Return the process, named after its main thread or, until that one fires, after any thread."""
+        is_leader = int(batch.tid[row]) == pid
+        process = self._processes.get(pid)
+        if process is None or (is_leader or not process.is_leader):
             comm = bytes(batch.comm[row]).decode("utf-8", "backslashreplace")
-            if known is None:
-                known = self._processes[pid] = _Process(comm, is_leaders)
-            known.comm, known.is_leaders = comm, is_leaders
-        return known
+            if process is None:
+                process = self._processes[pid] = _Process(comm, is_leader)
+            process.comm, process.is_leader = comm, is_leader
+        return process
 
     def take(self, time_ns: int, seconds: float, sites: int, refused: int, lost: Mapping[str, int]) -> Interval:
-        """End an interval and begin the next one."""
+        """Return the interval that ends now, and start the next one."""
         interval = Interval(
             time_ns,
             seconds,
             self.total - self._total_before,
             self.total,
             tuple(
-                ProbeRow(ident, probe.count, probe.total, len(probe.pids))
-                for ident, probe in sorted(
+                ProbeRow(probe_id, probe.count, probe.total, len(probe.pids))
+                for probe_id, probe in sorted(
                     self._probes.items(), key=lambda item: (-item[1].count, -item[1].total, item[0])
                 )
             ),
@@ -142,15 +148,15 @@ class Rates:
         )
         self._total_before = self.total
         self._lost_before = dict(lost)
-        self._begin_anew()
+        self._reset()
         return interval
 
-    def _begin_anew(self) -> None:
-        if len(self._probes) > _KEPT:
-            self._probes = {ident: probe for ident, probe in self._probes.items() if probe.count}
-        if len(self._ids) > _KEPT:
-            self._ids.clear()
-        if len(self._processes) > _KEPT:
+    def _reset(self) -> None:
+        if len(self._probes) > _MAX_KEPT:
+            self._probes = {probe_id: probe for probe_id, probe in self._probes.items() if probe.count}
+        if len(self._probe_ids) > _MAX_KEPT:
+            self._probe_ids.clear()
+        if len(self._processes) > _MAX_KEPT:
             self._processes = {pid: process for pid, process in self._processes.items() if process.count}
         for probe in self._probes.values():
             probe.count = 0
