@@ -106,7 +106,7 @@ class Daemon:
         nops = await trial
         features = (*probe_features(), nop_feature(nops), feature(bpf))
         if lacking := [found.name for found in features if not found.available]:
-            _log.warning("this host does not let have: %s; 'stapsdt doctor' says why", ", ".join(lacking))
+            _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(lacking))
         tracefs = Tracefs.locate()
         _remove_what_was_left(tracefs)
         threads = Threads()

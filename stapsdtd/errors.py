@@ -1,12 +1,18 @@
-"""Errors that carry facts. `api/errors.py` maps them to gRPC codes."""
+"""Errors that carry facts, and the gRPC status code that clients get."""
 
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 
 class StapsdtdError(Exception):
-    """Base of all errors of this package. The text is meant for users."""
+    """Base of all errors of this package. The text is meant for users.
+
+    grpc_code: the gRPC status code (grpc.StatusCode) that a client gets.
+    """
+
+    grpc_code: ClassVar[str] = "FAILED_PRECONDITION"
 
 
 class ObjectUnreadableError(StapsdtdError):
@@ -20,6 +26,8 @@ class ObjectUnreadableError(StapsdtdError):
 class ObjectPendingError(StapsdtdError):
     """Not available yet: the file is still being parsed, or a process holds the lock of its memory map. Try again."""
 
+    grpc_code = "UNAVAILABLE"
+
 
 class ObjectForeignError(StapsdtdError):
     """The file is on a filesystem where nothing may be armed; reason names it and how an operator can allow it."""
@@ -32,6 +40,8 @@ class ObjectForeignError(StapsdtdError):
 class ObjectGoneError(StapsdtdError):
     """No running process maps the object any more, so it cannot be opened."""
 
+    grpc_code = "NOT_FOUND"
+
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: no process maps it any more")
         self.path = path
@@ -42,6 +52,8 @@ class InvalidArgumentError(StapsdtdError):
 
     column, counted from 0, is where in text the error is; both are set only for fields that are parsed.
     """
+
+    grpc_code = "INVALID_ARGUMENT"
 
     def __init__(self, field: str, reason: str, column: int | None = None, text: str = "") -> None:
         super().__init__(f"{field}: {reason}")
@@ -54,9 +66,13 @@ class InvalidArgumentError(StapsdtdError):
 class NotSupportedError(StapsdtdError):
     """The server or its engine does not support the request."""
 
+    grpc_code = "UNIMPLEMENTED"
+
 
 class UnknownSubscriptionError(StapsdtdError):
     """No subscription has this id: it never existed, was ended, or its lease expired."""
+
+    grpc_code = "NOT_FOUND"
 
     def __init__(self, subscription_id: str) -> None:
         super().__init__(f"no subscription {subscription_id!r}: it ended or its lease expired")
@@ -66,9 +82,13 @@ class UnknownSubscriptionError(StapsdtdError):
 class LimitReachedError(StapsdtdError):
     """A limit of the server or a quota of the client is exhausted."""
 
+    grpc_code = "RESOURCE_EXHAUSTED"
+
 
 class ServerStoppingError(StapsdtdError):
     """The server is shutting down and accepts no new work."""
+
+    grpc_code = "UNAVAILABLE"
 
     def __init__(self) -> None:
         super().__init__("the server is stopping")
@@ -98,3 +118,5 @@ class KernelFeatureError(StapsdtdError):
 
 class AccessDeniedError(StapsdtdError):
     """The client's role does not allow the request."""
+
+    grpc_code = "PERMISSION_DENIED"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,29 +12,10 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from stapsdtd.errors import (
-    AccessDeniedError,
-    InvalidArgumentError,
-    KernelFeatureError,
-    LimitReachedError,
-    NotSupportedError,
-    ObjectGoneError,
-    ServerStoppingError,
-    StapsdtdError,
-    TracefsRejectedError,
-    UnknownSubscriptionError,
-)
+from stapsdtd.errors import InvalidArgumentError, StapsdtdError
 
-_CODES: dict[type[StapsdtdError], grpc.StatusCode] = {
-    NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
-    AccessDeniedError: grpc.StatusCode.PERMISSION_DENIED,
-    UnknownSubscriptionError: grpc.StatusCode.NOT_FOUND,
-    LimitReachedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ObjectGoneError: grpc.StatusCode.NOT_FOUND,
-    ServerStoppingError: grpc.StatusCode.UNAVAILABLE,
-    TracefsRejectedError: grpc.StatusCode.FAILED_PRECONDITION,
-    KernelFeatureError: grpc.StatusCode.FAILED_PRECONDITION,
-}
+_log = logging.getLogger(__name__)
+
 _DETAILS_KEY = "grpc-status-details-bin"
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
@@ -42,7 +24,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @asynccontextmanager
 async def abort_on_error(context: Context) -> AsyncIterator[None]:
-    """Abort the call with the status code of any StapsdtdError raised inside."""
+    """Abort the call with the status code of what is raised inside: an error's own, FAILED_PRECONDITION if the host
+    refuses.
+    """
     try:
         yield
     except InvalidArgumentError as error:
@@ -52,7 +36,10 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
             ((_DETAILS_KEY, _bad_request(error).SerializeToString()),),
         )
     except StapsdtdError as error:
-        await context.abort(_CODES.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+        await context.abort(grpc.StatusCode[error.grpc_code], str(error))
+    except OSError as error:
+        _log.exception("a request failed")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the host refused: {error}")
 
 
 def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-import grpc
-
 from stapsdtd import __version__
 from stapsdtd.api import cgroup_scope, convert
 from stapsdtd.api.access import Caller, Gate, Peer, Rights, Users, revoked
@@ -332,8 +330,6 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
                     async for message in stream.messages():
                         yield message
-                except TakenOverError as error:
-                    await context.abort(grpc.StatusCode.ABORTED, str(error))
                 finally:
                     if self._streams.get(ident) == (stream, caller):
                         del self._streams[ident]

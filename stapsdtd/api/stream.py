@@ -16,6 +16,8 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 class TakenOverError(StapsdtdError):
     """Another stream of the same subscription was opened."""
 
+    grpc_code = "ABORTED"
+
     def __init__(self) -> None:
         super().__init__("another stream of this subscription took over")
 

@@ -195,7 +195,7 @@ class SandboxedParser:
     def _tell(self, missing: Measure) -> None:
         if missing and missing != self._missing:
             names = ", ".join(str(measure.name).lower().replace("_", " ") for measure in Measure if measure in missing)
-            _log.warning("files are parsed in a sandbox that this host does not let have: %s", names)
+            _log.warning("the parser's sandbox lacks what is unavailable on this host: %s", names)
         self._missing = missing
 
     def _keep(self, worker: _Worker, owner: _Owner, begin: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
 from stapsdtd.model import Constant, Memory, Problem, Unavailable
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
+from stapsdtd.runtime.mailbox import ThreadEndedError
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -532,11 +534,19 @@ class TestSubscribe:
         # what the engine had begun for the bad ones was given back
         assert server.engine.calls.count("disarm") == 2
 
-    @pytest.mark.parametrize("error", [REJECTED, KernelFeatureError("tracefs", "gone", "mount it")])
-    def test_engine_that_cannot_begin(self, server: Served, error: Exception) -> None:
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [
+            (REJECTED, grpc.StatusCode.FAILED_PRECONDITION),
+            (KernelFeatureError("tracefs", "gone", "mount it"), grpc.StatusCode.FAILED_PRECONDITION),
+            (OSError(errno.ENOMEM, "Cannot allocate memory"), grpc.StatusCode.FAILED_PRECONDITION),
+            (ThreadEndedError(), grpc.StatusCode.UNAVAILABLE),
+        ],
+    )
+    def test_engine_that_cannot_begin(self, server: Served, error: Exception, code: grpc.StatusCode) -> None:
         server.engine.failures["open"] = error
-        code, text = refused_with(server.subscribe)
-        assert (code, text) == (grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        refusal = f"the host refused: {error}" if isinstance(error, OSError) else str(error)
+        assert refused_with(server.subscribe) == (code, refusal)
         assert server.held() == []
 
     def test_error_nobody_thought_of_leaves_no_subscription(self, server: Served, pids: list[int]) -> None:

@@ -34,7 +34,7 @@ def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder, engine = tmp_path_factory.mktemp("limited"), str(request.param)
     with running_daemon(folder, "--engine", engine, prefix=with_capabilities(capabilities())) as daemon:
         yield daemon
-        assert "does not let have" not in daemon.log(), daemon.log()
+        assert "unavailable on this host" not in daemon.log(), daemon.log()
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def _without_net_admin(daemon: Daemon) -> None:
 
 def _parsed_as_root(daemon: Daemon) -> None:
     assert set(status_of(parsing_process(daemon), "Uid")) == {"0"}
-    assert "does not let have: user" in daemon.log()
+    assert "unavailable on this host: user" in daemon.log()
 
 
 _LACKING: dict[str, Callable[[Daemon], None]] = {
@@ -251,6 +251,6 @@ def test_without_one_some_files_are_not_found(
         running_daemon(tmp_path, prefix=with_capabilities(others)) as daemon,
     ):
         assert lacking(daemon) == {feature}
-        assert f"this host does not let have: {feature};" in daemon.log()
+        assert f"unavailable on this host: {feature};" in daemon.log()
         programs = {"a memfd": memfd, "somebody's": somebodys, "a mount namespace": hidden}
         assert not probes_of(daemon, programs[unseen])

@@ -398,7 +398,7 @@ def test_with_fewer_rights(command: list[str], missing: str, tmp_path: Path) -> 
     program = [sys.executable, "-c", _PARSE, sys.executable]
     done = subprocess.run([*command, *program], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout == "6\nFalse\n"
-    told = f"files are parsed in a sandbox that this host does not let have: {missing}\n"
+    told = f"the parser's sandbox lacks what is unavailable on this host: {missing}\n"
     assert done.stderr == (told if missing else "")
 
 
