@@ -81,20 +81,20 @@ def decode(parts: Sequence[memoryview], check: Callable[[Argument], None]) -> Pa
     if len(parts) != PARTS:
         raise RefusedError(f"{len(parts)} parts, not {PARTS}")
     texts, lists, *tables = parts
-    left = iter(tables)
+    remaining = iter(tables)
     targets: dict[Any, Sequence[Any]] = {str: _decode_texts(texts)}
     operands = targets[Operand] = list[Operand]()
     for table in _OPERANDS:
-        operands += table.decode(next(left), targets)
+        operands += table.decode(next(remaining), targets)
         if len(operands) > MAX_DISTINCT_ARGUMENTS:
             raise RefusedError(f"more operands than {MAX_DISTINCT_ARGUMENTS}")
-    arguments = _ARGUMENTS.decode(next(left), targets)
+    arguments = _ARGUMENTS.decode(next(remaining), targets)
     for argument in arguments:
         check(argument)
     targets[_ARGUMENTS.list_type] = _decode_lists(lists, arguments)
     for table in _COLLECTIONS.values():
-        targets[table.list_type] = (table.decode(next(left), targets),)
-    found = _OBJECT.decode(next(left), targets)
+        targets[table.list_type] = (table.decode(next(remaining), targets),)
+    found = _OBJECT.decode(next(remaining), targets)
     if len(found) != 1:
         raise RefusedError(f"{len(found)} objects")
     return found[0]
