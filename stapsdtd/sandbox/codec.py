@@ -145,7 +145,7 @@ class _Column(NamedTuple):
     rule: Meta | None = None
 
 
-def _column(name: str, hint: Any) -> _Column:
+def column_of(name: str, hint: Any) -> _Column:
     if hint == Operand or get_origin(hint) is tuple:
         return _Column(name, _Index, hint)
     is_optional = NoneType in get_args(hint)
@@ -165,7 +165,7 @@ class _Table(Generic[_T]):
         self.kind = kind
         self.list_type = _generic(tuple, kind, ...)
         self._plural = plural
-        self.columns = [_column(*field) for field in get_type_hints(kind, include_extras=True).items()]
+        self.columns = [column_of(*field) for field in get_type_hints(kind, include_extras=True).items()]
         self._wire = _Wire(*((column.wire, most, plural) for column in self.columns))
 
     def encode(self, objects: Sequence[_T], index_of: Mapping[Any, Callable[[Any], int]]) -> bytes:

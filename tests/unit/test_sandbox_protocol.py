@@ -139,7 +139,7 @@ def test_each_class_of_the_model_has_a_table_with_all_its_fields() -> None:
 @pytest.mark.parametrize("hint", [str, int, bytes, str | None, int | None])
 def test_a_field_must_say_what_it_may_be(hint: type) -> None:
     with pytest.raises(TypeError, match="the model does not say what colour may be"):
-        codec._column("colour", hint)
+        codec.column_of("colour", hint)
 
 
 ARCHITECTURES = ("x86-64", "i386", "aarch64", "arm", "riscv64", "s390x", "ppc64le", "loongarch64", "machine-8")
@@ -386,16 +386,23 @@ def test_lengths_are_compared_with_their_bounds_before_anything_is_made(part: in
         decode(answer_of(parts), FILE_SIZE)
 
 
-@pytest.mark.parametrize(("part", "column"), [(part, column) for part, column in columns() if part >= 2])
+@pytest.mark.parametrize(
+    ("part", "column"), [(part, at) for part, at in columns() if part >= 2 and len(codec.TABLES[part - 2].columns) > 1]
+)
 def test_columns_of_a_table_are_equally_long(part: int, column: int) -> None:
     parts = parts_of(encoded(SAMPLE))
-    if len(parts[part]) > 1:
-        parts[part][column].pop()
-        with pytest.raises(RefusedError, match="are not equally long"):
-            decode(answer_of(parts), FILE_SIZE)
-    else:
-        parts[part].append([0])
-        with pytest.raises(RefusedError, match="Expected `array` of length 1, got 2"):
+    parts[part][column].pop()
+    with pytest.raises(RefusedError, match="are not equally long"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+@pytest.mark.parametrize("part", range(len(PARTS)), ids=PARTS)
+def test_columns_too_few_or_too_many(part: int) -> None:
+    columns = parts_of(encoded(SAMPLE))[part]
+    for wrong in (columns[:-1], [*columns, [0]]):
+        parts: list[Any] = parts_of(encoded(SAMPLE))
+        parts[part] = wrong
+        with pytest.raises(RefusedError, match=f"Expected `array` of length {len(columns)}, got {len(wrong)}"):
             decode(answer_of(parts), FILE_SIZE)
 
 
@@ -423,19 +430,25 @@ def test_values_that_other_fields_may_have(part: int, column: int, value: object
     assert (believe(answer_of(parts), FILE_SIZE) is not None) == possible
 
 
-@pytest.mark.parametrize(("part", "column"), columns())
-def test_indices_beyond_what_they_are_of(part: int, column: int) -> None:
+def references() -> list[tuple[int, int, int]]:
+    """Where indices are, and how many things they are of."""
+    texts, (lists, _), *tables = parts_of(encoded(SAMPLE))
+    rows = {table.kind: len(columns[0]) for table, columns in zip(codec.TABLES, tables, strict=True)}
+    operands = sum(rows[kind] for kind in get_args(Operand))
+    counts = {str: len(texts[0]), Operand: operands, tuple[Argument, ...]: len(lists)}
+    found = [(PARTS.index("lists"), 1, rows[Argument])]
+    for part, table in enumerate(codec.TABLES, 2):
+        targets = [column.target for column in table.columns]
+        found += [(part, at, counts.get(target, 1)) for at, target in enumerate(targets) if target is not None]
+    return found
+
+
+@pytest.mark.parametrize(("part", "column", "count"), references())
+def test_indices_beyond_what_they_are_of(part: int, column: int, count: int) -> None:
     parts = parts_of(encoded(SAMPLE))
-    targets = {str: parts[0][0], tuple[Argument, ...]: parts[1][0]}
-    target = codec.TABLES[part - 2].columns[column].target if part >= 2 else None
-    if target is not None:
-        parts[part][column][0] = len(targets.get(target, parts[7][0] if target == Operand else [0]))
-        with pytest.raises(RefusedError, match="an index beyond"):
-            decode(answer_of(parts), FILE_SIZE)
-    elif (part, column) == (1, 1):
-        parts[part][column][0] = len(parts[7][0])
-        with pytest.raises(RefusedError, match="arguments: an index beyond"):
-            decode(answer_of(parts), FILE_SIZE)
+    parts[part][column][0] = count
+    with pytest.raises(RefusedError, match=f"an index beyond {count}"):
+        decode(answer_of(parts), FILE_SIZE)
 
 
 def test_lists_of_arguments_that_are_not_as_long_as_they_say() -> None:
