@@ -17,7 +17,7 @@ ENGINES = ("auto", "bpf", "ftrace")
 
 _ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 
-# What the file may have, and what an error says that it must be.
+# What the file may contain, and how an error describes that.
 Count = Annotated[int, Meta(ge=1, description="a whole number above 0")]
 Flag = Annotated[bool, Meta(description="true or false")]
 Text = Annotated[str, Meta(description="a text")]

@@ -8,8 +8,8 @@
     trace = ["postgres"]
     max_sites = 1000
 
-Values are checked by the types of the settings. An error has the key that is wrong, with its tables, and what is
-allowed: `roles.support.max_sites: must be a whole number above 0, not -1`.
+Values are checked against the types of the settings. An error names the full key, the value and what is allowed:
+`roles.support.max_sites: must be a whole number above 0, not -1`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _KIND = re.compile(r"[\w.+-]+", re.ASCII)
 
 
 def load(path: str) -> Config:
-    """Read a file. Raises InvalidArgumentError with the key that is wrong, and OSError."""
+    """Read the file. Raises InvalidArgumentError, which names the offending key, and OSError."""
     with open(path, "rb") as file:
         try:
             found = tomllib.load(file)
@@ -69,7 +69,7 @@ def load(path: str) -> Config:
 
 
 class _Table:
-    """A table of TOML, of which each key must be taken. path: its own key, in front of those in errors."""
+    """A TOML table; keys that nothing reads are an error. path: its own full key, the prefix of its keys in errors."""
 
     def __init__(self, path: str, value: Any, noun: str) -> None:
         if not isinstance(value, dict):
@@ -87,7 +87,7 @@ class _Table:
         return reader(self.key(name), self._left.pop(name)) if name in self._left else otherwise
 
     def settings(self, kind: type, *names: str, **types: Any) -> dict[str, Any]:
-        """Return what is given of these fields of a dataclass, or of all. types: of keys that are no such fields."""
+        """Return the given values of these fields of a dataclass, by default all. types: of keys other than fields."""
         hints = get_type_hints(kind, include_extras=True)
         wanted = {name: hints[name] for name in names or hints} | types
         self._known += wanted
@@ -113,7 +113,7 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
 
 
 def _whole(kind: type[_T], noun: str, key: str, value: Any) -> _T:
-    """Return a dataclass of which the file has all fields by their names, and nothing else."""
+    """Return a dataclass whose fields are the keys of the table."""
     table = _Table(key, value, noun)
     made = kind(**table.settings(kind))
     table.finish()
@@ -121,7 +121,7 @@ def _whole(kind: type[_T], noun: str, key: str, value: Any) -> _T:
 
 
 def _listeners(key: str, value: Any) -> tuple[Listener, ...]:
-    """One address, or an array of addresses and tables."""
+    """Read one address, or an array of addresses and tables."""
     entries = value if isinstance(value, list) else [value]
     return tuple(Listener(entry) if isinstance(entry, str) else _listener(key, entry) for entry in entries)
 
@@ -161,7 +161,7 @@ def _filesystems(key: str, value: Any) -> FilesystemSettings:
 
 
 def _roles(key: str, value: Any) -> tuple[Role, ...]:
-    """Those of the file, then the built-in ones that it does not name."""
+    """Return the roles in the file, then the built-in ones it does not redefine."""
     table = _Table(key, value, "role")
     found = tuple(_role(table.key(name), name, entry) for name, entry in value.items())
     names = {role.name for role in found}

@@ -5,10 +5,10 @@
     texts  ["app", "tick", "tock"]
     Site   provider [0, 0]   name [1, 2]   site_offset [0x10, 0x20]   …
 
-Each class is a table and each of its fields a column. Texts, operands and lists of arguments are there once, and
-columns have their indices. A table is an array of columns in msgpack. msgspec decodes it by the types and bounds of the
-fields, and looks at an array's length before it makes the array. What fields have to do with each other and with the
-file is for `protocol` to check.
+Each class is a table and each of its fields a column. Texts, operands and lists of arguments are sent once, and columns
+hold indices into them. A table is an array of columns in msgpack. msgspec decodes it by the types and bounds of the
+fields, and checks an array's length before allocating it. `protocol` checks how fields relate to each other and to the
+file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_PROBLEMS = MAX_NOTES + 2 * MAX_SECTIONS
 
 _MAX_TEXTS = 2 * MAX_NOTES
 _MAX_TEXTS_BYTES = 64 << 20
-"""As many bytes as MAX_NOTES_BYTES allows notes; and 500,000 problems with a reason of 100 bytes each fit."""
+"""As much as MAX_NOTES_BYTES allows for notes; it fits 500,000 problems with a reason of 100 bytes each."""
 
 MAX_DISTINCT_ARGUMENTS = 1 << 18
 """Operands with a symbol differ from site to site. libjvm.so has some 700."""
@@ -45,12 +45,12 @@ _T = TypeVar("_T")
 
 
 class RefusedError(Exception):
-    """What a worker said cannot be of a file; the text says why."""
+    """A worker's answer that no file could have caused; the text says why."""
 
 
 def encode(parsed: ParsedObject) -> list[bytes]:
-    """Return the parts of a message. Raises ObjectUnreadableError where it would be larger than the daemon takes."""
-    # by identity, since the parser makes one list of each argument string, and comparing takes as long as sending
+    """Return the parts of a message. Raises ObjectUnreadableError if the daemon would refuse it as too large."""
+    # by identity: the parser makes one list per argument string, and comparing them takes as long as sending
     lists = {id(site.arguments): site.arguments for site in parsed.sites}
     list_indices = {of: index for index, of in enumerate(lists)}
     arguments, texts = _Indices[Argument](), _Indices[str]()
@@ -77,7 +77,7 @@ def encode(parsed: ParsedObject) -> list[bytes]:
 
 
 def decode(parts: Sequence[memoryview], check: Callable[[Argument], None]) -> ParsedObject:
-    """Raises RefusedError, and nothing else. check raises it for an argument that cannot be."""
+    """Return the object. Raises RefusedError and nothing else; check raises it for an impossible argument."""
     if len(parts) != PARTS:
         raise RefusedError(f"{len(parts)} parts, not {PARTS}")
     texts, lists, *tables = parts
@@ -101,19 +101,19 @@ def decode(parts: Sequence[memoryview], check: Callable[[Argument], None]) -> Pa
 
 
 class _Indices(dict[_T, int]):
-    """Of values as they come, equal ones alike."""
+    """Numbers values in the order they come, equal ones alike."""
 
     def __call__(self, value: _T) -> int:
         return self.setdefault(value, len(self))
 
 
 def _generic(kind: Any, *arguments: Any) -> Any:
-    """Return a type such as `kind[arguments]`, where the arguments are not known before."""
+    """Return `kind[arguments]` for types known only at run time, which mypy does not accept as an expression."""
     return kind.__class_getitem__(arguments)
 
 
 class _Wire:
-    """An array in msgpack that has exactly these arrays, each with a bound of its length."""
+    """A msgpack array of exactly these arrays: the type of their elements, their maximum length, their name."""
 
     def __init__(self, *arrays: tuple[Any, int, str]) -> None:
         self._bounds = [(most, plural) for _, most, plural in arrays]
@@ -133,11 +133,11 @@ class _Wire:
         except DecodeError as error:
             raise RefusedError(f"{self._bounds[0][1]}: {error}") from error
         except UnicodeDecodeError as error:
-            raise RefusedError("a text is no UTF-8") from error
+            raise RefusedError("a text that is not valid UTF-8") from error
 
 
 class _Column(NamedTuple):
-    """One field: the type of its values on the wire, and what they are indices of. rule: for the texts they mean."""
+    """A field: its type on the wire and, if that is an index, what into. rule: of the texts it refers to."""
 
     name: str
     wire: Any
@@ -152,14 +152,14 @@ def column_of(name: str, hint: Any) -> _Column:
     kind = next(option for option in get_args(hint) if option is not NoneType) if is_optional else hint
     base, *rules = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     if base is not bool and not rules:
-        raise TypeError(f"the model does not say what {name} may be")
+        raise TypeError(f"the model gives no bounds for {name}")
     if base is str:
         return _Column(name, _Index | None if is_optional else _Index, str, rules[0])
     return _Column(name, hint)
 
 
 class _Table(Generic[_T]):
-    """All objects of one class of the model; plural is what messages call them."""
+    """All objects of one class of the model; plural names them in errors."""
 
     def __init__(self, kind: type[_T], most: int, plural: str) -> None:
         self.kind = kind
@@ -184,10 +184,10 @@ class _Table(Generic[_T]):
     def decode(self, part: memoryview, targets: Mapping[Any, Sequence[Any]]) -> tuple[_T, ...]:
         values = self._wire.decode(part)
         if len(set(map(len, values))) > 1:
-            raise RefusedError(f"the columns of {self._plural} are not equally long")
+            raise RefusedError(f"the columns of {self._plural} differ in length")
         for number, column in enumerate(self.columns):
             if column.target is not None:
-                # in place, so that a column of indices is gone before the next one is followed
+                # in place, which frees each column of indices before the next one is resolved
                 values[number] = _targets_of(column, values[number], targets[column.target])
         return tuple(map(self.kind, *values))
 
@@ -196,7 +196,7 @@ def _targets_of(column: _Column, indices: Sequence[int | None], targets: Sequenc
     try:
         found = [None if index is None else targets[index] for index in indices]
     except IndexError as error:
-        raise RefusedError(f"{column.name}: an index beyond {len(targets)}") from error
+        raise RefusedError(f"{column.name}: an index out of {len(targets)}") from error
     if column.rule is not None:
         _check_texts(column.name, {text for text in found if text is not None}, column.rule)
     return found
@@ -206,7 +206,7 @@ def _check_texts(name: str, texts: Iterable[str], rule: Meta) -> None:
     least, most, pattern = rule.min_length or 0, rule.max_length or _MAX_TEXTS_BYTES, rule.pattern
     for text in texts:
         if not least <= (len(text) if text.isascii() else len(text.encode())) <= most:
-            raise RefusedError(f"{name}: a text that is shorter than {least} bytes or longer than {most}")
+            raise RefusedError(f"{name}: a text shorter than {least} bytes or longer than {most}")
         if pattern and not re.fullmatch(pattern, text):
             raise RefusedError(f"{name}: the text {text[:40]!r} does not match {pattern}")
 
@@ -218,7 +218,7 @@ _COLLECTIONS = {
     "problems": _Table[Any](Problem, MAX_PROBLEMS, "problems"),
     "read_only": _Table[Any](ReadOnlySegment, MAX_READ_ONLY_SEGMENTS, "read only"),
 }
-"""The fields of ParsedObject that hold all of a table."""
+"""The fields of ParsedObject that hold a whole table."""
 _OBJECT = _Table(ParsedObject, 1, "objects")
 _TEXTS = _Wire((str, _MAX_TEXTS, "texts"))
 _LISTS = _Wire(
@@ -231,14 +231,14 @@ PARTS = 2 + len(TABLES)
 
 
 def _decode_texts(part: memoryview) -> list[str]:
-    """The texts, each of which must differ from all others."""
+    """Return the texts, which must all differ."""
     if len(part) > _MAX_TEXTS_BYTES:
         raise RefusedError(f"texts of {len(part)} bytes")
     (texts,) = _TEXTS.decode(part)
     if any("\0" in text for text in texts):
-        raise RefusedError("a text has a NUL")
+        raise RefusedError("a text with a NUL")
     if len(set(texts)) != len(texts):
-        raise RefusedError("a text stands there twice")
+        raise RefusedError("the same text twice")
     return texts
 
 
@@ -246,5 +246,5 @@ def _decode_lists(part: memoryview, arguments: Sequence[Argument]) -> list[tuple
     lengths, indices = _LISTS.decode(part)
     listed = _targets_of(_Column("arguments", _Index), indices, arguments)
     if sum(lengths) != len(listed):
-        raise RefusedError("the lists of arguments are not as long as their lengths say")
+        raise RefusedError("lists of arguments that are not as long as they claim")
     return [tuple(listed[end - length : end]) for end, length in zip(accumulate(lengths), lengths, strict=True)]

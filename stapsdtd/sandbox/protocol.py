@@ -1,12 +1,12 @@
-"""What crosses the sockets, and the daemon's disbelief.
+"""The messages between daemon and worker, and the checks of what a worker answers.
 
     request   1 byte, and by SCM_RIGHTS a descriptor, or two: that of the debug file
     answer    u64 length of what follows, little-endian | u8 status
               status 0, 2: the reason in UTF-8
-              status 1:    the parts that `codec` makes of an object, an array of byte strings in msgpack
+              status 1:    the parts that `codec` makes of an object, as a msgpack array of byte strings
 
-Everything that can be wrong with an answer is `RefusedError`. What is right was checked to the last field, so that a
-worker in somebody's power can say nothing but what some file could have said.
+Whatever is wrong with an answer raises `RefusedError`. Every field is checked, so that a worker under an attacker's
+control can only claim what some file could have contained.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SIZES: Mapping[type[Operand], range | frozenset[int]] = {
     Address: _NUMBERS,
     Unavailable: range((1 << 20) + 1),
 }
-"""Of a value that such an operand can have; arch/grammar.py makes others Unavailable."""
+"""Sizes of the values such an operand can hold; arch/grammar.py makes operands of other sizes Unavailable."""
 
 
 class ParserFailedError(ObjectUnreadableError):
@@ -71,7 +71,7 @@ class ParserFailedError(ObjectUnreadableError):
 
 
 def encode_reason(reason: str, *, failed: bool = False) -> list[bytes]:
-    """Return an answer of no object. failed: it is not the file's fault, or should not be."""
+    """Return an answer without an object. failed: because of a defect in the parser, not of the file."""
     return [_FAILED if failed else _UNREADABLE, reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]]
 
 
@@ -80,12 +80,12 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def encode(parsed: ParsedObject) -> list[bytes]:
-    """Return an answer in parts. Raises ObjectUnreadableError where it would be larger than the daemon takes."""
+    """Return an answer in parts. Raises ObjectUnreadableError if the daemon would refuse it as too large."""
     return [_PARSED, msgpack.encode(codec.encode(parsed))]
 
 
 def length_of(prefix: bytes) -> int:
-    """Return the length of what follows the first LENGTH.size bytes. Raises RefusedError where that is too much."""
+    """Return the length of the answer after this prefix of LENGTH.size bytes. Raises RefusedError if it is too long."""
     length: int = LENGTH.unpack(prefix)[0]
     if not 0 < length <= MAX_ANSWER_BYTES:
         raise RefusedError(f"an answer of {length} bytes")
@@ -93,9 +93,9 @@ def length_of(prefix: bytes) -> int:
 
 
 def decode(answer: bytes | bytearray, file_size: int) -> ParsedObject:
-    """Return the object that an answer tells, of a file of that many bytes.
+    """Return the object in an answer about a file of that many bytes.
 
-    Raises RefusedError, ObjectUnreadableError where that is what the answer tells, and nothing else.
+    Raises RefusedError, ObjectUnreadableError if the answer says so, and nothing else.
     """
     status, told = answer[:1], memoryview(answer)[1:]
     if status == _UNREADABLE:
@@ -121,7 +121,7 @@ def _reason(told: memoryview) -> str:
 
 
 def _check_object(parsed: ParsedObject, file_size: int) -> None:
-    """What fields have to do with each other and with the file. Raises RefusedError."""
+    """Check how fields relate to each other and to the file. Raises RefusedError."""
     sites = parsed.sites
     if len(sites) + len(parsed.problems) > codec.MAX_PROBLEMS:
         raise RefusedError("more sites and problems than an object can have notes")
@@ -129,12 +129,12 @@ def _check_object(parsed: ParsedObject, file_size: int) -> None:
     semaphores = filter(None, map(attrgetter("semaphore_offset"), sites))
     if max(offsets, default=-1) >= file_size or max(semaphores, default=-SEMAPHORE_BYTES) + SEMAPHORE_BYTES > file_size:
         raise RefusedError("a site or a semaphore beyond the file's end")
-    # the kernel refuses an event that has the same site twice; mostly no offset is, which is seen sooner
+    # the kernel refuses an event with the same site twice; offsets alone are cheaper to compare and mostly all differ
     probes = map(attrgetter("site_offset", "provider", "name"), sites)
     if len(set(offsets)) < len(sites) and len(set(probes)) < len(sites):
         raise RefusedError("a probe has the same site twice")
     if any(segment.offset + segment.size > file_size for segment in parsed.read_only):
-        raise RefusedError("a segment that the file does not have")
+        raise RefusedError("a segment beyond the file's end")
 
 
 def _check_argument(argument: Argument) -> None:
@@ -143,7 +143,7 @@ def _check_argument(argument: Argument) -> None:
 
 
 def _fits(argument: Argument) -> bool:
-    """Return whether the argument can have its operand, on which readers rely."""
+    """Return whether the argument can have its operand, which consumers of arguments rely on."""
     size = argument.size
     if size not in _SIZES[type(argument.operand)]:
         return False

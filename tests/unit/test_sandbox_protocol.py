@@ -138,7 +138,7 @@ def test_each_class_of_the_model_has_a_table_with_all_its_fields() -> None:
 
 @pytest.mark.parametrize("hint", [str, int, bytes, str | None, int | None])
 def test_a_field_must_say_what_it_may_be(hint: type) -> None:
-    with pytest.raises(TypeError, match="the model does not say what colour may be"):
+    with pytest.raises(TypeError, match="the model gives no bounds for colour"):
         codec.column_of("colour", hint)
 
 
@@ -392,7 +392,7 @@ def test_lengths_are_compared_with_their_bounds_before_anything_is_made(part: in
 def test_columns_of_a_table_are_equally_long(part: int, column: int) -> None:
     parts = parts_of(encoded(SAMPLE))
     parts[part][column].pop()
-    with pytest.raises(RefusedError, match="are not equally long"):
+    with pytest.raises(RefusedError, match="differ in length"):
         decode(answer_of(parts), FILE_SIZE)
 
 
@@ -447,14 +447,14 @@ def references() -> list[tuple[int, int, int]]:
 def test_indices_beyond_what_they_are_of(part: int, column: int, count: int) -> None:
     parts = parts_of(encoded(SAMPLE))
     parts[part][column][0] = count
-    with pytest.raises(RefusedError, match=f"an index beyond {count}"):
+    with pytest.raises(RefusedError, match=f"an index out of {count}"):
         decode(answer_of(parts), FILE_SIZE)
 
 
 def test_lists_of_arguments_that_are_not_as_long_as_they_say() -> None:
     parts = parts_of(encoded(SAMPLE))
     parts[1][0][0] += 1
-    with pytest.raises(RefusedError, match="not as long as their lengths say"):
+    with pytest.raises(RefusedError, match="not as long as they claim"):
         decode(answer_of(parts), FILE_SIZE)
 
 
