@@ -1,9 +1,15 @@
-"""The frozen data types that flow between the stages, in DESIGN's vocabulary; no I/O."""
+"""The frozen data types that flow between the stages, in DESIGN's vocabulary; no I/O.
+
+Annotations bound what a file can say. `elf` keeps to these bounds, and `sandbox.codec` holds its untrusted workers to
+them: a field added to ParsedObject, or to a type within it, needs no other edit to cross between the two.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Annotated, NewType
+
+from msgspec import Meta
 
 Vaddr = NewType("Vaddr", int)
 """An address as in the ELF file's program headers, before relocation."""
@@ -11,12 +17,37 @@ Vaddr = NewType("Vaddr", int)
 FileOffset = NewType("FileOffset", int)
 """A byte position in a file; uprobes are placed by these."""
 
+MAX_NAME_BYTES = 512
+MAX_ARGUMENTS_BYTES = 4096
+MAX_FUNCTION_NAME_BYTES = 4096
+MAX_BUILD_ID_BYTES = 64
+LONGEST_NOP_BYTES = 15
+SEMAPHORE_BYTES = 2
+
+_ESCAPED = 4
+"""A byte that is not valid UTF-8 becomes an escape of four."""
+
+MAX_REASON_BYTES = _ESCAPED * MAX_ARGUMENTS_BYTES + 512
+"""A reason may quote an argument's text."""
+
+# Lengths of strings are in bytes of UTF-8, and patterns match the whole string.
+Name = Annotated[str, Meta(min_length=1, max_length=_ESCAPED * MAX_NAME_BYTES)]
+MaybeName = Annotated[str, Meta(max_length=_ESCAPED * MAX_NAME_BYTES)]
+FunctionName = Annotated[str, Meta(min_length=1, max_length=_ESCAPED * MAX_FUNCTION_NAME_BYTES)]
+ArgumentText = Annotated[str, Meta(min_length=1, max_length=_ESCAPED * MAX_ARGUMENTS_BYTES)]
+Reason = Annotated[str, Meta(min_length=1, max_length=MAX_REASON_BYTES)]
+RegisterName = Annotated[str, Meta(pattern=r"[A-Za-z0-9_]{1,16}")]
+ArchitectureName = Annotated[str, Meta(pattern=r"[A-Za-z0-9_.-]{1,64}")]
+BuildId = Annotated[str, Meta(pattern=rf"([0-9a-f]{{2}}){{1,{MAX_BUILD_ID_BYTES}}}")]
+Displacement = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+SemaphoreOffset = Annotated[FileOffset, Meta(ge=SEMAPHORE_BYTES, multiple_of=SEMAPHORE_BYTES)]
+
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The note itself gives the argument's value: `-4@$5`."""
+    """The note itself gives the argument's value: `-4@$5`; a signed or unsigned number of 64 bits."""
 
-    value: int
+    value: Annotated[int, Meta(ge=-(1 << 63))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +58,8 @@ class Register:
     first_bit: the value's lowest bit in it; 8 for `%ah`, otherwise 0.
     """
 
-    name: str
-    first_bit: int = 0
+    name: RegisterName
+    first_bit: Annotated[int, Meta(ge=0, le=8, multiple_of=8)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +70,27 @@ class Memory:
     displacement includes its distance from the site, and base is the program counter.
     """
 
-    base: str | None
-    displacement: int = 0
-    index: str | None = None
-    scale: int = 1
-    symbol: str | None = None
+    base: RegisterName | None
+    displacement: Displacement = 0
+    index: RegisterName | None = None
+    scale: Annotated[int, Meta(ge=1, le=8)] = 1
+    symbol: ArgumentText | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """The argument is the address of a symbol, `$NBuffers`, plus displacement. base is as in Memory."""
 
-    base: str | None
-    displacement: int = 0
-    symbol: str | None = None
+    base: RegisterName | None
+    displacement: Displacement = 0
+    symbol: ArgumentText | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
     """The argument cannot be fetched; reason is for users."""
 
-    reason: str
+    reason: Reason
 
 
 Operand = Constant | Register | Memory | Address | Unavailable
@@ -72,8 +103,8 @@ class Argument:
     size and signed describe the value, whatever the operand's own width.
     """
 
-    text: str
-    size: int
+    text: ArgumentText
+    size: Annotated[int, Meta(ge=0, le=1 << 20)]
     signed: bool
     is_float: bool
     operand: Operand
@@ -86,31 +117,31 @@ class Site:
     nop_bytes: length of the nop there.
     """
 
-    provider: str
-    name: str
-    site_offset: FileOffset
-    semaphore_offset: FileOffset | None
-    function: str | None
+    provider: Name
+    name: Name
+    site_offset: Annotated[FileOffset, Meta(ge=0)]
+    semaphore_offset: SemaphoreOffset | None
+    function: FunctionName | None
     arguments: tuple[Argument, ...]
-    nop_bytes: int
+    nop_bytes: Annotated[int, Meta(ge=1, le=LONGEST_NOP_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An unusable note; provider and name are empty if they could not be read."""
 
-    provider: str
-    name: str
-    reason: str
+    provider: MaybeName
+    name: MaybeName
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlySegment:
     """A segment mapped without write permission, so that memory has the same contents as the file."""
 
-    vaddr: Vaddr
-    offset: FileOffset
-    size: int
+    vaddr: Annotated[Vaddr, Meta(ge=0)]
+    offset: Annotated[FileOffset, Meta(ge=0)]
+    size: Annotated[int, Meta(ge=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +152,8 @@ class ParsedObject:
     stripped from the file, which its debug file may have.
     """
 
-    architecture: str
-    build_id: str | None
+    architecture: ArchitectureName
+    build_id: BuildId | None
     sites: tuple[Site, ...]
     problems: tuple[Problem, ...]
     lacks_symbols: bool = False

@@ -9,6 +9,7 @@ import sys
 import click
 
 from stapsdtd import __version__, config
+from stapsdtd.config.file import load
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime import logs
 
@@ -33,7 +34,7 @@ def command(listen: str | None, config_path: str | None, engine: str | None, cle
     from stapsdtd.daemon import serve  # noqa: PLC0415 - not needed for --help and --cleanup
 
     def load_config() -> config.Config:
-        loaded = config.load(config_path) if config_path else config.Config()
+        loaded = load(config_path) if config_path else config.Config()
         if listen is not None:
             loaded = dataclasses.replace(loaded, listeners=(config.Listener(listen),))
         if engine is not None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from stapsdtd.elf.container import PT_NOTE, SHT_NOTE, Container
 from stapsdtd.elf.notes import UnusableNoteError, iter_notes
+from stapsdtd.model import MAX_BUILD_ID_BYTES
 
 _NT_GNU_BUILD_ID = 3
 
-MAX_BUILD_ID_BYTES = 64
 _MAX_NOTES_BYTES = 4096
 _MAX_SOURCES = 16
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from stapsdtd.arch import ARCHITECTURES
 from stapsdtd.elf.notes import UnusableNoteError
 
-LONGEST_NOP_BYTES = 15
-
 
 def nop_bytes(architecture: str, code: bytes) -> int:
     """Return the length in bytes of the nop that code begins with. Raises UnusableNoteError if there is none.

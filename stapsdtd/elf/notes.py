@@ -21,13 +21,11 @@ from typing import NamedTuple
 
 from stapsdtd.arch import parse_arguments
 from stapsdtd.elf.container import ByteOrder
-from stapsdtd.model import Argument, Vaddr
+from stapsdtd.model import MAX_ARGUMENTS_BYTES, MAX_NAME_BYTES, Argument, Vaddr
 
 STAPSDT_OWNER = b"stapsdt\0"
 NT_STAPSDT = 3
 
-MAX_NAME_BYTES = 512
-MAX_ARGUMENTS_BYTES = 4096
 MAX_ARGUMENTS = 128
 MAX_DISTINCT_ARGUMENTS_BYTES = 4 << 20
 """Over all notes of an object. Parsed arguments take about 40 times their text; libjvm.so has 5 KB of text."""

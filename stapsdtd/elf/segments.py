@@ -8,9 +8,7 @@ from itertools import accumulate
 
 from stapsdtd.elf.container import PF_W, PF_X, Segment
 from stapsdtd.elf.notes import UnusableNoteError
-from stapsdtd.model import FileOffset, Vaddr
-
-SEMAPHORE_BYTES = 2
+from stapsdtd.model import SEMAPHORE_BYTES, FileOffset, Vaddr
 
 
 class LoadSegments:

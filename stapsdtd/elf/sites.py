@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stapsdtd.arch import GLOBAL_OFFSET_TABLE, symbols_of, with_addresses
 from stapsdtd.elf.container import PT_LOAD, SHT_NOTE, Container
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
+from stapsdtd.elf.nops import nop_bytes
 from stapsdtd.elf.notes import (
     NT_STAPSDT,
     STAPSDT_OWNER,
@@ -18,9 +18,9 @@ from stapsdtd.elf.notes import (
     UnusableNoteError,
     iter_notes,
 )
-from stapsdtd.elf.segments import SEMAPHORE_BYTES, LoadSegments
+from stapsdtd.elf.segments import LoadSegments
 from stapsdtd.elf.symbols import enclosing_functions, symbol_addresses
-from stapsdtd.model import Argument, FileOffset, Problem, Site, Unavailable, Vaddr
+from stapsdtd.model import LONGEST_NOP_BYTES, SEMAPHORE_BYTES, Argument, FileOffset, Problem, Site, Unavailable, Vaddr
 
 MAX_NOTES = 500_000
 MAX_NOTES_BYTES = 64 << 20

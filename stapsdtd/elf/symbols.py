@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stapsdtd.elf.container import SHT_DYNSYM, SHT_NOBITS, SHT_SYMTAB, ByteOrder, Container, Section, positions
-from stapsdtd.model import Unavailable, Vaddr
+from stapsdtd.model import MAX_FUNCTION_NAME_BYTES, Unavailable, Vaddr
 
 _STT_NOTYPE, _STT_OBJECT, _STT_FUNC, _STT_COMMON, _STT_TLS, _STT_GNU_IFUNC = 0, 1, 2, 5, 6, 10
 _STB_LOCAL, _STB_GLOBAL = 0, 1
@@ -21,7 +21,6 @@ _SHN_UNDEF, _SHN_ABS = 0, 0xFFF1
 MAX_SYMBOLS_BYTES = 64 << 20
 MAX_SEARCHED_BYTES = 4 << 30
 """Over all names searched for in the symbols and strings of an object; takes some seconds."""
-MAX_FUNCTION_NAME_BYTES = 4096
 MAX_FUNCTION_NAMES_BYTES = 16 << 20
 """Over all functions of an object: in a hostile string table a long name begins at every byte."""
 

@@ -7,7 +7,8 @@
          protocol.decode ◄─────────────────────────────────────────── answer
            └─► model.ParsedObject
 
-What a worker says is as hostile as the file that it read: `protocol` lets nothing through that `elf` could not have
-found, and `parser` never shows a worker files of two owners. When the daemon goes, however it goes, the zygote finds
-its socket closed and ends, and the kernel kills the workers with it.
+What a worker says is as hostile as the file it read: `codec` holds it to the types of the model and `protocol` to the
+file, so that only what `elf` could have found gets through. And `parser` never shows one worker the files of two
+owners. When the daemon goes, however it goes, the zygote finds its socket closed and ends, and the kernel kills the
+workers with it.
 """

@@ -1,6 +1,6 @@
 """Giving up, for good, all that a process may do: first what a zygote never needs, then what a worker never needs.
 
-Each function answers which measures this host did not allow; what every host allows raises OSError where it fails. The
+Each function returns which measures this host did not allow; what every host allows raises OSError where it fails. The
 structures and numbers are those of include/uapi/linux/{prctl,capability,landlock,sched}.h.
 """
 
@@ -128,7 +128,7 @@ def _failed(what: str) -> OSError:
 
 
 def _drop_bound() -> bool:
-    """Answer whether no capability can be had by executing a program any more."""
+    """Return whether no capability can be had by executing a program any more."""
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
             # otherwise EINVAL, at the end of the list
@@ -146,7 +146,7 @@ def _clear_capabilities() -> None:
 
 
 def _restrict_files() -> bool:
-    """Deny every right to files that Landlock knows here, by a set without rules; answer whether there is Landlock."""
+    """Deny every right to files that Landlock knows here, by a set without rules; return whether there is Landlock."""
     version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), _LANDLOCK_CREATE_RULESET_VERSION)
     if version < 1:
         return False

@@ -161,7 +161,7 @@ class SandboxedParser:
         self._lose_zygote()
 
     def _worker(self, owner: _Owner) -> _Worker:
-        """Answer one that may read files of the owner, which is nobody else's until it is kept."""
+        """Return one that may read files of the owner, which is nobody else's until it is kept."""
         if known := self._workers.pop(owner, None):
             return known
         for is_last in (False, True):
@@ -224,7 +224,7 @@ class SandboxedParser:
 
 
 def worker_ids() -> tuple[int, int]:
-    """Answer USER's user and group id, where the host has it, else NOBODY's."""
+    """Return USER's user and group id, where the host has it, else NOBODY's."""
     try:
         found = pwd.getpwnam(USER)
     except KeyError:
@@ -257,7 +257,7 @@ class _Worker:
         self._channel = channel
 
     def ask(self, descriptors: Sequence[int], seconds: float) -> bytearray:
-        """Answer the answer. Raises TimeoutError, RefusedError and _WorkerGoneError."""
+        """Return the answer. Raises TimeoutError, RefusedError and _WorkerGoneError."""
         deadline = time.monotonic() + seconds
         try:
             self._channel.settimeout(seconds)

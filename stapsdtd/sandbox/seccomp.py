@@ -65,7 +65,7 @@ class _Program(ctypes.Structure):
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Answer a struct sock_filter; jumps are over so many instructions."""
+    """Return a struct sock_filter; jumps are over so many instructions."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
@@ -96,7 +96,7 @@ def program(machine: str) -> bytes | None:
 
 
 def install(libc: ctypes.CDLL) -> bool:
-    """Filter from now on. Answer whether that was possible; the process must have no_new_privs."""
+    """Filter from now on; return whether that was possible. The process must have no_new_privs."""
     code = program(platform.machine())
     if code is None:
         return False

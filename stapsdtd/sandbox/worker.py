@@ -128,13 +128,13 @@ class _Zygote:
 
 
 def _end(pid: int) -> int:
-    """Answer the status of a child, which may have ended already."""
+    """Return the wait status of a child, which may have ended already."""
     os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 
 
 def _answer(channel: socket.socket, parse: Parse) -> bool:
-    """Answer one request; False where it was the last one."""
+    """Serve one request; return False where it was the last one."""
     message, descriptors, _, _ = socket.recv_fds(channel, len(protocol.REQUEST), 2)
     if not message:
         return False

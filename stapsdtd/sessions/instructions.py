@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
+from stapsdtd.elf.nops import nop_bytes
 from stapsdtd.elf.notes import UnusableNoteError
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import Site
+from stapsdtd.model import LONGEST_NOP_BYTES, Site
 
 
 def why_not_armed(descriptor: int, architecture: str, site: Site, nops: NopRewriting) -> str | None:

@@ -22,18 +22,21 @@ from stapsdtd.capture.bpf.site_plans import source_of
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object
-from stapsdtd.elf.build_id import MAX_BUILD_ID_BYTES
 from stapsdtd.elf.container import MAX_SECTIONS
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
-from stapsdtd.elf.notes import MAX_ARGUMENTS, MAX_ARGUMENTS_BYTES, MAX_NAME_BYTES
-from stapsdtd.elf.segments import SEMAPHORE_BYTES
+from stapsdtd.elf.nops import nop_bytes
+from stapsdtd.elf.notes import MAX_ARGUMENTS
 from stapsdtd.elf.sites import MAX_NOTES
-from stapsdtd.elf.symbols import MAX_FUNCTION_NAME_BYTES
 from stapsdtd.errors import ObjectUnreadableError, TracefsRejectedError
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import (
+    LONGEST_NOP_BYTES,
+    MAX_ARGUMENTS_BYTES,
+    MAX_BUILD_ID_BYTES,
+    MAX_FUNCTION_NAME_BYTES,
+    MAX_NAME_BYTES,
+    SEMAPHORE_BYTES,
     Address,
     Argument,
     Capture,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.config import OPERATOR, USER, Config, Limits, Listener, Quotas, Role, Tls, load, validated
+from stapsdtd.config import OPERATOR, USER, Config, Limits, Listener, Quotas, Role, Tls, validated
+from stapsdtd.config.file import load
 from stapsdtd.errors import InvalidArgumentError
 
 
@@ -125,7 +126,7 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
         ("roles = 5", "roles", "must be a table"),
         ("[roles]\nx = 5", "roles.x", "must be a table"),
         ("[roles.x]\nusers = 5", "roles.x.users", "must be an array of texts"),
-        ("[roles.x]\nusers = [5]", "roles.x.users", "must be a text"),
+        ("[roles.x]\nusers = [5]", "roles.x.users", r"must be an array of texts, not \[5\]"),
         ('[roles.x]\nlist = "mine"', "roles.x.list", '"all", "own", "none" or an array'),
         ("[roles.x]\nmanage = 1", "roles.x.manage", "must be true or false"),
         ("[roles.x]\nmax_sites = -1", "roles.x.max_sites", "above 0"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES, nop_bytes
+from stapsdtd.elf.nops import nop_bytes
 from stapsdtd.elf.notes import UnusableNoteError
+from stapsdtd.model import LONGEST_NOP_BYTES
 from tests.support import require
 
 X86_NOPS = {

@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from stapsdtd.elf.notes import MAX_ARGUMENTS, MAX_ARGUMENTS_BYTES, MAX_NAME_BYTES
-from stapsdtd.model import ParsedObject, Problem
+from stapsdtd.elf.notes import MAX_ARGUMENTS
+from stapsdtd.model import MAX_ARGUMENTS_BYTES, MAX_NAME_BYTES, ParsedObject, Problem
 from tests.unit.elf_builder import (
     BASE_VADDR,
     SHT_NOBITS,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from stapsdtd.arch import parse_arguments
-from stapsdtd.elf.nops import LONGEST_NOP_BYTES
 from stapsdtd.elf.read_only import MAX_READ_ONLY_SEGMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import (
+    LONGEST_NOP_BYTES,
     Address,
     Argument,
     Constant,
@@ -32,7 +34,7 @@ from stapsdtd.model import (
     Unavailable,
     Vaddr,
 )
-from stapsdtd.sandbox import protocol, shapes
+from stapsdtd.sandbox import codec, protocol
 from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError, decode, encode, encode_reason
 from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf, parse_notes
 from tests.unit.samples import argument, site
@@ -127,10 +129,17 @@ def test_round_trip(parsed: ParsedObject) -> None:
     assert decode(encoded(parsed), FILE_SIZE) == parsed
 
 
-def test_each_operand_of_the_model_has_a_shape_with_all_its_fields() -> None:
-    assert {shape.type for shape in shapes.SHAPES} == set(get_args(Operand))
-    for shape in shapes.SHAPES:
-        assert list(shape.fields) == [field.name for field in dataclasses.fields(shape.type)]
+def test_each_class_of_the_model_has_a_table_with_all_its_fields() -> None:
+    held = {ParsedObject, Site, Problem, ReadOnlySegment, Argument}
+    assert {table.kind for table in codec.TABLES} == held | set(get_args(Operand))
+    for table in codec.TABLES:
+        assert [column.name for column in table.columns] == [field.name for field in dataclasses.fields(table.kind)]
+
+
+@pytest.mark.parametrize("hint", [str, int, bytes, str | None, int | None])
+def test_a_field_must_say_what_it_may_be(hint: type) -> None:
+    with pytest.raises(TypeError, match="the model gives no bounds for colour"):
+        codec.column_of("colour", hint)
 
 
 ARCHITECTURES = ("x86-64", "i386", "aarch64", "arm", "riscv64", "s390x", "ppc64le", "loongarch64", "machine-8")
@@ -278,16 +287,21 @@ def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
 @pytest.mark.parametrize(
     ("wrong", "because"),
     [
-        (sample(site(offset=FILE_SIZE)), "index"),
-        (sample(site(semaphore=FILE_SIZE)), "index"),
-        (sample(site(semaphore=FILE_SIZE - 1)), "index"),
-        (sample(site(semaphore=7)), "odd"),
-        (sample(site(nop_bytes=0)), "without a length"),
-        (sample(site(nop_bytes=LONGEST_NOP_BYTES + 1)), "index"),
+        (sample(site(offset=FILE_SIZE)), "beyond the file's end"),
+        (sample(site(offset=-1)), "sites: Expected `int` >= 0"),
+        (sample(site(semaphore=FILE_SIZE)), "beyond the file's end"),
+        (sample(site(semaphore=FILE_SIZE - 1)), "multiple of 2"),
+        (sample(site(semaphore=7)), "multiple of 2"),
+        (sample(site(semaphore=0)), "sites: Expected `int` >= 2"),
+        (sample(site(nop_bytes=0)), "sites: Expected `int` >= 1"),
+        (sample(site(nop_bytes=LONGEST_NOP_BYTES + 1)), "sites: Expected `int` <= 15"),
         (sample(site(), site()), "twice"),
         (sample(site(name="")), "shorter"),
         (sample(site(name="n" * 2049)), "longer"),
+        (sample(site(name="é" * 1025)), "longer"),
         (sample(site(function="f" * 20_000)), "longer"),
+        (sample(site(function="")), "shorter"),
+        (sample(site(arguments=[argument(text="")])), "shorter"),
         (sample(site(name="a\0b")), "NUL"),
         (sample(site(arguments=[argument(Register("di\np:x"))])), "text"),
         (sample(site(arguments=[argument(Memory("rdi", index="%rax"))])), "text"),
@@ -297,19 +311,26 @@ def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
         (sample(site(arguments=[argument(Register("rax", 8), 8)])), "operand"),
         (sample(site(arguments=[argument(Memory("rdi"), 5000)])), "operand"),
         (sample(site(arguments=[argument(Address("rdi"), 16)])), "operand"),
-        (sample(site(arguments=[argument(size=(1 << 20) + 1)])), "index"),
-        (sample(site(arguments=[argument()] * 129)), "too long"),
+        (sample(site(arguments=[argument(size=(1 << 20) + 1)])), "arguments: Expected `int` <= 1048576"),
+        (sample(site(arguments=[argument(size=-1)])), "arguments: Expected `int` >= 0"),
+        (sample(site(arguments=[argument(Memory("rax", 1 << 63))])), "operands: Expected `int` <= 9223372036854775807"),
+        (sample(site(arguments=[argument(Memory("rax", scale=9))])), "operands: Expected `int` <= 8"),
+        (sample(site(arguments=[argument(Memory("rax", scale=3))])), "operand"),
+        (sample(site(arguments=[argument(Register("ax", 1))])), "multiple of 8"),
+        (sample(site(arguments=[argument(Register("ax", 16), 1)])), "operands: Expected `int` <= 8"),
+        (sample(site(arguments=[argument()] * 129)), "lists of arguments: Expected `int` <= 128"),
         (sample(site(arguments=[argument(text="t" * 17_000)])), "longer"),
-        (sample(site(arguments=[argument(Unavailable("r" * 17_000))])), "characters"),
-        (mapped(0, 0), "segment"),
+        (sample(site(arguments=[argument(Unavailable("r" * 17_000))])), "longer"),
+        (mapped(0, 0), "read only: Expected `int` >= 1"),
         (mapped(FILE_SIZE, 1), "segment"),
         (mapped(1, FILE_SIZE), "segment"),
         (mapped((1 << 64) - 1, 1), "segment"),
         (mapped(1, (1 << 64) - 1), "segment"),
         (mapped((1 << 64) - 0x100, 0x200), "segment"),
         (ParsedObject("x86 64", None, (), ()), "architecture"),
-        (ParsedObject("x86-64", "abc", (), ()), "build-id"),
-        (ParsedObject("x86-64", "ab" * 65, (), ()), "build-id"),
+        (ParsedObject("x86-64\n", None, (), ()), "architecture"),
+        (ParsedObject("x86-64", "abc", (), ()), "build_id"),
+        (ParsedObject("x86-64", "ab" * 65, (), ()), "build_id"),
     ],
 )
 def test_what_no_file_could_have_said(wrong: ParsedObject, because: str) -> None:
@@ -317,11 +338,9 @@ def test_what_no_file_could_have_said(wrong: ParsedObject, because: str) -> None
         decode(encoded(wrong), FILE_SIZE)
 
 
-@pytest.mark.parametrize(
-    "operand", [Memory("rax", 1 << 63), Memory("rax", scale=3), Register("ax", 1), Constant(1 << 64)]
-)
-def test_operands_without_a_shape_are_a_defect_of_the_worker(operand: Operand) -> None:
-    with pytest.raises(ValueError, match="has no shape"):
+@pytest.mark.parametrize("operand", [Constant(1 << 64), Constant(-(1 << 63) - 1), Memory("rax", 1 << 64)])
+def test_numbers_of_more_than_64_bits_are_a_defect_of_the_worker(operand: Operand) -> None:
+    with pytest.raises(OverflowError):
         encode(sample(site(arguments=[argument(operand)])))
 
 
@@ -336,13 +355,162 @@ def test_a_text_that_is_no_utf_8() -> None:
         decode(encoded(SAMPLE).replace("é".encode(), b"\xed\xa0"), FILE_SIZE)
 
 
-def test_counts_are_compared_with_their_bounds_before_anything_is_made() -> None:
-    answer = bytearray(encoded(SAMPLE))
-    for at in range(1, 1 + 4 * len(protocol._Counts._fields), 4):
-        wrong = bytearray(answer)
-        wrong[at : at + 4] = b"\xff\xff\xff\xff"
-        with pytest.raises(RefusedError, match="more than"):
-            decode(wrong, FILE_SIZE)
+def parts_of(answer: bytes) -> list[list[list[Any]]]:
+    """The texts, the lists of arguments, and then the columns of each table."""
+    return [msgpack.decode(part) for part in msgpack.decode(answer[1:])]
+
+
+def answer_of(parts: Sequence[object]) -> bytes:
+    """What a worker says that does not look at its own bounds. Parts that are bytes are sent as they are."""
+    return b"\1" + msgpack.encode([part if isinstance(part, bytes) else msgpack.encode(part) for part in parts])
+
+
+def columns() -> list[tuple[int, int]]:
+    return [(part, column) for part, held in enumerate(parts_of(encoded(SAMPLE))) for column in range(len(held))]
+
+
+PARTS = ["texts", "lists", *(table.kind.__name__ for table in codec.TABLES)]
+
+
+def test_an_answer_that_is_put_together_by_hand() -> None:
+    assert decode(answer_of(parts_of(encoded(SAMPLE))), FILE_SIZE) == SAMPLE
+
+
+@pytest.mark.parametrize(("part", "column"), columns())
+def test_lengths_are_compared_with_their_bounds_before_anything_is_made(part: int, column: int) -> None:
+    parts: list[Any] = parts_of(encoded(SAMPLE))
+    sent = [msgpack.encode(values) for values in parts[part]]
+    sent[column] = b"\xdd\xff\xff\xff\xff"  # an array of 2**32 - 1
+    parts[part] = bytes([0x90 + len(sent)]) + b"".join(sent)
+    with pytest.raises(RefusedError, match="of length <= "):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("part", "column"), [(part, at) for part, at in columns() if part >= 2 and len(codec.TABLES[part - 2].columns) > 1]
+)
+def test_columns_of_a_table_are_equally_long(part: int, column: int) -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[part][column].pop()
+    with pytest.raises(RefusedError, match="differ in length"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+@pytest.mark.parametrize("part", range(len(PARTS)), ids=PARTS)
+def test_columns_too_few_or_too_many(part: int) -> None:
+    columns = parts_of(encoded(SAMPLE))[part]
+    for wrong in (columns[:-1], [*columns, [0]]):
+        parts: list[Any] = parts_of(encoded(SAMPLE))
+        parts[part] = wrong
+        with pytest.raises(RefusedError, match=f"Expected `array` of length {len(columns)}, got {len(wrong)}"):
+            decode(answer_of(parts), FILE_SIZE)
+
+
+OF_NO_FIELD: tuple[object, ...] = (1.0, "", "\0", b"x", [], [[]], {}, msgpack.Ext(1, b"x"))
+FLAGS = {"signed", "is_float", "lacks_symbols"}
+OPTIONAL = {"semaphore_offset", "function", "base", "index", "symbol", "build_id"}
+
+
+@pytest.mark.parametrize(("part", "column"), columns())
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        *((value, set[str]()) for value in OF_NO_FIELD),
+        (None, OPTIONAL),
+        (True, FLAGS),
+        (1 << 41, {"displacement", "vaddr"}),
+        (-(1 << 63), {"displacement"}),
+        ((1 << 64) - 1, {"vaddr"}),
+    ],
+)
+def test_values_that_other_fields_may_have(part: int, column: int, value: object, fields: set[str]) -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[part][column][0] = value
+    possible = part >= 2 and codec.TABLES[part - 2].columns[column].name in fields
+    assert (believe(answer_of(parts), FILE_SIZE) is not None) == possible
+
+
+def references() -> list[tuple[int, int, int]]:
+    """Where indices are, and how many things they are of."""
+    texts, (lists, _), *tables = parts_of(encoded(SAMPLE))
+    rows = {table.kind: len(columns[0]) for table, columns in zip(codec.TABLES, tables, strict=True)}
+    operands = sum(rows[kind] for kind in get_args(Operand))
+    counts = {str: len(texts[0]), Operand: operands, tuple[Argument, ...]: len(lists)}
+    found = [(PARTS.index("lists"), 1, rows[Argument])]
+    for part, table in enumerate(codec.TABLES, 2):
+        targets = [column.target for column in table.columns]
+        found += [(part, at, counts.get(target, 1)) for at, target in enumerate(targets) if target is not None]
+    return found
+
+
+@pytest.mark.parametrize(("part", "column", "count"), references())
+def test_indices_beyond_what_they_are_of(part: int, column: int, count: int) -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[part][column][0] = count
+    with pytest.raises(RefusedError, match=f"an index out of {count}"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+def test_lists_of_arguments_that_are_not_as_long_as_they_say() -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[1][0][0] += 1
+    with pytest.raises(RefusedError, match="not as long as they claim"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_answer_is_of_one_object(count: int) -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[-1] = [column * count for column in parts[-1]]
+    with pytest.raises(RefusedError, match="objects"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+def test_tables_too_few_too_many_or_none() -> None:
+    parts = parts_of(encoded(SAMPLE))
+    for wrong in ([], parts[:-1], [*parts, parts[-1]], [b""] * len(parts), [b"\0" * 10] * len(parts)):
+        with pytest.raises(RefusedError):
+            decode(answer_of(wrong), FILE_SIZE)
+    others: tuple[object, ...] = ({}, None, "parts", [1] * len(parts))
+    raws = map(msgpack.encode, others)
+    for answer in (msgpack.encode(parts), b"\xdd\xff\xff\xff\xff", *raws):
+        with pytest.raises(RefusedError, match="Expected"):
+            decode(b"\1" + answer, FILE_SIZE)
+
+
+@pytest.mark.parametrize("opener", [b"\x91", b"\x81\xa1a", b"\xdc\0\1", b"\xdd\0\0\0\1", b"\x9c"])
+def test_nesting_of_any_depth(opener: bytes) -> None:
+    parts = parts_of(encoded(SAMPLE))
+    deep = opener * 1_000_000
+    for answer in (b"\1" + deep, *(answer_of([*parts[:at], deep, *parts[at + 1 :]]) for at in range(len(parts)))):
+        with pytest.raises(RefusedError):
+            decode(answer, FILE_SIZE)
+
+
+def test_more_bytes_of_texts_than_the_daemon_takes() -> None:
+    parts = parts_of(encoded(SAMPLE))
+    parts[0][0] += [f"{number:04}" + "t" * (1 << 20) for number in range(64)]
+    with pytest.raises(RefusedError, match=r"texts of 671\d+ bytes"):
+        decode(answer_of(parts), FILE_SIZE)
+    problems = tuple(Problem("", "", f"{number:04}" + "t" * 16_000) for number in range(4300))
+    with pytest.raises(ObjectUnreadableError, match=r"it has texts of \d+ bytes, more than 67108864"):
+        encode(ParsedObject("x86-64", None, (), problems))
+
+
+def test_operands_of_several_kinds_are_bounded_together() -> None:
+    parts: list[Any] = parts_of(encoded(SAMPLE))
+    half = codec.MAX_DISTINCT_ARGUMENTS // 2 + 1
+    parts[PARTS.index("Constant")] = [[0] * half]
+    parts[PARTS.index("Register")] = [[parts[0][0].index("rdi")] * half, [0] * half]
+    with pytest.raises(RefusedError, match="more operands than"):
+        decode(answer_of(parts), FILE_SIZE)
+
+
+def test_sites_and_problems_are_bounded_together() -> None:
+    parts: list[Any] = parts_of(encoded(SAMPLE))
+    parts[PARTS.index("Problem")] = [column * codec.MAX_PROBLEMS for column in parts[PARTS.index("Problem")]]
+    with pytest.raises(RefusedError, match="more sites and problems"):
+        decode(answer_of(parts), FILE_SIZE)
 
 
 @pytest.mark.parametrize("length", [0, protocol.MAX_ANSWER_BYTES + 1, 2**64 - 1])
@@ -362,12 +530,10 @@ def test_more_segments_than_the_daemon_takes() -> None:
     assert decode(encoded(replace(SAMPLE, read_only=segments[1:])), FILE_SIZE).read_only == segments[1:]
     with pytest.raises(ObjectUnreadableError, match="65 read only, more than 64"):
         encode(replace(SAMPLE, read_only=segments))
-    # from a worker that does not look at its own bounds
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "_MOST", protocol._MOST._replace(read_only=1 << 20))
-        answer = encoded(replace(SAMPLE, read_only=segments))
-    with pytest.raises(RefusedError, match="65 read_only, more than 64"):
-        decode(answer, FILE_SIZE)
+    parts = parts_of(encoded(SAMPLE))
+    parts[PARTS.index("ReadOnlySegment")] = [[each] * (MAX_READ_ONLY_SEGMENTS + 1) for each in (0, 0, 1)]
+    with pytest.raises(RefusedError, match="read only: Expected `array` of length <= 64"):
+        decode(answer_of(parts), FILE_SIZE)
 
 
 def test_an_object_that_is_more_than_the_daemon_takes() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd import config
+from stapsdtd.config import DEFAULT_LISTEN, Config
+from stapsdtd.config.file import load
 from stapsdtd.sandbox.parser import USER
 from tests.support import require
 from tests.units import SERVICE, SOCKET, UNITS, settings
@@ -48,8 +49,8 @@ def test_the_service_is_not_exposed() -> None:
 
 def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
     (path,) = settings(SOCKET, "ListenStream")
-    assert config.DEFAULT_LISTEN.removeprefix("unix:") == path
-    assert config.load(str(UNITS / "stapsdtd.toml")) == config.Config()
+    assert DEFAULT_LISTEN.removeprefix("unix:") == path
+    assert load(str(UNITS / "stapsdtd.toml")) == Config()
     assert str(Path(path).parent) in settings(SERVICE, "ReadWritePaths")
 
 

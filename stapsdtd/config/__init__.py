@@ -1,0 +1,205 @@
+"""Settings of the daemon, from its command line and the file of --config, which `file` reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from stapsdtd.addresses import LOOPBACK_HOSTS
+from stapsdtd.errors import InvalidArgumentError
+
+DEFAULT_LISTEN = "unix:/run/stapsdtd/stapsdtd.sock"
+ENGINES = ("auto", "bpf", "ftrace")
+
+_ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
+
+# What the file may contain, and how an error describes that.
+Count = Annotated[int, Meta(ge=1, description="a whole number above 0")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Text = Annotated[str, Meta(description="a text")]
+Texts = Annotated[tuple[str, ...], Meta(description="an array of texts")]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may ask for, and what they get where they ask for nothing; the totals are of all clients."""
+
+    default_lease_seconds: Count = 30
+    max_lease_seconds: Count = 3600
+    default_queue_bytes: Count = 16 << 20
+    max_queue_bytes: Count = 256 << 20
+    default_kernel_buffer_kib: Count = 4096
+    max_kernel_buffer_kib: Count = 65536
+    max_selectors: Count = 256
+    max_subscriptions: Count = 256
+    max_total_queue_bytes: Count = 4 << 30
+    max_total_kernel_buffer_mib: Count = 2048
+    max_connections: Count = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """What each client may have at once, and a second; None is no bound of its own.
+
+    max_foreign_hits_per_second: what its probes may cost processes that it does not see.
+    """
+
+    max_connections: Count | None = None
+    max_subscriptions: Count | None = None
+    max_sites: Count | None = None
+    max_queue_bytes: Count | None = None
+    max_events_per_second: Count | None = None
+    max_requests_per_second: Count | None = None
+    max_foreign_hits_per_second: Count | None = None
+
+
+NO_QUOTAS = Quotas()
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Who has it, by name, and what that allows.
+
+    users, groups: of the host. certificates: common names or subject alternative names. everybody: it is also for who
+    has no other role. list, trace: of whose processes that is allowed: names of users, "own", "all" or "none". manage:
+    all subscriptions are seen, streamed and ended like own ones.
+    """
+
+    name: str
+    users: Texts = ()
+    groups: Texts = ()
+    certificates: Texts = ()
+    everybody: Flag = False
+    list: Texts = ("own",)
+    trace: Texts = ("own",)
+    manage: Flag = False
+    quotas: Quotas = NO_QUOTAS
+
+
+OPERATOR = Role("operator", ("root",), ("stapsdt",), list=("all",), trace=("all",), manage=True)
+USER = Role(
+    "user",
+    everybody=True,
+    quotas=Quotas(
+        max_connections=32,
+        max_subscriptions=16,
+        max_sites=5_000,
+        max_queue_bytes=256 << 20,
+        max_events_per_second=500_000,
+        max_requests_per_second=50,
+        max_foreign_hits_per_second=100_000,
+    ),
+)
+"""The roles there are where the file says nothing of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. client_authority signs the certificates that clients must have."""
+
+    certificate: Text
+    key: Text
+    client_authority: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """address is `unix:PATH` or `tcp:HOST:PORT`. owner, group and mode are the socket's; None is left as it is made.
+
+    role: of everybody who connects here; None where it goes by who that is. plain: TCP without TLS, on loopback.
+    """
+
+    address: Text
+    owner: Text | None = None
+    group: Text | None = None
+    mode: int = 0o666
+    role: Text | None = None
+    tls: Tls | None = None
+    plain: Flag = False
+
+    @property
+    def path(self) -> str | None:
+        return self.address.removeprefix("unix:") if self.address.startswith("unix:") else None
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """Of TCP."""
+        host, _, port = self.address.removeprefix("tcp:").rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemSettings:
+    """arm: on which kinds files are armed beside local ones, as /proc/PID/mountinfo names them."""
+
+    arm: Texts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """engine is one of ENGINES. metrics: where Prometheus finds them. Of roles the first counts that somebody has."""
+
+    listeners: tuple[Listener, ...] = (Listener(DEFAULT_LISTEN),)
+    engine: Text = "auto"
+    limits: Limits = field(default_factory=Limits)
+    roles: tuple[Role, ...] = (OPERATOR, USER)
+    metrics: Listener | None = None
+    filesystems: FilesystemSettings = field(default_factory=FilesystemSettings)
+
+
+def validated(config: Config) -> Config:
+    """Raise InvalidArgumentError for values that cannot be used."""
+    if config.engine not in ENGINES:
+        raise InvalidArgumentError("engine", f"{config.engine!r} is not one of {', '.join(ENGINES)}")
+    names = {role.name for role in config.roles}
+    for listener in config.listeners:
+        _check_listener(listener, names)
+    addresses = [listener.address for listener in config.listeners]
+    if config.metrics is not None:
+        _check_metrics(config.metrics, addresses)
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise InvalidArgumentError("listen", f"{address} is there twice")
+    if not addresses:
+        raise InvalidArgumentError("listen", "there is no address to listen on")
+    return config
+
+
+def _check_listener(listener: Listener, roles: set[str]) -> None:
+    match = _matched("listen", listener)
+    if listener.role is not None and listener.role not in roles:
+        raise InvalidArgumentError("listen.role", f"{listener.role!r} is no role; there are {', '.join(sorted(roles))}")
+    if listener.path is not None:
+        for key, given in (("plain", listener.plain), ("certificate", listener.tls)):
+            if given:
+                raise InvalidArgumentError(f"listen.{key}", "is for tcp:HOST:PORT alone")
+    elif listener.plain and listener.tls:
+        raise InvalidArgumentError("listen.plain", f"{listener.address} has a certificate, so it is not plain")
+    elif listener.plain:
+        if match["host"] not in LOOPBACK_HOSTS:
+            raise InvalidArgumentError("listen.plain", f"{listener.address} is no loopback address; use a certificate")
+        if listener.role is None:
+            raise InvalidArgumentError("listen.role", f"is missing: on {listener.address} nothing tells who connects")
+    elif listener.tls is None:
+        raise InvalidArgumentError(
+            "listen.certificate", f"is missing for {listener.address}; so are key and client_authority, or plain = true"
+        )
+
+
+def _check_metrics(listener: Listener, others: Sequence[str]) -> None:
+    match = _matched("metrics.listen", listener)
+    if match["host"] is not None and match["host"] not in LOOPBACK_HOSTS:
+        raise InvalidArgumentError("metrics.listen", f"{listener.address} is no loopback address")
+    if listener.address in others:
+        raise InvalidArgumentError("metrics.listen", f"{listener.address} is where clients are served")
+
+
+def _matched(key: str, listener: Listener) -> re.Match[str]:
+    match = _ADDRESS.fullmatch(listener.address)
+    if match is None or (match["port"] and int(match["port"]) > 0xFFFF):
+        raise InvalidArgumentError(key, f"{listener.address!r} is not of the form unix:PATH or tcp:HOST:PORT")
+    return match
