@@ -4,12 +4,12 @@
     reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: asks the other two whether they live
-    metrics thread (where wanted)     Exporter: reads everybody's figures when somebody asks for them
+    metrics thread (where wanted)     Exporter: reads the parts' metrics when asked
     and for what waits on somebody's behalf, threads that nobody waits for: Endings (until no hit uses a plan),
     EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (large files)
 
-Each piece of state has one thread that changes it; DESIGN's promise that nothing is left behind is kept in
-`Daemon.stop`.
+Each piece of state has one thread that changes it; `Daemon.stop` keeps the promise that nothing is left
+behind (docs/design.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frozen data types that flow between the stages, in DESIGN's vocabulary; no I/O.
+"""The frozen data types that flow between the stages, in docs/design.md's vocabulary; no I/O.
 
 Annotations bound what a file can say. `elf` keeps to these bounds, and `sandbox.codec` holds its untrusted workers to
 them: a field added to ParsedObject, or to a type within it, needs no other edit to cross between the two.

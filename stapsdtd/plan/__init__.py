@@ -1,6 +1,7 @@
-"""Planning: pure functions from what is wanted to tracefs events, and from (wanted, installed) to steps.
+"""Planning: pure functions from (wanted, installed) to what has to change. Nothing here does I/O.
 
-    SiteCapture… ──events.group_sites──► EventSpec… ──steps.changes──► Define, Enable, Disable, Remove
-
-Nothing here does I/O; `capture.ftrace.executor` carries steps out.
+bpf       attachments.changes: groups of sites to attach, to widen and to detach ──► capture.bpf.groups
+          values.united: what one record of a site holds
+ftrace    events.group_sites: sites as tracefs events; fetch: their arguments
+          steps.changes: Define, Enable, Disable, Remove ──► capture.ftrace.executor
 """
