@@ -228,23 +228,39 @@ def is_host_file(found: Object, filesystems: Filesystems) -> bool:
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
-    return any(key == found.key for key in _keys_at(found.path, filesystems))
+    return leads_to(found, filesystems) is True
+
+
+def leads_to(found: Object, filesystems: Filesystems) -> bool | None:
+    """As is_host_file, or None if the kernel's cache of names does not know the path at the moment.
+
+    That is so of most deleted files, and for an instant while something is mounted or renamed anywhere on the host.
+    """
+    keys = list(_keys_at(found.path, filesystems))
+    if found.key in keys:
+        return True
+    return None if None in keys and not any(keys) else False
 
 
 def was_written_to(found: Object, filesystems: Filesystems) -> bool:
     """Report whether the object's path leads to the same file with something else in it."""
     file = found.key.dev, found.key.inode
-    return any(key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
+    return any(key and key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
 
 
-def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey]:
-    """Of what a path leads to from here, and from where the host's first process is, which no sandbox hides it from."""
+def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
+    """Give what a path leads to from here, and from where the host's first process is, which no sandbox hides it from;
+    None if that is not known at the moment.
+    """
     for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
         try:
             status = filesystems.status_at(f"{root}{path}")
+        except BlockingIOError:
+            yield None
         except OSError:
             continue
-        yield _key_of(real_file(pid, path, status) or status)
+        else:
+            yield _key_of(real_file(pid, path, status) or status)
 
 
 def _key(descriptor: int, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:

@@ -20,7 +20,7 @@ from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.objects import Parse, is_host_file, open_object, was_written_to
+from stapsdtd.procs.objects import Parse, is_host_file, leads_to, open_object, was_written_to
 from stapsdtd.query.actions import Emit
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
@@ -68,7 +68,7 @@ class Armer:
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(found.key)
         if found.key in held.considered:
             known = held.considered[found.key].selected_sites
-            if not self.is_host_file(found) and not is_mapped_in_scope(subscription, known, mappings):
+            if not is_mapped_in_scope(subscription, known, mappings) and self._is_gone(held, found):
                 self.disarm(held, found, is_awaited=was_written_to(found, self._filesystems))
             return
         selected = selected_sites(subscription.spec, found, mappings)
@@ -91,12 +91,30 @@ class Armer:
                 subscription.changed([held.status(SiteState.REFUSED, found, each, reason) for each in selected])
             return
         with contextlib.suppress(ObjectGoneError):
-            reasons = self._armed(held, found, selected, mappings)
-            self._tell(held, found, selected, reasons)
+            is_ephemeral = not self.is_host_file(found)
+            reasons = self._armed(held, found, selected, mappings, is_ephemeral=is_ephemeral)
+            self._tell(held, found, selected, reasons, is_ephemeral=is_ephemeral)
 
-    def _tell(self, held: Held, found: Object, selected: Sequence[SelectedSite], reasons: Mapping[Site, str]) -> None:
+    def _is_gone(self, held: Held, found: Object) -> bool:
+        """Report whether no later process can map it. Where the kernel cannot tell, look once more before it counts."""
+        leads = leads_to(found, self._filesystems)
+        if leads is not None or held.considered[found.key].is_ephemeral or found.key in held.doubtful:
+            held.doubtful.discard(found.key)
+            return not leads
+        held.doubtful.add(found.key)
+        return False
+
+    def _tell(
+        self,
+        held: Held,
+        found: Object,
+        selected: Sequence[SelectedSite],
+        reasons: Mapping[Site, str],
+        *,
+        is_ephemeral: bool,
+    ) -> None:
         armed = tuple(each for each in selected if each.capture.site not in reasons)
-        held.add(ConsideredObject(found, tuple(selected), armed))
+        held.add(ConsideredObject(found, tuple(selected), armed, is_ephemeral))
         held.subscription.changed(
             [
                 held.status(SiteState.REFUSED, found, each, reason)
@@ -107,7 +125,13 @@ class Armer:
         )
 
     def _armed(
-        self, held: Held, found: Object, selected: Sequence[SelectedSite], mappings: Mapping[int, model.Mapping]
+        self,
+        held: Held,
+        found: Object,
+        selected: Sequence[SelectedSite],
+        mappings: Mapping[int, model.Mapping],
+        *,
+        is_ephemeral: bool,
     ) -> dict[Site, str]:
         """Arm what may be armed. Return why the others were refused. Raises ObjectGoneError, OSError."""
         with contextlib.ExitStack() as opened:
@@ -130,7 +154,7 @@ class Armer:
             most = principal.quotas.max_sites
             reasons |= {each.capture.site: f"your role allows {most} sites at once" for each in fitting[left:]}
             if fitting[:left]:
-                reasons |= self._engine_refusals(held, found, path, fitting[:left])
+                reasons |= self._engine_refusals(held, found, path, fitting[:left], is_ephemeral=is_ephemeral)
             self._file_writes.armed(found.key, path)
         return reasons
 
@@ -144,12 +168,11 @@ class Armer:
         )
 
     def _engine_refusals(
-        self, held: Held, found: Object, file_path: str, selected: Sequence[SelectedSite]
+        self, held: Held, found: Object, file_path: str, selected: Sequence[SelectedSite], *, is_ephemeral: bool
     ) -> dict[Site, str]:
         """Arm sites. Return why which were refused: all of them where the object is more than the engine can take."""
         subscription = held.subscription
         scope, pids = subscription.spec.scope, self._registry.mappings(found.key).keys()
-        is_ephemeral = not self.is_host_file(found)
         target = Target(
             found,
             file_path,

@@ -12,16 +12,18 @@ from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
 
 @dataclass(frozen=True, slots=True)
 class ConsideredObject:
-    """What the selectors choose of an object, and what of that is armed."""
+    """What the selectors choose of an object, and what of that is armed. is_ephemeral: as `Target` has it."""
 
     object: Object
     selected_sites: tuple[SelectedSite, ...]
     armed: tuple[SelectedSite, ...]
+    is_ephemeral: bool
 
 
 @dataclass(slots=True, eq=False)
 class Held:
     """considered: the objects that the selectors choose sites of. barred: those that it may not have for a while.
+    doubtful: those whose paths led nowhere when they were looked at last.
 
     streams: how many are open. lease: when it ends unless one is.
     """
@@ -29,6 +31,7 @@ class Held:
     subscription: Subscription
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
+    doubtful: set[ObjectKey] = field(default_factory=set)
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
     _by_file: dict[tuple[int, int], ConsideredObject] = field(default_factory=dict, init=False)
@@ -45,6 +48,7 @@ class Held:
     def pop(self, key: ObjectKey) -> ConsideredObject:
         del self._by_file[key.dev, key.inode]
         considered = self.considered.pop(key)
+        self.doubtful.discard(key)
         self.subscription.client.sites -= len(considered.armed)
         return considered
 

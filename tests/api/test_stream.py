@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -18,6 +19,8 @@ from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
 from stapsdtd.sessions.admission import AdmissionControl
 from stapsdtd.sessions.principal import Principal
@@ -472,6 +475,27 @@ class TestObjectsThatComeAndGo:
         call = server.stream(server.subscribe().subscription_id)
         server.unmap(pids[0], found)
         (server.folder / "app").unlink()
+        server.in_control(server.subscriptions._keep_house)
+        assert self.statuses(call) == [("a", DISARMED)]
+        assert server.engine.armed == {}
+        call.cancel()
+
+    def test_path_that_is_unknown_for_a_moment_disarms_nothing(
+        self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        call = server.stream(server.subscribe().subscription_id)
+
+        def unknown(_: Filesystems, path: str) -> FileStatus:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Filesystems, "status_at", unknown)
+            server.unmap(pids[0], found)
+        assert len(server.engine.armed) == 1
+        # one that was deleted stays unknown
+        monkeypatch.setattr(Filesystems, "status_at", unknown)
         server.in_control(server.subscriptions._keep_house)
         assert self.statuses(call) == [("a", DISARMED)]
         assert server.engine.armed == {}
