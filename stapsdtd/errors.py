@@ -26,8 +26,6 @@ class ObjectUnreadableError(StapsdtdError):
 class ObjectPendingError(StapsdtdError):
     """Not available yet: the file is still being parsed, or a process holds the lock of its memory map. Try again."""
 
-    grpc_code = "UNAVAILABLE"
-
 
 class ObjectForeignError(StapsdtdError):
     """The file is on a filesystem where nothing may be armed; reason names it and how an operator can allow it."""

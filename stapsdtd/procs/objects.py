@@ -23,6 +23,7 @@ from stapsdtd.procs.budgets import user_of
 _log = logging.getLogger(__name__)
 
 _REMEMBERED_BYTES = 32 << 20
+_EVICTION_TRIES = 64
 _FILE_BYTES = 500
 _NOTE_BYTES = 500
 """About what each takes; of libjvm, with 531 sites of 2 arguments each, 400."""
@@ -62,12 +63,21 @@ class Copy:
 class ObjectStore:
     """Remembers what it parsed, files without probes too, as far as there is room."""
 
-    def __init__(self, parse: Parse, filesystems: Filesystems, copies: Copies) -> None:
+    def __init__(
+        self,
+        parse: Parse,
+        filesystems: Filesystems,
+        copies: Copies,
+        is_mapped: Callable[[ObjectKey], bool] = lambda _: False,
+    ) -> None:
+        """is_mapped: reports whether a process maps an object now."""
         self._parse_file = parse
+        self._is_mapped = is_mapped
         self._filesystems = filesystems
         self._copies = copies
         self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
         self._identities: dict[tuple[int, int], ObjectKey] = {}
+        self._unlinked: set[ObjectKey] = set()
         self._bytes = 0
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
@@ -137,15 +147,26 @@ class ObjectStore:
             self._bytes += _bytes_of(parsed)
         self._parsed[key] = parsed
         self._parsed.move_to_end(key)
-        while self._bytes > _REMEMBERED_BYTES and len(self._parsed) > 1:
-            self._forget(next(iter(self._parsed)))
+        self._evict()
 
-    def forget_unreachable(self, found: Object) -> None:
-        """Forget an object that nobody maps any more, unless its path leads to it: nothing else will."""
-        if found.key in self._parsed and not is_host_file(found, self._filesystems):
-            self._forget(found.key)
+    def _evict(self) -> None:
+        """Forget the oldest that nobody maps; parsing a file anew for each process would cost more than its memory."""
+        for _ in range(_EVICTION_TRIES):
+            if self._bytes <= _REMEMBERED_BYTES or len(self._parsed) == 1:
+                return
+            oldest = next(iter(self._parsed))
+            if self._is_mapped(oldest):
+                self._parsed.move_to_end(oldest)
+            else:
+                self._forget(oldest)
+
+    def forget_unlinked(self, key: ObjectKey) -> None:
+        """Forget an object that nobody maps any more if no name led to it when it was parsed, as to a memfd."""
+        if key in self._unlinked and key in self._parsed:
+            self._forget(key)
 
     def _forget(self, key: ObjectKey) -> None:
+        self._unlinked.discard(key)
         self._bytes -= _bytes_of(self._parsed.pop(key))
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
@@ -167,6 +188,8 @@ class ObjectStore:
         with open(f"/proc/self/fd/{held}", "rb", opener=_open_now) as file:
             if _key(file.fileno(), pid, mapping, way) != key:
                 return None
+            if status_of(file.fileno()).st_nlink == 0:
+                self._unlinked.add(key)
             try:
                 return self._parse_file(file.fileno(), pid)
             except ObjectUnreadableError as error:
@@ -255,7 +278,7 @@ def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
     for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
         try:
             status = filesystems.status_at(f"{root}{path}")
-        except BlockingIOError:
+        except (BlockingIOError, ObjectPendingError):
             yield None
         except OSError:
             continue

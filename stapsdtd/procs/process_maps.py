@@ -142,4 +142,4 @@ class ProcessMaps:
     def _on_change(self, change: Change) -> None:
         if change.vanished:
             self._memory.release(change.object.key)
-            self._store.forget_unreachable(change.object)
+            self._store.forget_unlinked(change.object.key)

@@ -13,8 +13,6 @@ from stapsdtd.errors import StapsdtdError
 class ThreadEndedError(StapsdtdError):
     """The thread that should do the work has ended."""
 
-    grpc_code = "UNAVAILABLE"
-
     def __init__(self) -> None:
         super().__init__("the thread that reads events ended; restart the daemon")
 

@@ -33,6 +33,8 @@ from stapsdtd.sessions.subscription import SiteState, Subscription
 
 _log = logging.getLogger(__name__)
 
+_DOUBT_SECONDS = 1.0
+
 CallSoon = Callable[[Callable[[], None]], object]
 
 
@@ -50,6 +52,7 @@ class Armer:
         file_writes: FileWriteWatcher,
         foreign: ForeignBounds,
         call_soon: CallSoon,
+        clock: Callable[[], float],
     ) -> None:
         """nops: what the kernel does to some instructions, which are not armed. call_soon: in the control thread."""
         self._registry = registry
@@ -60,6 +63,7 @@ class Armer:
         self._file_writes = file_writes
         self._foreign = foreign
         self._call_soon = call_soon
+        self._clock = clock
         self.arming = Latency()
 
     def consider(self, held: Held, found: Object) -> None:
@@ -68,7 +72,9 @@ class Armer:
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(found.key)
         if found.key in held.considered:
             known = held.considered[found.key].selected_sites
-            if not is_mapped_in_scope(subscription, known, mappings) and self._is_gone(held, found):
+            if is_mapped_in_scope(subscription, known, mappings):
+                held.doubtful.pop(found.key, None)
+            elif self._is_gone(held, found):
                 self.disarm(held, found, is_awaited=was_written_to(found, self._filesystems))
             return
         selected = selected_sites(subscription.spec, found, mappings)
@@ -96,13 +102,12 @@ class Armer:
             self._tell(held, found, selected, reasons, is_ephemeral=is_ephemeral)
 
     def _is_gone(self, held: Held, found: Object) -> bool:
-        """Report whether no later process can map it. Where the kernel cannot tell, look once more before it counts."""
+        """Report whether no later process can map it. Where the kernel cannot tell, it counts only some looks later."""
         leads = leads_to(found, self._filesystems)
-        if leads is not None or held.considered[found.key].is_ephemeral or found.key in held.doubtful:
-            held.doubtful.discard(found.key)
+        if leads is not None or held.considered[found.key].is_ephemeral:
+            held.doubtful.pop(found.key, None)
             return not leads
-        held.doubtful.add(found.key)
-        return False
+        return self._clock() - held.doubtful.setdefault(found.key, self._clock()) >= _DOUBT_SECONDS
 
     def _tell(
         self,

@@ -23,7 +23,7 @@ class ConsideredObject:
 @dataclass(slots=True, eq=False)
 class Held:
     """considered: the objects that the selectors choose sites of. barred: those that it may not have for a while.
-    doubtful: those whose paths led nowhere when they were looked at last.
+    doubtful: since when it is not known whether their paths lead to them.
 
     streams: how many are open. lease: when it ends unless one is.
     """
@@ -31,7 +31,7 @@ class Held:
     subscription: Subscription
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
-    doubtful: set[ObjectKey] = field(default_factory=set)
+    doubtful: dict[ObjectKey, float] = field(default_factory=dict)
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
     _by_file: dict[tuple[int, int], ConsideredObject] = field(default_factory=dict, init=False)
@@ -48,7 +48,7 @@ class Held:
     def pop(self, key: ObjectKey) -> ConsideredObject:
         del self._by_file[key.dev, key.inode]
         considered = self.considered.pop(key)
-        self.doubtful.discard(key)
+        self.doubtful.pop(key, None)
         self.subscription.client.sites -= len(considered.armed)
         return considered
 

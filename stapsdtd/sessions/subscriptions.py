@@ -82,6 +82,7 @@ class Subscriptions:
             file_writes=self._file_writes,
             foreign=self.foreign,
             call_soon=self._loop.call_soon_threadsafe,
+            clock=clock,
         )
         self.arming = self._armer.arming
         self._leases = Leases(self._expire)

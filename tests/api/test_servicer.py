@@ -540,7 +540,7 @@ class TestSubscribe:
             (REJECTED, grpc.StatusCode.FAILED_PRECONDITION),
             (KernelFeatureError("tracefs", "gone", "mount it"), grpc.StatusCode.FAILED_PRECONDITION),
             (OSError(errno.ENOMEM, "Cannot allocate memory"), grpc.StatusCode.FAILED_PRECONDITION),
-            (ThreadEndedError(), grpc.StatusCode.UNAVAILABLE),
+            (ThreadEndedError(), grpc.StatusCode.FAILED_PRECONDITION),
         ],
     )
     def test_engine_that_cannot_begin(self, server: Served, error: Exception, code: grpc.StatusCode) -> None:

@@ -481,25 +481,32 @@ class TestObjectsThatComeAndGo:
         call.cancel()
 
     def test_path_that_is_unknown_for_a_moment_disarms_nothing(
-        self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = server.file_object(site("a"))
-        server.map(pids[0], found)
-        call = server.stream(server.subscribe().subscription_id)
-
         def unknown(_: Filesystems, path: str) -> FileStatus:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", path)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Filesystems, "status_at", unknown)
+        now = 0.0
+        with served(tmp_path, clock=lambda: now) as server:
+            found = server.file_object(site("a"))
+            server.map(pids[0], found)
+            call = server.stream(server.subscribe().subscription_id)
+            for _ in range(2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(Filesystems, "status_at", unknown)
+                    server.unmap(pids[0], found)
+                    server.in_control(server.subscriptions._keep_house)
+                now += 10
+                server.map(pids[0], found)
+            assert len(server.engine.armed) == server.engine.calls.count("arm") == 1
+            # one that was deleted stays unknown
+            monkeypatch.setattr(Filesystems, "status_at", unknown)
             server.unmap(pids[0], found)
-        assert len(server.engine.armed) == 1
-        # one that was deleted stays unknown
-        monkeypatch.setattr(Filesystems, "status_at", unknown)
-        server.in_control(server.subscriptions._keep_house)
-        assert self.statuses(call) == [("a", DISARMED)]
-        assert server.engine.armed == {}
-        call.cancel()
+            now += 1
+            server.in_control(server.subscriptions._keep_house)
+            assert self.statuses(call) == [("a", DISARMED)]
+            assert server.engine.armed == {}
+            call.cancel()
 
     def test_memfd_is_armed_as_passing_and_disarmed_with_its_last_process(
         self, server: Served, pids: list[int]

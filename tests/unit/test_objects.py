@@ -14,7 +14,7 @@ from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
+from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ParsedObject
 from stapsdtd.procs import objects
 from stapsdtd.procs.objects import Copy, ObjectStore, is_host_file, open_object
 from tests.support import descriptors
@@ -222,7 +222,7 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
     assert descriptors(os.getpid()) == before
 
 
-def test_object_is_forgotten_where_nothing_leads_to_it_any_more(path: Path) -> None:
+def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) -> None:
     parsed: list[int] = []
 
     def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
@@ -230,17 +230,39 @@ def test_object_is_forgotten_where_nothing_leads_to_it_any_more(path: Path) -> N
         return parse_here(descriptor, pid, owner)
 
     store = ObjectStore(parse, LOCAL, NoCopies())
-    found, mapping = resolved(store, path), mapping_of(path)
-    store.forget_unreachable(found)
-    resolved(store, path)
+    found = resolved(store, path)
+    store.forget_unlinked(found.key)
+    assert resolved(store, path) == found
     assert len(parsed) == 1
-    # as a memfd or a file that a package manager replaced; its last process is about to go
-    path.unlink()
-    for _ in range(2):
-        store.forget_unreachable(found)
-        assert len(store._parsed) == len(store._identities) == 0
-    with pytest.raises(ObjectGoneError):
-        store.resolve(PID, mapping)
+    with path.open("rb") as held:
+        mapping = dataclasses.replace(mapping_of(path), path=f"{path} (deleted)")
+        path.unlink()
+        path.with_name("other").write_bytes(image(b"other"))
+        memfd = os.memfd_create("app")
+        os.write(memfd, held.read())
+        status = os.fstat(memfd)
+        mapping = dataclasses.replace(mapping, dev=status.st_dev, inode=status.st_ino, path="/memfd:app (deleted)")
+        nameless = store.resolve(os.getpid(), mapping)
+        assert nameless is not None
+        remembered = len(store._parsed)
+        for _ in range(2):
+            store.forget_unlinked(nameless.key)
+            assert (len(store._parsed), len(store._identities)) == (remembered - 1, remembered - 1)
+        os.close(memfd)
+
+
+def test_what_is_mapped_is_remembered_where_room_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_REMEMBERED_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
+    mapped: set[ObjectKey] = set()
+    store = ObjectStore(parse_here, LOCAL, NoCopies(), mapped.__contains__)
+    for number in range(10):
+        path = tmp_path / f"app{number}"
+        path.write_bytes(image(b"probe"))
+        found = resolved(store, path)
+        if number < 2:
+            mapped.add(found.key)
+    assert mapped < set(store._parsed)
+    assert len(store._parsed) == 3
 
 
 def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

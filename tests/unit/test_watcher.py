@@ -19,7 +19,7 @@ from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, Proc
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
-from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
+from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.procs import kernel_events
 from stapsdtd.procs import watcher as module
 from stapsdtd.procs.threads import Threads
@@ -75,9 +75,9 @@ class Files:
             raise KeyError(path)
         return self.objects[inode]
 
-    def forget_unreachable(self, found: Object) -> None:
-        if found == MEMFD:
-            self.known.discard(found.key.inode)
+    def forget_unlinked(self, key: ObjectKey) -> None:
+        if key == MEMFD.key:
+            self.known.discard(key.inode)
 
     def resolve(self, _pid: int, mapping: Mapping) -> Object | None:
         if mapping.inode not in self.objects:

@@ -79,11 +79,13 @@ class EventReaper:
         with self._changed:
             while (work := self._next()) is None:
                 self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
-            waiting = self._turns.awaited()
-        # which takes next to no time, and leaves their processes alone long before their turns come
-        for other in waiting:
-            other.unpatch()
         work.run()
+        with self._changed:
+            waiting = self._turns.awaited()
+        # their processes are left alone long before their turns come
+        for other in waiting:
+            self._wait_for_arming()
+            other.unpatch()
 
     def _next(self) -> Work | None:
         return None if self._is_arming else self._turns.take(is_last=self._is_finishing)
@@ -157,7 +159,10 @@ class Work:
 
     def unpatch(self) -> None:
         if self._event is not None:
-            self._event.unpatch()
+            try:
+                self._event.unpatch()
+            except OSError:
+                _log.exception("an event could not be taken out of its processes; it is tried again in its turn")
 
 
 def _settle(done: Future[None]) -> None:

@@ -109,7 +109,7 @@ class Emission:
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [arguments.encode(value) for value in values]
         constants = None
-        if any(map(arguments.reads_memory, values)):
+        if len(operands) < layout.MAX_VALUES and any(map(arguments.reads_memory, values)):
             constants = SiteConstants.around(site.object.constants, site.site.site_offset)
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
