@@ -116,7 +116,7 @@ def test_stop_says_what_holds_it_and_hinders_no_next_start(
                 wait_for(lambda: first.poll() is not None or "stopping takes more" in daemon.log(), "a word")
                 assert time.monotonic() - begin < STOP_SECONDS
                 (line,) = [line for line in daemon.log().splitlines() if "stopping takes more" in line]
-                assert "stapsdtd-removals_0 in disarm (kernel/probe_events.py" in line
+                assert "stapsdtd-reaper_0 in disarm (kernel/probe_events.py" in line
                 assert "state D in " in line
                 assert first.poll() is None
                 assert ticker.semaphore == 0
