@@ -31,7 +31,7 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
         yield
     except InvalidArgumentError as error:
         await context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode[error.grpc_code],
             str(error),
             ((_DETAILS_KEY, _bad_request(error).SerializeToString()),),
         )

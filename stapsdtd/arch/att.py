@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from stapsdtd.arch.expressions import not_saved, parse_memory
+from stapsdtd.arch.expressions import not_an_operand, not_saved, parse_memory, parse_value
 from stapsdtd.model import Memory, Operand, Register, Unavailable
 
-REGISTER = re.compile(r"%([a-z][a-z0-9]*(?:\([0-7]\))?)")
-SEGMENTED = re.compile(r"%[cdefgs]s:.*")
-MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
-SCALES = ("", "1", "2", "4", "8")
+_REGISTER = re.compile(r"%([a-z][a-z0-9]*(?:\([0-7]\))?)")
+_SEGMENTED = re.compile(r"%[cdefgs]s:.*")
+_MEMORY = re.compile(r"([^()]*)\(([^()]*)\)")
+_SCALES = ("", "1", "2", "4", "8")
 
-NO_SEGMENTS = Unavailable("memory relative to a segment register is not supported")
+MemoryParser = Callable[[str, list[str]], Operand | None]
 
 
 class Part(NamedTuple):
@@ -53,13 +53,31 @@ class Registers(NamedTuple):
             return Unavailable(f"a base register of {part.width} bytes is not supported")
         return part.full
 
+    def operand(self, text: str, parse_memory_at: MemoryParser) -> tuple[Operand, int]:
+        """Return an operand and its width in bytes: the register's, else a word's.
+
+        parse_memory_at: takes a displacement and what is in the parentheses behind it.
+        """
+        if register := _REGISTER.fullmatch(text):
+            return self.value(register[1])
+        return self._other(text, parse_memory_at) or not_an_operand(text, self.architecture), self.word_bytes
+
+    def _other(self, text: str, parse_memory_at: MemoryParser) -> Operand | None:
+        if text.startswith("$"):
+            return parse_value(text[1:])
+        if _SEGMENTED.fullmatch(text):
+            return Unavailable("memory relative to a segment register is not supported")
+        if memory := _MEMORY.fullmatch(text):
+            return parse_memory_at(memory[1], [part.strip() for part in memory[2].split(",")])
+        return parse_memory(text, base=None, word_bytes=self.word_bytes) if text else None
+
     def memory(self, displacement: str, parts: list[str]) -> Memory | Unavailable | None:
         """Parse `displacement(base,index,scale)`, of which any part may be missing; None if it is none."""
         base_text, index_text, scale_text, *more = [*parts, "", ""][: max(3, len(parts))]
         memory = parse_memory(displacement, None, word_bytes=self.word_bytes)
         if memory is None or isinstance(memory, Unavailable):
             return memory
-        if more or not (base_text or index_text) or scale_text not in SCALES or (scale_text and not index_text):
+        if more or not (base_text or index_text) or scale_text not in _SCALES or (scale_text and not index_text):
             return None
         base, index = self.address(base_text), self.address(index_text)
         if isinstance(base, Unavailable):

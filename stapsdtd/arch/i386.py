@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from stapsdtd.arch.att import MEMORY, NO_SEGMENTS, REGISTER, SEGMENTED, Part, Registers
-from stapsdtd.arch.expressions import GOTOFF, not_an_operand, parse_memory, parse_value
+from stapsdtd.arch.att import Part, Registers
+from stapsdtd.arch.expressions import GOTOFF
 from stapsdtd.arch.record import Architecture
 from stapsdtd.arch.x86_64 import PT_REGS
 from stapsdtd.arch.x86_nops import nop_length
@@ -44,19 +44,7 @@ _REGISTERS = Registers(
 
 def parse_operand(text: str) -> tuple[Operand, int]:
     """Return the operand and its width in bytes: the register's, else a word's."""
-    if register := REGISTER.fullmatch(text):
-        return _REGISTERS.value(register[1])
-    return _parse_other(text) or not_an_operand(text, _NAME), _WORD_BYTES
-
-
-def _parse_other(text: str) -> Operand | None:
-    if text.startswith("$"):
-        return parse_value(text[1:])
-    if SEGMENTED.fullmatch(text):
-        return NO_SEGMENTS
-    if memory := MEMORY.fullmatch(text):
-        return _parse_registers(memory[1], [part.strip() for part in memory[2].split(",")])
-    return parse_memory(text, base=None, word_bytes=_WORD_BYTES) if text else None
+    return _REGISTERS.operand(text, _parse_registers)
 
 
 def _parse_registers(displacement: str, parts: list[str]) -> Operand | None:

@@ -90,12 +90,6 @@ class Watcher:
         self._copies.close()
         self._kernel.close()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it waits for the kernel, and nothing is left to be looked at again."""
-        timers = (self._rescan_timer, self._doubt_timer, self._defer_timer)
-        return self._turn is None and not any(timer.is_set for timer in timers)
-
     def _on_rescan(self) -> None:
         self._rescan_timer.set()
         self._doubt_everything()

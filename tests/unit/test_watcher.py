@@ -385,7 +385,8 @@ def test_threads_may_outlive_their_leader(host: Host, threads_are_from_before: b
         host.live(1, state="Z")
         await until(lambda: host.mapped() == {})
         # when it was forgotten, another look may have been due already
-        await until(lambda: watcher.is_idle)
+        timers = (watcher._rescan_timer, watcher._doubt_timer, watcher._defer_timer)
+        await until(lambda: watcher._turn is None and not any(timer.is_set for timer in timers))
         looks = host.looks[1]
         await some_turns()
         assert host.looks[1] == looks

@@ -1,7 +1,9 @@
 """The engine of BPF programs: one attachment for all subscriptions of a site, one record for each hit.
 
-consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
-└─► values, filters ──► plan (what the program does at the site)
+    consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
+                                   └─► values, filters ──► plan (what the program does at the site)
+
+`plan.attachments` and `site_plans` say what has to change; this says in which order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What the program does at a site: one record that holds what every consumer takes, and their filters.
+"""What the program does at a site: test the consumers' filters, and do what their actions take.
 
-consumers ──► values, each once ──► operands ──┐
-└─► filters, each once ──► tests ────┴─► SitePlan ──Tables.allocate_plan──► ActivePlan
+    consumers ──► filters, each once ───────────────────► tests ────┐
+              └─► Emit: a record's values, each once ──► operands ──┴─► SitePlan ──Tables.allocate_plan──► ActivePlan
+
+A further action gets an arm in `Emission.of`, which leaves it out, and a part of its own beside `Emission`.
 """
 
 from __future__ import annotations
