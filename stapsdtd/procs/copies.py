@@ -62,7 +62,7 @@ class _Job:
 
 
 class FileCopies:
-    """See `watch.objects.Copies`. Runs on an event loop. on_done: told whose files are worth another look."""
+    """See `procs.objects.Copies`. Runs on an event loop. on_done: told whose files are worth another look."""
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Parse(Protocol):
 
 
 class Copies(Protocol):
-    """Copies of files whose file systems may not reply; see `watch.copies`."""
+    """Copies of files whose file systems may not reply; see `procs.copies`."""
 
     def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
         """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""

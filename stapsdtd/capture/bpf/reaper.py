@@ -81,7 +81,7 @@ class EventReaper:
                 self._changed.wait(None if self._is_arming else max(self._turns.wait, 0.001))
         work.run()
         with self._changed:
-            waiting = self._turns.awaited()
+            waiting = [other for other in self._turns.awaited() if other.is_patched]
         # their processes are left alone long before their turns come
         for other in waiting:
             self._wait_for_arming()
@@ -151,18 +151,20 @@ class EventReaper:
 
 
 class Work:
-    """Of the worker. event: what it is to remove."""
+    """Of the worker. event: what it is to remove. is_patched: whether that is still to be taken out of processes."""
 
     def __init__(self, run: Callable[[], None], event: Event | None = None) -> None:
         self.run = run
+        self.is_patched = event is not None
         self._event = event
 
     def unpatch(self) -> None:
+        self.is_patched = False
         if self._event is not None:
             try:
                 self._event.unpatch()
             except OSError:
-                _log.exception("an event could not be taken out of its processes; it is tried again in its turn")
+                _log.exception("closing the perf event of a probe failed")
 
 
 def _settle(done: Future[None]) -> None:
