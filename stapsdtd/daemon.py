@@ -1,6 +1,7 @@
 """Read this first: the daemon's parts, and how they are wired.
 
-    control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Engine.arm / disarm
+    control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Armer: what is to be armed
+    arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
     reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: asks the other two whether they live
@@ -49,6 +50,7 @@ from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
+from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
@@ -89,6 +91,7 @@ class Daemon:
             # before there are threads
             limit_arenas(self._libc)
         self._control = ControlThread()
+        self._arming = FairThread("stapsdtd-arming")
         self._stopping = contextlib.AsyncExitStack()
         self._let_go: list[Callable[[], None]] = []
 
@@ -113,9 +116,12 @@ class Daemon:
         filesystems = Filesystems(self._config.filesystems.arm)
         engine = make_engine(self._config, bpf, tracefs, threads)
         self._engine = engine
-        self._on_stop(engine.shutdown)
+        self._stopping.callback(self._arming.stop)
+        self._stopping.push_async_callback(self._shut_down, engine)
         registry = Registry()
-        watcher = await self._control.run(lambda: Watcher(registry, threads, queueing.parse, filesystems))
+        watcher = await self._control.run(
+            lambda: Watcher(registry, threads, queueing.parse, filesystems, queueing.root_parsed)
+        )
         queueing.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
@@ -127,6 +133,7 @@ class Daemon:
                 watcher,
                 queueing.parse,
                 self._config.limits,
+                arming_thread=self._arming,
                 connected=connected,
                 nops=nops,
                 filesystems=filesystems,
@@ -144,6 +151,7 @@ class Daemon:
             engine.name,
             gate,
             nops,
+            self._arming.backlog,
         )
         relay = Relay(peers, gate, self._config.limits.max_connections)
         self._servicer = StapsdtServicer(backend)
@@ -154,8 +162,11 @@ class Daemon:
         # first of all, so that streams get their End before the server stops
         self._stopping.push_async_callback(self._end_all, subscriptions)
         await self._server.start()
-        heartbeat = Heartbeat("the control thread", self._control.ask)
-        health = Health([engine.problem, heartbeat.problem], self._tell_health)
+        heartbeats = (
+            Heartbeat("the control thread", self._control.ask),
+            Heartbeat("the arming thread", self._arming.ask),
+        )
+        health = Health([engine.problem, *(each.problem for each in heartbeats)], self._tell_health)
         self._stopping.push_async_callback(health.stop)
         health.start()
         if self._config.metrics is not None:
@@ -176,6 +187,9 @@ class Daemon:
         _log.info("reloaded: %d subscriptions are not allowed any more", ended)
         if replace(config, roles=self._config.roles) != self._config:
             _log.warning("more than roles changed, which counts only when the daemon is started anew")
+
+    async def _shut_down(self, engine: Engine) -> None:
+        await asyncio.wrap_future(self._arming.submit("", engine.shutdown, "disarming everything"))
 
     async def _end_all(self, subscriptions: Subscriptions) -> None:
         ended = await self._control.run(subscriptions.close_all)

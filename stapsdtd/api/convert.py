@@ -22,6 +22,7 @@ from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
 from stapsdtd.query.parse import parse, wrong_comm
 from stapsdtd.query.scope import combined
+from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.sessions.log import Entry, Numbered
 from stapsdtd.sessions.subscription import (
     Account,
@@ -38,7 +39,9 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 _MAX_PIDS = 4096
 
 _STATES = {
+    SiteState.ARMING: pb.SiteStatus.STATE_ARMING,
     SiteState.ARMED: pb.SiteStatus.STATE_ARMED,
+    SiteState.DISARMING: pb.SiteStatus.STATE_DISARMING,
     SiteState.DISARMED: pb.SiteStatus.STATE_DISARMED,
     SiteState.REFUSED: pb.SiteStatus.STATE_REFUSED,
 }
@@ -217,6 +220,14 @@ def access(rights: Rights) -> pb.Access:
         list=_users(rights.list),
         trace=_users(rights.trace),
         trace_restriction=rights.trace_restriction,
+    )
+
+
+def arming(backlog: Backlog, *, is_path_shown: bool) -> pb.Arming:
+    return pb.Arming(
+        waiting=backlog.waiting,
+        running=backlog.running if is_path_shown else "",
+        running_ms=int(backlog.seconds * 1000),
     )
 
 

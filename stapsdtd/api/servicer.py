@@ -38,7 +38,8 @@ from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
-from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.runtime.fair_thread import Backlog
+from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
@@ -48,8 +49,11 @@ _ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.C
 _VISIBILITY_SECONDS = 0.5
 """How often a restricted watch checks which processes it may show."""
 _LOGGED_CHARACTERS = 200
+_PARSE_SECONDS = 5.0
+"""How long a list waits for root's files that are still being parsed."""
+_ARM_SECONDS = 5.0
 _DISARM_SECONDS = 5.0
-"""Disarming usually takes 0.1 s."""
+"""Arming usually takes some ms, disarming 0.1 s. What takes longer is told as under way."""
 
 
 class Control(Protocol):
@@ -62,23 +66,25 @@ class Control(Protocol):
 class Backend:
     """The parts of the daemon that the servicer uses. registry and subscriptions belong to control's thread.
 
-    refresh: updates the registry with everything that the kernel has reported.
+    refresh: as `Watcher.refresh`. arming: what the arming thread has to do.
     """
 
     control: Control
     registry: Registry
-    refresh: Callable[[], None]
+    refresh: Callable[[], Future[None]]
     subscriptions: Subscriptions
     limits: Limits
     features: tuple[Feature, ...]
     engine: str
     gate: Gate
     nops: NopRewriting
+    arming: Callable[[], Backlog]
 
 
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.arm_seconds = _ARM_SECONDS
         self.disarm_seconds = _DISARM_SECONDS
         self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
         self._watches: set[Watch] = set()
@@ -134,13 +140,21 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._backend.refresh()
         return self._backend.registry.pids()
 
-    def _select(
+    async def _select(
         self, selectors: tuple[Selector, ...], pids: frozenset[int], visible: frozenset[int] | None
     ) -> list[Probe]:
-        """Runs in the control thread."""
-        self._backend.refresh()
         registry = self._backend.registry
-        return select(selectors, [registry.seen_by(visible, probe) for probe in registry.probes()], pids, visible)
+
+        def refreshed() -> tuple[Future[None], list[Probe]]:
+            refreshed = self._backend.refresh()
+            probes = [registry.seen_by(visible, probe) for probe in registry.probes()]
+            return refreshed, select(selectors, probes, pids, visible)
+
+        done, probes = await self._backend.control.run(refreshed)
+        if not done.done():
+            await asyncio.wait({asyncio.wrap_future(done)}, timeout=_PARSE_SECONDS)
+            _, probes = await self._backend.control.run(refreshed)
+        return probes
 
     async def finished(self) -> None:
         """Return when no call, cancelled ones included, has anything left to do in the control thread."""
@@ -172,7 +186,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller = self._enter("info", context)
             caller.log(logging.DEBUG, "allowed")
             visible = await self._visible_pids(caller.rights.list, None)
-            probes = await backend.control.run(lambda: self._select((), frozenset(), visible))
+            probes = await self._select((), frozenset(), visible)
             pids = await backend.control.run(backend.registry.pids) if visible is None else visible
         subscriptions = [each for each, _, _ in backend.subscriptions.all() if caller.rights.may_use(each)]
         return pb.GetServerInfoResponse(
@@ -188,6 +202,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             probes=len(probes),
             pid=os.getpid(),
             access=convert.access(caller.rights),
+            arming=convert.arming(backend.arming(), is_path_shown=caller.rights.list is None),
         )
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
@@ -201,7 +216,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
             users = caller.rights.list
             visible = await self._visible_pids(users, members)
-            probes = await self._backend.control.run(lambda: self._select(selectors, pids, visible))
+            probes = await self._select(selectors, pids, visible)
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
                 probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
@@ -272,29 +287,38 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             spec = await asyncio.to_thread(convert.spec_of, request, self._backend.limits)
             unanswered: list[Subscription] = []
 
-            def subscribe() -> list[SiteStatus]:
+            def subscribe() -> Future[None]:
                 # by the current policy, since a change that was applied before this would not be applied again
                 rights = self._backend.gate.policy.rights(caller.peer)
                 rights.check_trace(spec.scope.pids)
                 allowed = replace(spec, owners=rights.trace, subscriber_pid=caller.peer.pid)
-                subscription, statuses = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
+                subscription, armed = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
                 unanswered.append(subscription)
                 self._subscribers[subscription] = caller.peer
-                return statuses
+                return armed
 
             # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
             async with self._cleanup(lambda: self._abandon(unanswered)):
                 with caller.recording_refusals():
-                    statuses = await self._backend.control.run(subscribe)
+                    armed = asyncio.wrap_future(await self._backend.control.run(subscribe))
+                ident = unanswered[0].id
+                await asyncio.wait({armed}, timeout=self.arm_seconds)
+                if armed.done():
+                    armed.result()
+                else:
+                    # the statuses will tell
+                    armed.add_done_callback(asyncio.Future.exception)
+                    caller.log(logging.WARNING, "still arming", subscription=ident)
+                statuses = await self._backend.control.run(lambda: self._backend.subscriptions.first_statuses(ident))
                 caller.log(
                     logging.INFO,
                     "allowed",
-                    subscription=unanswered[0].id,
+                    subscription=ident,
                     selectors=_shortened(request.selectors),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(
-                    subscription_id=unanswered[0].id,
+                    subscription_id=ident,
                     sites=map(convert.site_status, statuses),
                     lease_seconds=spec.lease_seconds,
                     engine=self._backend.engine,
@@ -352,16 +376,16 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             subscriptions = self._backend.subscriptions
             self._subscription(request.subscription_id, caller)
 
-            def unsubscribe() -> tuple[Subscription, Future[None]]:
-                ended = subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-                return ended, subscriptions.quiesced(ended.client)
-
-            subscription, quiesced = await self._backend.control.run(unsubscribe)
-            ending = {asyncio.wrap_future(future) for future in (subscription.ended, quiesced)}
-            _, pending = await asyncio.wait(ending, timeout=self.disarm_seconds)
+            ending = await self._backend.control.run(
+                lambda: subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
+            )
+            waited_for = [asyncio.wrap_future(future) for future in (ending.subscription.ended, ending.disarmed)]
+            done, pending = await asyncio.wait(waited_for, timeout=self.disarm_seconds)
+            for future in done:
+                future.result()
             if pending:
                 caller.log(logging.WARNING, "still disarming", subscription=request.subscription_id)
-        account = convert.account(subscription.account())
+        account = convert.account(ending.subscription.account())
         return pb.UnsubscribeResponse(account=account, still_disarming=bool(pending))
 
     async def ListSubscriptions(  # noqa: N802

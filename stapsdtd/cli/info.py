@@ -17,7 +17,10 @@ from stapsdtd.runtime.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stapsdtd.client import Access, ServerInfo, SubscriptionInfo
+    from stapsdtd.client import Access, Arming, ServerInfo, SubscriptionInfo
+
+
+_LATE_SECONDS = 1.0
 
 
 @click.command("info")
@@ -43,6 +46,7 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             ("engine", info.engine),
             ("kernel", f"{info.kernel_release} {info.machine}"),
             ("probes", f"{info.probes} in {info.objects} objects of {info.processes} processes"),
+            ("arming", _arming(info.arming)),
             *_access(info.access),
             ("longest lease", f"{limits.max_lease_seconds} s"),
             ("largest queue", f"{limits.max_queue_bytes} bytes"),
@@ -90,6 +94,13 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             for subscription in subscriptions
         ),
     )
+
+
+def _arming(arming: Arming) -> str:
+    if not arming.waiting and arming.seconds < _LATE_SECONDS:
+        return "nothing waits"
+    running = f"{arming.running or 'the kernel'} for {arming.seconds:.1f} s, " if arming.seconds else ""
+    return f"{running}{arming.waiting} waiting"
 
 
 def _access(access: Access | None) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _SITE_STATES: dict[int, model.SiteState] = {
+    pb.SiteStatus.STATE_ARMING: model.SiteState.ARMING,
     pb.SiteStatus.STATE_ARMED: model.SiteState.ARMED,
+    pb.SiteStatus.STATE_DISARMING: model.SiteState.DISARMING,
     pb.SiteStatus.STATE_DISARMED: model.SiteState.DISARMED,
     pb.SiteStatus.STATE_REFUSED: model.SiteState.REFUSED,
 }
@@ -52,6 +54,7 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
             max_string_bytes=info.limits.max_string_bytes,
         ),
         access=_access(info.access) if info.HasField("access") else None,
+        arming=model.Arming(info.arming.waiting, info.arming.running, info.arming.running_ms / 1000),
     )
 
 

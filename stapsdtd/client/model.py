@@ -226,11 +226,22 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Arming:
+    """waiting: how many objects, mostly, wait for their turn. running: what is being done, such as "arming PATH"; ""
+    if nothing is, and for clients that may not list everybody's probes. seconds: for how long.
+    """
+
+    waiting: int = 0
+    running: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """What the server is, and what it knows.
 
     subscriptions, processes, objects, probes: how many of each this client may see.
-    access: None if the server is too old to report it.
+    access: None if the server is too old to report it. arming: what it has to arm and disarm now, for all clients.
     """
 
     version: str
@@ -245,6 +256,7 @@ class ServerInfo:
     features: tuple[Feature, ...]
     limits: Limits
     access: Access | None = None
+    arming: Arming = Arming()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +316,11 @@ class Encoding(Enum):
 
 
 class SiteState(Enum):
+    """ARMING and DISARMING: for more than a second, because the kernel or a file holds that up."""
+
+    ARMING = "still arming"
     ARMED = "armed"
+    DISARMING = "still disarming"
     DISARMED = "disarmed"
     REFUSED = "refused"
 

@@ -34,7 +34,7 @@ def user_of(pid: int) -> int:
 
 
 class CpuBudget:
-    """Counts what each user's processes and files take of the control thread's time."""
+    """Counts what each user's processes and files take of the control thread's time, and of the arming thread's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -58,11 +58,16 @@ class CpuBudget:
         try:
             yield
         finally:
-            now = self._clock()
-            if user != _ROOT:
-                self._free_at[user] = max(self._free_at.get(user, 0.0), now) + (now - begin) / _SHARE
-                if len(self._free_at) > _USERS:
-                    self._free_at = {other: free for other, free in self._free_at.items() if free > now}
+            self.charge(user, self._clock() - begin)
+
+    def charge(self, user: int, seconds: float) -> None:
+        """Count seconds as a user's."""
+        if user == _ROOT:
+            return
+        now = self._clock()
+        self._free_at[user] = max(self._free_at.get(user, 0.0), now) + seconds / _SHARE
+        if len(self._free_at) > _USERS:
+            self._free_at = {other: free for other, free in self._free_at.items() if free > now}
 
 
 class MemoryBudget:

@@ -208,8 +208,10 @@ def _bytes_of(parsed: ParsedObject) -> int:
 def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
     """Open the very file that was parsed, through any process that maps it.
 
-    Raises ObjectGoneError, and ObjectForeignError for a file that must not be armed, which it does not open.
+    Raises ObjectGoneError, ObjectPendingError where it may be opened later, and ObjectForeignError for a file that must
+    not be armed, which it does not open.
     """
+    is_pending = False
     for pid, mapping in mappings:
         for way in procfs.ways_to(pid, mapping):
             try:
@@ -220,13 +222,19 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: P
                     if reason := filesystems.why_not(held, pid):
                         raise ObjectForeignError(reason)
                     descriptor = _open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
-            except (OSError, ObjectPendingError):
+            except ObjectPendingError:
+                is_pending = True
+                continue
+            except OSError:
                 continue
             key = _key(descriptor, pid, mapping, way)
-            if _leads_to(descriptor, key, found, partial(parse, pid=pid)):
-                return descriptor
+            try:
+                if _leads_to(descriptor, key, found, partial(parse, pid=pid)):
+                    return descriptor
+            except ObjectPendingError:
+                is_pending = True
             os.close(descriptor)
-    raise ObjectGoneError(found.path)
+    raise ObjectPendingError(found.path) if is_pending else ObjectGoneError(found.path)
 
 
 def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Callable[[int], ParsedObject]) -> bool:
@@ -237,7 +245,7 @@ def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Call
     # touched or written to since; it counts whether a probe would still be where it was
     try:
         return parse(descriptor) == found.parsed
-    except (ObjectUnreadableError, ObjectPendingError, OSError):
+    except (ObjectUnreadableError, OSError):
         return False
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from stapsdtd.catalog.registry import Registry
@@ -28,6 +29,7 @@ from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.objects import ObjectStore, Parse
 from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.procs.threads import Threads
+from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.runtime.timer import Timer
 
@@ -43,11 +45,20 @@ _HELD_BY_A_TRACER = "t"
 class Watcher:
     """Runs on one event loop, all methods but `parsed` in its thread.
 
-    looking: how long it takes to look at a process, with what is parsed and armed therefore. rescans: how often all of
+    looking: how long it takes to look at a process, with what is parsed therefore. rescans: how often all of
     /proc was read. Both may be read anywhere.
     """
 
-    def __init__(self, registry: Registry, threads: Threads, parse: Parse, filesystems: Filesystems) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        threads: Threads,
+        parse: Parse,
+        filesystems: Filesystems,
+        root_parsed: Callable[[], Future[None]] = finished,
+    ) -> None:
+        """root_parsed: as `QueueingParser.root_parsed`."""
+        self._root_parsed = root_parsed
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._copies = FileCopies(self.parsed)
@@ -114,12 +125,33 @@ class Watcher:
         if self._doubtful:
             self._doubt_timer.set()
 
-    def refresh(self) -> None:
-        """Take in what the kernel reported until now: a client that knows of a mapping must find its probes."""
+    def refresh(self) -> Future[None]:
+        """Take in what the kernel reported until now: a client that knows of a mapping must find its probes.
+
+        What is returned is done when root's files, too, are known that take long to parse. Others' are known later.
+        """
+        self._look_at_all()
+        parsed = self._root_parsed()
+        if parsed.done():
+            return parsed
+        refreshed = unfinished()
+
+        def look_again() -> None:
+            self._look_at_all()
+            refreshed.set_result(None)
+
+        parsed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(look_again))
+        return refreshed
+
+    def _look_at_all(self) -> None:
         with self._telling():
             self._collect()
             self._settle_forks(list(self._forked))
             self._look_until(None)
+
+    def charge(self, user: int, seconds: float) -> None:
+        """Count time that another thread spent because of a user's processes."""
+        self._cpu.charge(user, seconds)
 
     def rescan(self) -> None:
         """Read every process."""

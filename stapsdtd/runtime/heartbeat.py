@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 _STALL_SECONDS = 15.0
-"""Longer than a thread of the daemon may be busy: parsing a file takes up to 10 s."""
+"""Longer than a thread of the daemon may be busy."""
 
 
 class Heartbeat:

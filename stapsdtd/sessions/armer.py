@@ -1,73 +1,92 @@
-"""Arms objects' sites for subscriptions, and disarms them: as far as engine, role and host allow."""
+"""Decides what of which object is armed for a subscription, and keeps track of what has become of it.
+
+Decisions are the control thread's. What they lead to is done in the arming thread, by `Attacher`, so that a file or a
+kernel call that takes long holds up nobody's request: what is late is told as ARMING or DISARMING.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from stapsdtd import model
-from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.catalog.registry import Registry
-from stapsdtd.catalog.selectors import SelectedSite, missing_argument
-from stapsdtd.errors import ObjectForeignError, ObjectGoneError, TracefsRejectedError
+from stapsdtd.catalog.selectors import SelectedSite
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.objects import Parse, is_host_file, leads_to, open_object, was_written_to
-from stapsdtd.query.actions import Emit
-from stapsdtd.runtime.latency import Latency
+from stapsdtd.procs.objects import is_host_file, leads_to, was_written_to
+from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.futures import when_done
+from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
-from stapsdtd.sessions.held import ConsideredObject, Held
-from stapsdtd.sessions.instructions import why_not_armed
-from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites, wanted_pids
-from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import SiteState, Subscription
+from stapsdtd.sessions.held import ConsideredObject, Disarming, FirstArming, Held, Queue
+from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
+from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
 _log = logging.getLogger(__name__)
 
 _DOUBT_SECONDS = 1.0
+_LATE_SECONDS = 1.0
 
 CallSoon = Callable[[Callable[[], None]], object]
+Charge = Callable[[int, float], None]
 
 
 class Armer:
-    """Called from the control thread. arming: how long it takes to arm an object's sites; for any thread."""
+    """Runs in the control thread."""
 
     def __init__(
         self,
         registry: Registry,
-        engine: Engine,
-        parse: Parse,
+        attacher: Attacher,
+        thread: FairThread,
         *,
-        nops: NopRewriting,
         filesystems: Filesystems,
         file_writes: FileWriteWatcher,
         foreign: ForeignBounds,
         call_soon: CallSoon,
+        charge: Charge,
         clock: Callable[[], float],
     ) -> None:
-        """nops: what the kernel does to some instructions, which are not armed. call_soon: in the control thread."""
+        """thread: the attacher's. call_soon: in the control thread; may be called in any. charge: counts seconds that
+        a user's processes cost.
+        """
         self._registry = registry
-        self._engine = engine
-        self._parse = parse
-        self._nops = nops
+        self._attacher = attacher
+        self._thread = thread
         self._filesystems = filesystems
         self._file_writes = file_writes
         self._foreign = foreign
         self._call_soon = call_soon
+        self._charge = charge
         self._clock = clock
-        self.arming = Latency()
+
+    def open(self, held: Held, first: FirstArming) -> None:
+        """Begin a subscription in the engine."""
+        first.add()
+        opened = self._thread.submit(
+            Queue(held.subscription.client.name), partial(self._attacher.open, held.session), "beginning a subscription"
+        )
+        opened.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
     def consider(self, held: Held, found: Object) -> None:
-        """Bring a subscription in step with the processes that map an object. Raises OSError."""
+        """Bring a subscription in step with the processes that map an object."""
+        pending = held.pending.pop(found.key, None)
+        self._consider(held, found)
+        if pending is not None:
+            if considered := held.considered.get(found.key):
+                considered.is_late = True
+            else:
+                held.tell([held.status(SiteState.DISARMED, found, each) for each in pending.selected_sites])
+
+    def _consider(self, held: Held, found: Object) -> None:
         subscription = held.subscription
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(found.key)
         if found.key in held.considered:
@@ -80,7 +99,8 @@ class Armer:
         selected = selected_sites(subscription.spec, found, mappings)
         if not selected or not is_mapped_in_scope(subscription, selected, mappings):
             return
-        if earlier := held.version_of(found.key):
+        earlier = held.version_of(found.key)
+        if earlier is not None:
             self.disarm(held, earlier.object, is_awaited=True)
         owners = subscription.spec.owners
         if owners is not None:
@@ -94,12 +114,13 @@ class Armer:
         if reason := self._foreign.why_not(subscription.client.name, found.key):
             if found.key not in held.barred:
                 held.barred[found.key] = found
-                subscription.changed([held.status(SiteState.REFUSED, found, each, reason) for each in selected])
+                held.tell([held.status(SiteState.REFUSED, found, each, reason) for each in selected])
             return
-        with contextlib.suppress(ObjectGoneError):
-            is_ephemeral = not self.is_host_file(found)
-            reasons = self._armed(held, found, selected, mappings, is_ephemeral=is_ephemeral)
-            self._tell(held, found, selected, reasons, is_ephemeral=is_ephemeral)
+        # one user's objects take turns with the others', so that many of them delay none of those
+        queue = (
+            Queue(held.subscription.client.name, user_of(next(iter(mappings)))) if earlier is None else earlier.queue
+        )
+        self._arm(held, found, selected, mappings, queue)
 
     def _is_gone(self, held: Held, found: Object) -> bool:
         """Report whether no later process can map it. Where the kernel cannot tell, it counts only some looks later."""
@@ -109,153 +130,160 @@ class Armer:
             return not leads
         return self._clock() - held.doubtful.setdefault(found.key, self._clock()) >= _DOUBT_SECONDS
 
-    def _tell(
+    def _arm(
         self,
         held: Held,
         found: Object,
-        selected: Sequence[SelectedSite],
-        reasons: Mapping[Site, str],
-        *,
-        is_ephemeral: bool,
-    ) -> None:
-        armed = tuple(each for each in selected if each.capture.site not in reasons)
-        held.add(ConsideredObject(found, tuple(selected), armed, is_ephemeral))
-        held.subscription.changed(
-            [
-                held.status(SiteState.REFUSED, found, each, reason)
-                if (reason := reasons.get(each.capture.site))
-                else held.status(SiteState.ARMED, found, each)
-                for each in selected
-            ]
-        )
-
-    def _armed(
-        self,
-        held: Held,
-        found: Object,
-        selected: Sequence[SelectedSite],
+        selected: tuple[SelectedSite, ...],
         mappings: Mapping[int, model.Mapping],
-        *,
-        is_ephemeral: bool,
-    ) -> dict[Site, str]:
-        """Arm what may be armed. Return why the others were refused. Raises ObjectGoneError, OSError."""
-        with contextlib.ExitStack() as opened:
-            try:
-                descriptor = open_object(found, mappings.items(), self._parse, self._filesystems)
-            except ObjectForeignError as error:
-                self._file_writes.armed(found.key, None)
-                return {each.capture.site: error.reason for each in selected}
-            except ObjectGoneError as error:
-                _log.debug("%s", error)
-                raise
-            opened.callback(os.close, descriptor)
-            path = f"/proc/self/fd/{descriptor}"
-            reasons = {
-                each.capture.site: reason for each in selected if (reason := self._why_refused(descriptor, found, each))
-            }
-            fitting = [each for each in selected if each.capture.site not in reasons]
-            principal = held.subscription.client
-            left = len(fitting) if principal.sites_left is None else principal.sites_left
-            most = principal.quotas.max_sites
-            reasons |= {each.capture.site: f"your role allows {most} sites at once" for each in fitting[left:]}
-            if fitting[:left]:
-                reasons |= self._engine_refusals(held, found, path, fitting[:left], is_ephemeral=is_ephemeral)
-            self._file_writes.armed(found.key, path)
-        return reasons
-
-    def _why_refused(self, descriptor: int, found: Object, selected: SelectedSite) -> str | None:
-        """Return why no engine is to arm a site of the file that is open there; None where one may."""
-        architecture = found.parsed.architecture
-        return (
-            why_foreign(architecture)
-            or missing_argument(selected.capture)
-            or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
+        queue: Queue,
+    ) -> None:
+        is_ephemeral = not self.is_host_file(found)
+        considered = ConsideredObject(found, selected, is_ephemeral, queue, self._clock())
+        held.add(considered)
+        first = held.first
+        if first is not None:
+            first.add()
+        request = ArmRequest(found, selected, mappings, is_ephemeral)
+        considered.arming = self._thread.submit(
+            queue, partial(self._attacher.arm, held.session, request), f"arming {found.path}"
+        )
+        considered.arming.add_done_callback(
+            lambda done: self._call_soon(partial(self._on_armed, held, considered, first, done))
         )
 
-    def _engine_refusals(
-        self, held: Held, found: Object, file_path: str, selected: Sequence[SelectedSite], *, is_ephemeral: bool
-    ) -> dict[Site, str]:
-        """Arm sites. Return why which were refused: all of them where the object is more than the engine can take."""
-        subscription = held.subscription
-        scope, pids = subscription.spec.scope, self._registry.mappings(found.key).keys()
-        target = Target(
-            found,
-            file_path,
-            tuple(
-                TargetSite(
-                    each.capture.site,
-                    subscription.site_id(found, each),
-                    Emit(each.capture.captures),
-                    wanted_pids(scope, each),
-                )
-                for each in selected
-            ),
-            subscription.spec.predicate,
-            exclude_pids=subscription.excluded & pids,
-            exclude_later=subscription.excluded - pids,
-            is_ephemeral=is_ephemeral,
-            owners=subscription.spec.owners,
-            owner=_bringer(pids) if is_ephemeral else "",
-        )
-        try:
-            with self.arming.measured():
-                refusals = self._engine.arm(subscription.subscription_key, target)
-            return {refusal.site: refusal.reason for refusal in refusals}
-        except (TracefsRejectedError, OSError) as error:
-            _log.warning("%s could not be armed: %s", found.path, error)
-            self._release(subscription, found)
-            return {each.capture.site: str(error) for each in selected}
+    def _on_armed(
+        self, held: Held, considered: ConsideredObject, first: FirstArming | None, done: Future[Outcome]
+    ) -> None:
+        error: BaseException | None = None
+        if not done.cancelled():
+            is_wanted = held.considered.get(considered.object.key) is considered
+            error = done.exception()
+            if error is not None:
+                if is_wanted:
+                    held.pop(considered.object.key)
+                error = self._on_error(held, considered, error, is_wanted=is_wanted)
+            else:
+                outcome = done.result()
+                if first is None and considered.queue.user is not None:
+                    self._charge(considered.queue.user, outcome.seconds)
+                considered.outcome = outcome
+                if is_wanted:
+                    held.tell(_statuses(held, considered, outcome.reasons))
+                else:
+                    self._forget(held, considered)
+        if first is not None:
+            first.settle(error)
+        elif isinstance(error, OSError):
+            _log.warning("%s: %s could not be armed: %s", held.subscription.id, considered.object.path, error)
+        elif error is not None:
+            _log.error("%s: %s could not be armed", held.subscription.id, considered.object.path, exc_info=error)
+
+    def _on_error(
+        self, held: Held, considered: ConsideredObject, error: BaseException, *, is_wanted: bool
+    ) -> BaseException | None:
+        """Return the error, unless it says no more than that the object cannot be had."""
+        found = considered.object
+        if isinstance(error, ObjectPendingError):
+            if is_wanted:
+                held.pending[found.key] = considered
+                self._tell_late(held, considered)
+            return None
+        if isinstance(error, ObjectGoneError):
+            _log.debug("%s", error)
+            return None
+        return error
 
     def is_host_file(self, found: Object) -> bool:
         return is_host_file(found, self._filesystems)
 
-    def disarm(self, held: Held, found: Object, *, is_awaited: bool = False) -> None:
-        """is_awaited: the subscription is told only when nothing is patched any more."""
-        considered, subscription = held.pop(found.key), held.subscription
-        self._file_writes.disarmed(found.key)
-        statuses = [held.status(SiteState.DISARMED, considered.object, each) for each in considered.armed]
-        self._release(subscription, found, is_awaited=is_awaited)
-        if is_awaited:
-            self.when_quiesced(subscription.client, lambda: subscription.changed(statuses))
-        else:
-            subscription.changed(statuses)
+    def disarm(
+        self, held: Held, found: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
+    ) -> None:
+        """is_awaited: the subscription is told only when nothing is patched any more. then: called when it was told."""
+        considered = held.pop(found.key)
+        statuses = [held.status(SiteState.DISARMED, considered.object, each) for each in considered.told_sites]
+        self._disarm(held, considered, statuses, is_awaited=is_awaited, then=then)
 
     def bar(self, held: Held, excess: Excess) -> None:
         """Disarm an object whose probes cost others too much, and say why."""
-        considered, subscription = held.pop(excess.key), held.subscription
+        considered = held.pop(excess.key)
         held.barred[excess.key] = considered.object
-        self._file_writes.disarmed(excess.key)
-        self._release(subscription, considered.object)
-        subscription.changed(
-            [held.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in considered.armed]
+        statuses = [
+            held.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in considered.told_sites
+        ]
+        self._disarm(held, considered, statuses)
+
+    def _disarm(
+        self,
+        held: Held,
+        considered: ConsideredObject,
+        statuses: list[SiteStatus],
+        *,
+        is_awaited: bool = False,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        disarming = Disarming(considered.object, self._clock(), statuses)
+        held.disarming.add(disarming)
+
+        def finish() -> None:
+            held.disarming.discard(disarming)
+            held.tell(statuses)
+            then()
+
+        if considered.arming.cancel():
+            finish()
+            return
+        if considered.outcome is not None:
+            self._forget(held, considered)
+        work = partial(self._attacher.disarm, held.session, considered.object, is_awaited=is_awaited)
+        disarmed = self._thread.submit(considered.queue, work, f"disarming {considered.object.path}")
+        when_done(disarmed, partial(self._call_soon, finish))
+
+    def close(self, held: Held) -> Future[Closed]:
+        """Disarm everything that only this subscription used, and end it in the engine."""
+        for key in list(held.considered):
+            considered = held.pop(key)
+            if not considered.arming.cancel() and considered.outcome is not None:
+                self._forget(held, considered)
+        return self._thread.submit(
+            Queue(held.subscription.client.name),
+            partial(self._attacher.close, held.session),
+            "ending a subscription",
         )
 
-    def forget(self, held: Held) -> None:
-        """Its subscription is being closed, which disarms everything."""
-        for key in list(held.considered):
-            held.pop(key)
-            self._file_writes.disarmed(key)
+    def _forget(self, held: Held, considered: ConsideredObject) -> None:
+        """What is not wanted any more counts no more, though it may be armed for a moment yet."""
+        self._file_writes.disarmed(considered.object.key)
+        held.subscription.client.free_sites(len(considered.armed))
 
-    def quiesced(self, principal: Principal) -> Future[None]:
-        """Return a future that is done when all that was disarmed so far for a client is out of the processes."""
-        return self._engine.quiesced(owner_of(principal))
+    def tell_late(self, held: Held, seconds: float = _LATE_SECONDS) -> None:
+        """Tell what has been arming or disarming for so long, each once."""
+        before = self._clock() - seconds
+        for considered in held.considered.values():
+            if considered.outcome is None and considered.since <= before:
+                self._tell_late(held, considered)
+        for disarming in held.disarming:
+            if not disarming.is_late and disarming.since <= before:
+                disarming.is_late = True
+                held.tell([replace(status, state=SiteState.DISARMING, reason="") for status in disarming.statuses])
 
-    def when_quiesced(self, principal: Principal, work: Callable[[], None]) -> None:
-        """Do work in the control thread then."""
-        self.quiesced(principal).add_done_callback(lambda _: self._call_soon(work))
+    def _tell_late(self, held: Held, considered: ConsideredObject) -> None:
+        if not considered.is_late:
+            considered.is_late = True
+            sites = considered.selected_sites
+            held.tell([held.status(SiteState.ARMING, considered.object, each) for each in sites])
 
-    def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool = False) -> None:
-        try:
-            self._engine.disarm(subscription.subscription_key, found, is_awaited=is_awaited)
-        except (TracefsRejectedError, OSError):
-            _log.exception("%s could not be disarmed", found.path)
-
-
-def owner_of(principal: Principal) -> str:
-    """Return on whose behalf the engine works for a client."""
-    return f"subscriptions of {principal.name}"
+    def consider_pending(self, held: Held) -> None:
+        """Try again what could not be opened."""
+        for considered in list(held.pending.values()):
+            self.consider(held, considered.object)
 
 
-def _bringer(pids: Iterable[int]) -> str:
-    """Name the user whose process brought an object."""
-    return next((f"objects of uid {user_of(pid)}" for pid in pids), "")
+def _statuses(held: Held, considered: ConsideredObject, reasons: Mapping[Site, str]) -> list[SiteStatus]:
+    return [
+        held.status(SiteState.REFUSED, considered.object, each, reason)
+        if (reason := reasons.get(each.capture.site))
+        else held.status(SiteState.ARMED, considered.object, each)
+        for each in considered.selected_sites
+    ]

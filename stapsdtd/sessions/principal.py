@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.sessions.token_bucket import TokenBucket
 
 
 class Principal:
-    """Belongs to the control thread but for events, which any thread may use.
+    """Belongs to the control thread but for events and sites, which any thread may use.
 
     subscriptions, queue_bytes, sites: what it has now. events: what it may have a second; None for no bound.
     """
@@ -20,6 +22,7 @@ class Principal:
         self.queue_bytes = 0
         self.sites = 0
         self.events = _bucket(quotas)
+        self._lock = threading.Lock()
 
     def change_quotas(self, quotas: Quotas) -> None:
         """What it has beyond them it may keep."""
@@ -41,6 +44,18 @@ class Principal:
     def end(self, queue_bytes: int) -> None:
         self.subscriptions -= 1
         self.queue_bytes -= queue_bytes
+
+    def take_sites(self, wanted: int) -> int:
+        """Count more sites as armed. Return how many of those wanted the quota allows."""
+        with self._lock:
+            left = self.sites_left
+            granted = wanted if left is None else min(wanted, left)
+            self.sites += granted
+            return granted
+
+    def free_sites(self, count: int) -> None:
+        with self._lock:
+            self.sites -= count
 
     @property
     def sites_left(self) -> int | None:

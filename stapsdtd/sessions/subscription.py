@@ -7,7 +7,6 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from stapsdtd.catalog.selectors import SelectedSite, Selector
 from stapsdtd.events.columns import Block
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture
 from stapsdtd.query.expression import Expression
+from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
@@ -80,7 +80,11 @@ class SubscriptionSpec:
 
 
 class SiteState(Enum):
+    """ARMING and DISARMING are told only of what takes long."""
+
+    ARMING = "still arming"
     ARMED = "armed"
+    DISARMING = "still disarming"
     DISARMED = "disarmed"
     REFUSED = "refused"
 
@@ -194,9 +198,7 @@ class Subscription:
         self._lost = dict.fromkeys(LossStage, 0)
         self._end: EndReason | None = None
         self.is_ending = False
-        self.ended: Future[None] = Future()
-        # who gives up waiting cancels nothing
-        self.ended.set_running_or_notify_cancel()
+        self.ended = unfinished()
         self._waiters: list[Callable[[], object]] = []
 
     def wake_with(self, waiter: Callable[[], object]) -> Callable[[], None]:
@@ -299,6 +301,7 @@ class Subscription:
             for status in statuses:
                 if status.state is SiteState.ARMED:
                     self._armed.add(status.site_id)
+                if status.state is not SiteState.DISARMED and status.state is not SiteState.REFUSED:
                     self._retired.pop(status.site_id, None)
                 else:
                     self._armed.discard(status.site_id)

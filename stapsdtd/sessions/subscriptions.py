@@ -8,12 +8,12 @@ import logging
 import os
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
-from stapsdtd.capture.engine import Engine, SubscriptionKey
+from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
@@ -22,22 +22,32 @@ from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.objects import Parse
 from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.admission import AdmissionControl
-from stapsdtd.sessions.armer import Armer, owner_of
+from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.attacher import Attacher, Closed, Session
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
-from stapsdtd.sessions.held import Held
+from stapsdtd.sessions.held import FirstArming, Held
+from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.leases import Leases
 from stapsdtd.sessions.own_clients import ConnectedClients
-from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription, SubscriptionSpec
 from stapsdtd.sessions.totals import AccountTotals
 
 _log = logging.getLogger(__name__)
 
-_HOUSEKEEPING_SECONDS = 2.0
 _ENDED_KEPT_SECONDS = 10.0
-_LOOK_SECONDS = 1.0
+_REWRITTEN_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """disarmed: done when nothing is patched for the subscription any more, or with the engine's error."""
+
+    subscription: Subscription
+    disarmed: Future[None]
 
 
 class Subscriptions:
@@ -54,11 +64,13 @@ class Subscriptions:
         parse: Parse,
         limits: Limits,
         *,
+        arming_thread: FairThread,
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """arming_thread: the only one that arms and disarms with the engine."""
         self._connected = connected
         self._registry = registry
         self._engine = engine
@@ -70,36 +82,41 @@ class Subscriptions:
         self._closing = False
         self.totals = AccountTotals()
         self.foreign = ForeignBounds(clock)
-        self._principal_of: dict[SubscriptionKey, Principal] = {}
         self._admission = AdmissionControl(limits)
         self._file_writes = FileWriteWatcher(self._on_write)
+        # calls that may wait for a process's lock are made by one thread each
+        own_filesystems = Filesystems(filesystems.armed_too)
+        self._attacher = Attacher(engine, parse, nops=nops, filesystems=own_filesystems, file_writes=self._file_writes)
         self._armer = Armer(
             registry,
-            engine,
-            parse,
-            nops=nops,
+            self._attacher,
+            arming_thread,
             filesystems=filesystems,
             file_writes=self._file_writes,
             foreign=self.foreign,
-            call_soon=self._loop.call_soon_threadsafe,
+            call_soon=self._call_soon,
+            charge=watcher.charge,
             clock=clock,
         )
-        self.arming = self._armer.arming
+        self.arming = self._attacher.latency
         self._leases = Leases(self._expire)
         self._stop_listening = registry.listen(self._on_change)
-        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
-        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
+        self.housekeeping = Housekeeping(
+            self._held, registry, watcher, self._armer, self.foreign, engine, arming_thread
+        )
+        self.housekeeping.start()
 
     def subscribe(
         self, spec: SubscriptionSpec, client: str = "", quotas: Quotas = NO_QUOTAS
-    ) -> tuple[Subscription, list[SiteStatus]]:
-        """Arm all that matches now. client: whose it is, and who shares quotas with others of the same name.
+    ) -> tuple[Subscription, Future[None]]:
+        """Begin to arm all that matches now. client: whose it is, and who shares quotas with others of the same name.
 
-        Raises LimitReachedError, and TracefsRejectedError where the engine cannot begin at all.
+        What is returned is done when all that matches is armed or refused; see first_statuses(). It has an error where
+        the engine cannot begin at all, or there is a defect. Raises LimitReachedError.
         """
         if self._closing:
             raise ServerStoppingError
-        self._watcher.refresh()
+        refreshed = self._watcher.refresh()
         living = [held.subscription for held in self._held.values()]
         principal = self._admission.admit(spec.queue_bytes, client, quotas, living, list(self._ended.values()))
         subscription = Subscription(
@@ -111,29 +128,38 @@ class Subscriptions:
             principal,
             self._connected,
         )
-        key = subscription.subscription_key
-        try:
-            self._engine.open(key, subscription, spec.kernel_buffer_kib, owner_of(principal))
-        except BaseException:
-            self._admission.release(principal, spec.queue_bytes)
-            raise
-        held = Held(subscription)
+        first = FirstArming()
+        held = Held(subscription, Session(subscription), first=first)
         self._held[subscription.id] = held
-        self._principal_of[key] = principal
+        self.housekeeping.began(subscription)
         self.totals.began(subscription)
-        statuses: list[SiteStatus] = []
         try:
+            self._armer.open(held, first)
+            first.add()
+            refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
             for found in self._registry.objects():
                 self._armer.consider(held, found)
-                statuses += subscription.new_statuses()
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
         self._leases.start(held)
-        return subscription, statuses
+        return subscription, first.done
 
-    def unsubscribe(self, ident: str, reason: EndReason) -> Subscription:
-        """Disarm what only this subscription used. `ended` is done when its log has all that fired; see quiesced() too.
+    def first_statuses(self, ident: str) -> list[SiteStatus]:
+        """Return what became of the sites that matched at first, once. The stream is told what comes later.
+
+        Raises UnknownSubscriptionError.
+        """
+        held = self._held.get(ident)
+        if held is None:
+            raise UnknownSubscriptionError(ident)
+        self._armer.tell_late(held, seconds=0)
+        statuses = held.first.statuses if held.first else []
+        held.first = None
+        return statuses
+
+    def unsubscribe(self, ident: str, reason: EndReason) -> Ending:
+        """Disarm what only this subscription used. `ended` is done when its log has all that fired.
 
         The log can still be read for some seconds after that, also by a stream that begins only then.
         """
@@ -146,19 +172,27 @@ class Subscriptions:
         subscription = held.subscription
         self._leases.cancel(held)
         self._admission.release(subscription.client, subscription.spec.queue_bytes)
-        self._armer.forget(held)
         subscription.is_ending = True
         self.totals.ended(subscription)
-        try:
-            delivered = self._engine.close(subscription.subscription_key)
-        except BaseException:
-            self._end_with(subscription, reason)
-            raise
-        if delivered.done():
-            self._end_with(subscription, reason)
+        ending = Ending(subscription, unfinished())
+        closed = self._armer.close(held)
+        closed.add_done_callback(lambda done: self._call_soon(partial(self._on_closed, ending, reason, done)))
+        return ending
+
+    def _on_closed(self, ending: Ending, reason: EndReason, done: Future[Closed]) -> None:
+        if error := done.exception():
+            _log.error("subscription %s did not end cleanly", ending.subscription.id, exc_info=error)
+            self._end_with(ending.subscription, reason)
+            ending.disarmed.set_exception(error)
+            return
+        closed = done.result()
+        if closed.delivered.done():
+            self._end_with(ending.subscription, reason)
         else:
-            delivered.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._end_with, subscription, reason))
-        return subscription
+            closed.delivered.add_done_callback(
+                lambda _: self._call_soon(partial(self._end_with, ending.subscription, reason))
+            )
+        closed.quiesced.add_done_callback(lambda _: ending.disarmed.set_result(None))
 
     def _end_with(self, subscription: Subscription, reason: EndReason) -> None:
         subscription.end(reason)
@@ -174,15 +208,10 @@ class Subscriptions:
         # it refers to itself, and the collector may take its time
         ended.log.forget()
 
-    def quiesced(self, client: Principal) -> Future[None]:
-        """Return a future that is done when all that was disarmed so far for a client is out of the processes."""
-        return self._armer.quiesced(client)
-
     def close_all(self) -> list[Future[None]]:
         """Unsubscribe all. What is returned is done when their streams have all that fired."""
         self._closing = True
-        self._housekeeping.cancel()
-        self._looking.cancel()
+        self.housekeeping.stop()
         self._stop_listening()
         self._file_writes.close()
         self._unsubscribe_each(list(self._held), EndReason.SERVER_STOPPING)
@@ -229,68 +258,23 @@ class Subscriptions:
         return len(ended)
 
     def _on_change(self, change: Change) -> None:
-        failure: OSError | None = None
         for held in list(self._held.values()):
-            try:
-                self._armer.consider(held, change.object)
-            except OSError as error:
-                failure = failure or error
-            except Exception:  # noqa: BLE001 - the others are to have it armed as well
-                _log.exception("%s: %s could not be armed", held.subscription.id, change.object.path)
-        if failure is not None:
-            raise failure
+            self._armer.consider(held, change.object)
 
     def _on_write(self, written: set[ObjectKey]) -> None:
         """Disarm files before anyone maps their new content; those whose probes did not change, for a moment."""
         for held in list(self._held.values()):
             for key in written & held.considered.keys():
                 found = held.considered[key].object
-                self._armer.disarm(held, found, is_awaited=True)
-                # not before that was told
-                self._armer.when_quiesced(held.subscription.client, partial(self._consider_later, held, found))
+                self._armer.disarm(held, found, is_awaited=True, then=partial(self._consider_later, held, found))
 
     def _consider_later(self, held: Held, found: Object) -> None:
-        self._loop.call_later(_HOUSEKEEPING_SECONDS, self._consider_again, held, found)
+        self._loop.call_later(_REWRITTEN_SECONDS, self._consider_again, held, found)
 
     def _consider_again(self, held: Held, found: Object) -> None:
         if held.subscription.id in self._held:
             self._armer.consider(held, found)
 
-    def _look_at_foreign_hits(self) -> None:
-        """Disarm what costs too much for processes that its client does not see, and arm again what may be again."""
-        self._looking = self._loop.call_later(_LOOK_SECONDS, self._look_at_foreign_hits)
-        hits: Counter[tuple[str, ObjectKey]] = Counter()
-        for (subscription_key, key), count in self._engine.foreign_hits().items():
-            if principal := self._principal_of.get(subscription_key):
-                hits[principal.name, key] += count
-        quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
-        bounds = {name: most for name, most in quotas.items() if most is not None}
-        for name, excess in self.foreign.look(hits, bounds):
-            _log.warning("%s: %s", name, excess.reason)
-            for held in [held for held in self._held.values() if held.subscription.client.name == name]:
-                if excess.key in held.considered:
-                    self._armer.bar(held, excess)
-        self.foreign.forget()
-        self._principal_of = {
-            held.subscription.subscription_key: held.subscription.client for held in self._held.values()
-        }
-        for held in list(self._held.values()):
-            for key, found in list(held.barred.items()):
-                if self.foreign.why_not(held.subscription.client.name, key) is None:
-                    del held.barred[key]
-                    self._armer.consider(held, found)
-
-    def _keep_house(self) -> None:
-        """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
-        self._housekeeping = self._loop.call_later(_HOUSEKEEPING_SECONDS, self._keep_house)
-        self._engine.retry_cleanup()
-        volatile = {
-            key: considered.object
-            for held in self._held.values()
-            for key, considered in held.considered.items()
-            if not self._armer.is_host_file(considered.object)
-        }
-        self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
-        for held in list(self._held.values()):
-            for found in [found for key, found in volatile.items() if key in held.considered]:
-                self._armer.consider(held, found)
+    def _call_soon(self, work: Callable[[], None]) -> None:
+        """Have the control thread do work; for any thread."""
+        self._loop.call_soon_threadsafe(work)

@@ -49,6 +49,8 @@ from stapsdtd.model import (
 )
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
+from stapsdtd.runtime.fair_thread import Backlog, FairThread
+from stapsdtd.runtime.futures import finished
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -164,11 +166,14 @@ class FakeEngine:
 class _FakeWatcher:
     """The host changes when a test says so."""
 
+    def charge(self, user: int, seconds: float) -> None:
+        pass
+
     def look_at(self, pids: Iterable[int]) -> None:
         pass
 
-    def refresh(self) -> None:
-        pass
+    def refresh(self) -> Future[None]:
+        return finished()
 
 
 class Served:
@@ -197,13 +202,15 @@ class Served:
         self._is_closing = False
         watcher = cast("Watcher", _FakeWatcher())
         self.connected = connected = ConnectedClients()
-        self.subscriptions = self.in_control(
+        self.arming = FairThread("arming")
+        self.subscriptions = self.begin_in_control(
             lambda: Subscriptions(
                 self.registry,
                 self.engine,
                 watcher,
                 parse_here,
                 limits,
+                arming_thread=self.arming,
                 connected=connected,
                 nops=NOPS,
                 filesystems=Filesystems(),
@@ -222,6 +229,7 @@ class Served:
             self.engine.name,
             self.gate,
             NOPS,
+            self.arming.backlog,
         )
         self.servicer = StapsdtServicer(backend)
         self.relay = Relay(self._peers, self.gate, max_connections, timeouts)
@@ -244,6 +252,7 @@ class Served:
         self.close_all()
         self.channel.close()
         self.in_api(self.server.stop())
+        self.arming.stop()
         self._control.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -253,7 +262,22 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_SECONDS)
 
     def in_control(self, work: Callable[[], T]) -> T:
+        """Return when what it has armed and disarmed is told, too."""
+        result = self.begin_in_control(work)
+        self.settle()
+        return result
+
+    def begin_in_control(self, work: Callable[[], T]) -> T:
+        """Return when the control thread has done it, whatever is still to be armed."""
         return self.in_api(self._control.run(work))
+
+    def settle(self) -> None:
+        """Return when nothing waits to be armed or disarmed, and that has been told."""
+        is_idle = False
+        while not is_idle:
+            self.arming.ask().result(PATIENCE_SECONDS)
+            is_idle = self.arming.backlog() == Backlog()
+            self.begin_in_control(lambda: None)
 
     @contextmanager
     def control_held(self) -> Iterator[None]:
@@ -289,18 +313,27 @@ class Served:
         return sample_object(*sites, path=path or str(file), of=key, problems=problems)
 
     def map(self, pid: int, found: Object, file_name: str = "app") -> None:
+        self.begin_map(pid, found, file_name)
+        self.settle()
+
+    def begin_map(self, pid: int, found: Object, file_name: str = "app") -> None:
+        """As map, and wait for nothing that is armed therefore."""
         path = str(self.folder / file_name)
         mapping = Mapping(0x1000, 0x2000, FileOffset(0), found.key.dev, found.key.inode, path)
         self._mapped.setdefault(pid, {})[found.key] = found, mapping
         self._tell(pid)
 
     def unmap(self, pid: int, found: Object) -> None:
+        self.begin_unmap(pid, found)
+        self.settle()
+
+    def begin_unmap(self, pid: int, found: Object) -> None:
         del self._mapped[pid][found.key]
         self._tell(pid)
 
     def _tell(self, pid: int) -> None:
         mapped = dict(self._mapped[pid])
-        self.in_control(lambda: self.registry.update(ProcessKey(pid, 1), mapped))
+        self.begin_in_control(lambda: self.registry.update(ProcessKey(pid, 1), mapped))
 
     # what a client asks
 

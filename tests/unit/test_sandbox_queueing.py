@@ -95,9 +95,36 @@ def test_quick_file_is_answered_at_once(parser: QueueingParser, file: Callable[.
     assert parser.parse(file("quick", slow=False), 1).architecture == "x86-64"
 
 
-def test_roots_file_is_waited_for(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+def test_roots_slow_file_can_be_waited_for(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    assert parser.root_parsed().done()
+    slow = file("root's", 0)
+    pending(parser, slow)
+    parsed = parser.root_parsed()
+    assert parsers.held.wait(20)
+    assert not parsed.done()
     parsers.go_on.release()
-    assert parser.parse(file("root's", 0), 1).architecture == "slow"
+    parsed.result(20)
+    assert parser.parse(slow, 1).architecture == "slow"
+
+
+def test_roots_file_waits_for_no_other(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
+    pending(parser, file("slow"))
+    assert parsers.held.wait(20)
+    slow = file("root's", 0)
+    pending(parser, slow)
+    begun = (os.fstat(slow).st_ino, None)
+    wait_for(lambda: begun in parsers.calls, "root's to be parsed")
+
+
+def test_two_threads_parse_one_file_at_a_time(parsers: Parsers, file: Callable[..., int]) -> None:
+    """What is parsed for one thread costs the other no more than its patience."""
+    parser = QueueingParser(cast("SandboxedParser", parsers))
+    quick = file("quick", slow=False)
+    with parser._parsing:
+        pending(parser, quick)
+    wait_for(lambda: not parser._jobs, "it to be parsed in the background")
+    assert parser.parse(quick, 1).architecture == "x86-64"
+    parser.close()
 
 
 def test_slow_file_is_known_later(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:

@@ -25,6 +25,7 @@ from stapsdtd.plan.steps import Enable, changes
 from stapsdtd.query.actions import Emit
 from stapsdtd.query.expression import ArgumentValue, Expression, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
+from stapsdtd.runtime.futures import finished
 
 _log = logging.getLogger(__name__)
 
@@ -269,9 +270,7 @@ class FtraceEngine:
 
     def quiesced(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         """It takes events away before it returns."""
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return finished()
 
     def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
         """They are not told apart in the kernel, and never counted."""

@@ -1,0 +1,137 @@
+"""What is looked at every now and then for all subscriptions, since nothing reports it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from stapsdtd.capture.engine import Engine, SubscriptionKey
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.model import ObjectKey
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.timer import Timer
+from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.foreign_bounds import ForeignBounds
+from stapsdtd.sessions.held import Held
+from stapsdtd.sessions.principal import Principal
+from stapsdtd.sessions.subscription import Subscription
+
+_log = logging.getLogger(__name__)
+
+_HOUSEKEEPING_SECONDS = 2.0
+_LOOK_SECONDS = 1.0
+
+
+class Housekeeping:
+    """Runs on an event loop."""
+
+    def __init__(  # noqa: PLR0917 - what it looks at
+        self,
+        held: Mapping[str, Held],
+        registry: Registry,
+        watcher: Watcher,
+        armer: Armer,
+        foreign: ForeignBounds,
+        engine: Engine,
+        arming_thread: FairThread,
+    ) -> None:
+        """held: the subscriptions that live, by id."""
+        self._loop = asyncio.get_running_loop()
+        self._held = held
+        self._registry = registry
+        self._watcher = watcher
+        self._armer = armer
+        self._foreign = foreign
+        self._engine = engine
+        self._arming_thread = arming_thread
+        self._principal_of: dict[SubscriptionKey, Principal] = {}
+        self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
+        self._cleanup: Future[None] | None = None
+        self._timers = Timer(_LOOK_SECONDS, self._on_look), Timer(_HOUSEKEEPING_SECONDS, self._on_housekeeping)
+
+    def start(self) -> None:
+        for timer in self._timers:
+            timer.set()
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _on_look(self) -> None:
+        self._timers[0].set()
+        self.look_around()
+
+    def _on_housekeeping(self) -> None:
+        self._timers[1].set()
+        self.keep_house()
+
+    def began(self, subscription: Subscription) -> None:
+        """Its foreign hits count, also when it has ended by the next look."""
+        self._principal_of[subscription.subscription_key] = subscription.client
+
+    def look_around(self) -> None:
+        """Tell what is late, and ask what was hit in processes that clients do not see."""
+        for held in self._held.values():
+            # what Subscribe waits for it tells itself
+            if held.first is None:
+                self._armer.tell_late(held)
+        if self._foreign_hits is None or self._foreign_hits.done():
+            self._foreign_hits = self._arming_thread.submit("", self._engine.foreign_hits, "counting foreign hits")
+            self._foreign_hits.add_done_callback(self._on_foreign_hits)
+
+    def _on_foreign_hits(self, done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]) -> None:
+        if done.exception():
+            _log_error(done)
+        else:
+            self._loop.call_soon_threadsafe(partial(self._judge_foreign_hits, done.result()))
+
+    def _judge_foreign_hits(self, counts: Mapping[tuple[SubscriptionKey, ObjectKey], int]) -> None:
+        """Disarm what costs too much for processes that its client does not see, and arm again what may be again."""
+        hits: Counter[tuple[str, ObjectKey]] = Counter()
+        for (subscription_key, key), count in counts.items():
+            if principal := self._principal_of.get(subscription_key):
+                hits[principal.name, key] += count
+        quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
+        bounds = {name: most for name, most in quotas.items() if most is not None}
+        for name, excess in self._foreign.look(hits, bounds):
+            _log.warning("%s: %s", name, excess.reason)
+            for held in [held for held in self._held.values() if held.subscription.client.name == name]:
+                if excess.key in held.considered:
+                    self._armer.bar(held, excess)
+        self._foreign.forget()
+        self._principal_of = {
+            held.subscription.subscription_key: held.subscription.client for held in self._held.values()
+        }
+        for held in list(self._held.values()):
+            for key, found in list(held.barred.items()):
+                if self._foreign.why_not(held.subscription.client.name, key) is None:
+                    del held.barred[key]
+                    self._armer.consider(held, found)
+
+    def keep_house(self) -> None:
+        """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
+        if self._cleanup is None or self._cleanup.done():
+            self._cleanup = self._arming_thread.submit("", self._engine.retry_cleanup, "cleaning up")
+            self._cleanup.add_done_callback(_log_error)
+        volatile = {
+            key: considered.object
+            for held in self._held.values()
+            for key, considered in held.considered.items()
+            if not self._armer.is_host_file(considered.object)
+        }
+        self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
+        for held in list(self._held.values()):
+            self._armer.consider_pending(held)
+            for found in [found for key, found in volatile.items() if key in held.considered]:
+                self._armer.consider(held, found)
+
+
+def _log_error(done: Future[Any]) -> None:
+    if error := done.exception():
+        _log.error("the engine failed", exc_info=error)

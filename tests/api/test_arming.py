@@ -1,0 +1,250 @@
+"""What a client is told while files and the kernel take their time: nobody waits for what is another's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stapsdtd.config import OPERATOR
+from stapsdtd.errors import ObjectPendingError, TracefsRejectedError
+from stapsdtd.model import Object
+from stapsdtd.procs.objects import open_object
+from stapsdtd.sessions import attacher
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.served import PATIENCE_SECONDS, FakeEngine, Served, processes, served
+from tests.unit.samples import site
+
+ARMED, REFUSED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_REFUSED
+ARMING, DISARMED, DISARMING = pb.SiteStatus.STATE_ARMING, pb.SiteStatus.STATE_DISARMED, pb.SiteStatus.STATE_DISARMING
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Stuck:
+    """A call of the engine that comes back when it is released."""
+
+    def __init__(self, engine: FakeEngine, method: str) -> None:
+        self.began, self._released = threading.Event(), threading.Event()
+        self._call: Callable[..., Any] = getattr(engine, method)
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        self.began.set()
+        assert self._released.wait(PATIENCE_SECONDS)
+        return self._call(*arguments, **more)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: Clock) -> Iterator[Served]:
+    with served(tmp_path, clock=clock) as started:
+        started.servicer.arm_seconds = started.servicer.disarm_seconds = 0.05
+        yield started
+
+
+@pytest.fixture
+def pids() -> Iterator[list[int]]:
+    with processes(2) as found:
+        yield found
+
+
+@pytest.fixture
+def stuck(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Stuck]]:
+    made: list[Stuck] = []
+
+    def make(method: str) -> Stuck:
+        made.append(Stuck(server.engine, method))
+        monkeypatch.setattr(server.engine, method, made[-1])
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.release()
+
+
+def states(statuses: Any) -> list[tuple[str, int]]:
+    return [(status.name, status.state) for status in statuses]
+
+
+def next_states(call: Any) -> list[tuple[str, int]]:
+    return states(next(call).status.sites)
+
+
+def info(server: Served) -> pb.GetServerInfoResponse:
+    return server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=PATIENCE_SECONDS)
+
+
+def test_subscribe_tells_what_is_still_arming_and_the_stream_what_became_of_it(
+    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+) -> None:
+    found = server.file_object(site("a"), site("b", 2))
+    server.map(pids[0], found)
+    server.engine.refuse = {"b": "no"}
+    arming = stuck("arm")
+    first = server.subscribe()
+    assert states(first.sites) == [("a", ARMING), ("b", ARMING)]
+    # of another client, or the same
+    second = server.subscribe("other:*")
+    assert list(second.sites) == []
+    running = info(server).arming
+    assert (running.running, running.waiting) == (f"arming {found.path}", 1)
+    assert [held.account.sites for held in server.held()] == [0, 0]
+    call = server.stream(first.subscription_id)
+    arming.release()
+    assert next_states(call) == [("a", ARMED), ("b", REFUSED)]
+    assert [held.account.sites for held in server.held()] == [1, 0]
+    call.cancel()
+    server.settle()
+    assert info(server).arming == pb.Arming()
+
+
+def test_path_is_told_only_those_who_may_list_it(tmp_path: Path, pids: list[int]) -> None:
+    with served(tmp_path, roles=[replace(OPERATOR, list=("own",))]) as server:
+        arming = Stuck(server.engine, "arm")
+        server.engine.arm = arming  # type: ignore[method-assign]
+        server.map(pids[0], server.file_object(site("a")))
+        server.servicer.arm_seconds = 0.05
+        server.subscribe()
+        told = info(server).arming
+        assert told.running == ""
+        assert told.running_ms > 0
+        arming.release()
+
+
+def test_engine_that_takes_its_time_to_begin_and_then_cannot(
+    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+) -> None:
+    server.map(pids[0], server.file_object(site("a")))
+    error = TracefsRejectedError("instances", "mkdir", 12, "")
+    server.engine.failures["open"] = error
+    opening = stuck("open")
+    answer = server.subscribe()
+    assert states(answer.sites) == [("a", ARMING)]
+    call = server.stream(answer.subscription_id)
+    opening.release()
+    (status,) = next(call).status.sites
+    assert (status.state, status.reason) == (REFUSED, str(error))
+    server.unsubscribe(answer.subscription_id)
+    assert "close" not in server.engine.calls
+
+
+def test_what_appears_is_told_when_it_is_late(
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+) -> None:
+    call = server.stream(server.subscribe().subscription_id)
+    arming = stuck("arm")
+    server.begin_map(pids[0], server.file_object(site("a")))
+    assert arming.began.wait(PATIENCE_SECONDS)
+    server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    clock.now += 1
+    for _ in range(2):
+        server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    assert next_states(call) == [("a", ARMING)]
+    arming.release()
+    assert next_states(call) == [("a", ARMED)]
+    call.cancel()
+
+
+def test_what_goes_is_told_when_it_is_late(
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+) -> None:
+    found = server.file_object(site("a"), path="/memfd:jit")
+    server.map(pids[0], found)
+    call = server.stream(server.subscribe().subscription_id)
+    disarming = stuck("disarm")
+    server.begin_unmap(pids[0], found)
+    assert disarming.began.wait(PATIENCE_SECONDS)
+    clock.now += 1
+    for _ in range(2):
+        server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    assert next_states(call) == [("a", DISARMING)]
+    disarming.release()
+    assert next_states(call) == [("a", DISARMED)]
+    server.settle()
+    assert server.engine.armed == {}
+    call.cancel()
+
+
+def test_what_goes_before_its_turn_is_never_armed(
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+) -> None:
+    call = server.stream(server.subscribe().subscription_id)
+    arming = stuck("arm")
+    first = server.file_object(site("a"), name="first", path="/memfd:first")
+    second = server.file_object(site("b"), name="second", path="/memfd:second")
+    server.begin_map(pids[0], first, "first")
+    assert arming.began.wait(PATIENCE_SECONDS)
+    server.begin_map(pids[0], second, "second")
+    clock.now += 1
+    server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    for found in (first, second):
+        server.begin_unmap(pids[0], found)
+    arming.release()
+    server.settle()
+    assert server.engine.calls.count("arm") == 1
+    assert server.engine.armed == {}
+    told: list[tuple[str, int]] = []
+    while len(told) < 4:
+        told += next_states(call)
+    assert told == [("a", ARMING), ("b", ARMING), ("b", DISARMED), ("a", DISARMED)]
+    assert server.held()[0].account.sites == 0
+    call.cancel()
+
+
+def test_unsubscribe_does_not_wait_for_the_arming(
+    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+) -> None:
+    for name in ("first", "second"):
+        server.map(pids[0], server.file_object(site("a"), name=name), name)
+    arming = stuck("arm")
+    ident = server.subscribe().subscription_id
+    request = pb.UnsubscribeRequest(subscription_id=ident)
+    assert server.stub.Unsubscribe(request, timeout=PATIENCE_SECONDS).still_disarming
+    arming.release()
+    server.settle()
+    assert server.engine.armed == {}
+    # the other one waited, and was not wanted any more when its turn came
+    assert [call for call in server.engine.calls if "quiesced" not in call] == ["open", "arm", "close"]
+    assert server.subscriptions.totals.metrics().subscriptions == 0
+
+
+def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(
+    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_pending = True
+
+    def open_later(found: Object, *arguments: Any) -> int:
+        if is_pending:
+            raise ObjectPendingError(found.path)
+        return opened(found, *arguments)
+
+    opened = open_object
+    monkeypatch.setattr(attacher, "open_object", open_later)
+    with served(tmp_path) as server:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        answer = server.subscribe()
+        assert states(answer.sites) == [("a", ARMING)]
+        call = server.stream(answer.subscription_id)
+        server.in_control(server.subscriptions.housekeeping.keep_house)
+        is_pending = False
+        server.in_control(server.subscriptions.housekeeping.keep_house)
+        assert next_states(call) == [("a", ARMED)]
+        call.cancel()
