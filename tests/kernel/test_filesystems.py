@@ -235,6 +235,45 @@ class TestServerThatNeverReplies:
                 assert time.monotonic() - begin < _PATIENCE_SECONDS
             slow.hang()
 
+    def test_arming_that_waits_for_the_kernel_is_told_and_holds_up_no_request(
+        self, folder: Path, ticker_program: Path, slow: SlowFiles
+    ) -> None:
+        """Every fork on this host waits meanwhile, which no daemon can prevent; so nothing is started here."""
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        holder = compile_target("lock_holder.c", folder / "lock_holder", "-static", "-lpthread")
+        with (
+            running_daemon(folder, "--engine", "bpf") as daemon,
+            Ticker(*ANNE.command(program)),
+            Client(daemon.target) as client,
+            ANNE.connecting(daemon.target) as door,
+            Client(door) as annes,
+            ThreadPoolExecutor(2) as subscribers,
+            released_at_last(slow),
+            Ticker(holder, slow.path) as holding,
+        ):
+            held, own = "lock_holder:released", f"ticker:{program}::tick"
+            for selector in (held, own):
+                wait_for(lambda selector=selector: client.list_probes(selector).probes, selector)  # type: ignore[misc]
+            slow.forget()
+            hold_lock(holding, slow)
+            stuck = subscribers.submit(client.subscribe, held)
+            wait_for(lambda: client.info().arming.running == f"arming {holder}", "the arming to wait")
+            waiting = subscribers.submit(annes.subscribe, own)
+            begin = time.monotonic()
+            assert [probe.name for probe in annes.list_probes(own).probes] == ["tick"]
+            assert len(client.subscriptions()) >= 1
+            # whose path it is she is not told
+            assert annes.info().arming.running == ""
+            assert time.monotonic() - begin < _PATIENCE_SECONDS
+            for subscribing in (stuck, waiting):
+                assert [site.state for site in subscribing.result(2 * _PATIENCE_SECONDS).sites] == [SiteState.ARMING]
+            assert client.info().arming.seconds > _PATIENCE_SECONDS
+            slow.hang()
+            wait_for(lambda: [each.account.sites for each in client.subscriptions()] == [1, 1], "both to be armed")
+            assert (client.info().arming.running, client.info().arming.waiting) == ("", 0)
+            for subscribing in (stuck, waiting):
+                subscribing.result().unsubscribe()
+
 
 def hold_lock(holding: Ticker, slow: SlowFiles) -> None:
     """holding: lock_holder.c with the file, of which the kernel has nothing in memory."""

@@ -2,12 +2,13 @@
  *
  * A thread waits for a page of the file. Another one maps the file anew, which was opened for direct I/O this time, so that the
  * kernel drops what it has of it (fuse_file_mmap), waits for that page, and holds mmap_lock meanwhile. Each line on standard
- * input begins one of both.
+ * input begins one of both. Whoever arms lock_holder:released waits for that lock, too.
  */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/sdt.h>
 
 static void *touch(void *page)
 {
@@ -43,5 +44,6 @@ int main(int argc, char **argv)
 	wait_for_line();
 	map(argv[1]);
 	pthread_join(thread, NULL);
+	STAP_PROBE(lock_holder, released);
 	return 0;
 }
