@@ -274,6 +274,15 @@ class Armer:
             sites = considered.selected_sites
             held.tell([held.status(SiteState.ARMING, considered.object, each) for each in sites])
 
+    def arming_of(self, held: Held) -> list[Future[Outcome]]:
+        """Return what is being armed, and is not late."""
+        after = self._clock() - _LATE_SECONDS
+        return [
+            considered.arming
+            for considered in held.considered.values()
+            if considered.outcome is None and considered.since > after
+        ]
+
     def consider_pending(self, held: Held) -> None:
         """Try again what could not be opened."""
         for considered in list(held.pending.values()):
