@@ -63,7 +63,7 @@ class Watcher:
         self._loop = asyncio.get_running_loop()
         self._copies = FileCopies(self.parsed)
         filesystems.calls.on_free = self.parsed
-        self._store = ObjectStore(parse, filesystems, self._copies, registry.has)
+        self._store = ObjectStore(parse, filesystems, self._copies)
         self._maps = ProcessMaps(registry, self._store, filesystems.calls)
         self._kernel = KernelEvents(threads, self._wake_from_any_thread)
         self._cpu = CpuBudget()
