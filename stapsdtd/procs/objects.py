@@ -171,9 +171,11 @@ class ObjectStore:
         path = self._idle.get(key)
         if path is None:
             return
-        # one that was written to is the same object if its probes are
-        files = [other and (other.dev, other.inode) for other in _keys_at(path, self._filesystems)]
-        if (key.dev, key.inode) in files or None in files:
+        keys = list(_keys_at(path, self._filesystems))
+        # the identity of one that was touched has its earlier key
+        files = {(other.dev, other.inode) for other in keys if other}
+        is_identity = self._identities.get((key.dev, key.inode)) == key and (key.dev, key.inode) in files
+        if key in keys or is_identity or None in keys:
             self._to_look_at.append(key)
         else:
             self._forget(key)
