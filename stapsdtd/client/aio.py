@@ -1,4 +1,9 @@
-"""The asyncio client. `sync.py` is the same with blocking calls; keep the two in step."""
+"""The asyncio client.
+
+`sync.py`, the blocking client, is generated from this file by proto/generate.py: the same code without `async` and
+`await`. It has gRPC's blocking stubs rather than an event loop of its own, so that any thread may call it, also one
+that runs a loop already.
+"""
 
 from __future__ import annotations
 
