@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy.typing as npt
@@ -27,12 +28,12 @@ from stapsdtd.sessions.subscription import (
     Account,
     EndReason,
     KnownSite,
-    Scope,
     SiteState,
     SiteStatus,
     Subscription,
     SubscriptionSpec,
 )
+from stapsdtd.subscribe_options import Scope, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_PIDS = 4096
@@ -62,7 +63,7 @@ def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Sel
     return tuple(map(selectors.parse, texts))
 
 
-def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
+def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
     if len(pids) > _MAX_PIDS:
         raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
     wrong = [pid for pid in pids if pid <= 0]
@@ -79,33 +80,30 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
     """
     if not request.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
-    scope = Scope(
-        parse_pids("scope.pids", request.scope.pids),
-        parse_pids("scope.exclude_pids", request.scope.exclude_pids),
-        tuple(request.scope.uids),
-        tuple(request.scope.execnames),
-        tuple(request.scope.cgroups),
-        tuple(request.scope.containers),
-        request.scope.include_clients,
+    options = SubscribeOptions.of(request.scope, request)
+    scope = replace(
+        Scope.of(options),
+        pids=parse_pids("scope.pids", options.pids),
+        exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
     )
     return SubscriptionSpec(
         parse_selectors(request.selectors, limits),
         scope,
-        _within("lease_seconds", request.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
-        _within("queue_bytes", request.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
+        _within("lease_seconds", options.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
+        _within("queue_bytes", options.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
         _within(
             "kernel_buffer_kib",
-            request.kernel_buffer_kib,
+            options.kernel_buffer_kib,
             limits.default_kernel_buffer_kib,
             limits.max_kernel_buffer_kib,
         ),
-        request.where,
+        options.where,
         combined(
-            parse(request.where, cgroups.find) if request.where.strip() else None,
-            scope.uids,
-            [_execname(name) for name in scope.execnames],
-            cgroup_scope.of_cgroups("scope.cgroups", scope.cgroups),
-            cgroup_scope.of_containers("scope.containers", scope.containers),
+            parse(options.where, cgroups.find) if options.where.strip() else None,
+            options.uids,
+            [_execname(name) for name in options.execnames],
+            cgroup_scope.of_cgroups("scope.cgroups", options.cgroups),
+            cgroup_scope.of_containers("scope.containers", options.containers),
         ),
     )
 
@@ -261,19 +259,11 @@ def account(account: Account) -> pb.Account:
 
 
 def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope = subscription.spec.scope
+    scope = asdict(subscription.spec.scope)
     return pb.Subscription(
         subscription_id=subscription.id,
         selectors=[selector.text for selector in subscription.spec.selectors],
-        scope=pb.Scope(
-            pids=sorted(scope.pids),
-            exclude_pids=sorted(scope.exclude_pids),
-            uids=scope.uids,
-            execnames=scope.execnames,
-            cgroups=scope.cgroups,
-            containers=scope.containers,
-            include_clients=scope.include_clients,
-        ),
+        scope=pb.Scope(**scope | {name: sorted(scope[name]) for name in ("pids", "exclude_pids")}),
         where=subscription.spec.where,
         created_ns=subscription.created_ns,
         streaming=streaming,

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-LEASE_SECONDS = 5
-"""How long probes stay armed after a command was killed, and how long a connection may be down."""
-
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
     EndReason.LEASE_EXPIRED: "the connection was down for too long and the subscription expired: run the command again",

@@ -1,17 +1,19 @@
 """The Python client: list probes, subscribe to them and read their events.
 
-    from stapsdtd.client import Client
+    from stapsdtd.client import Client, SubscribeOptions
 
     with Client("unix:/run/stapsdtd/stapsdtd.sock") as client:
         for probe in client.list_probes("postgresql:*"):
             print(probe.provider, probe.name, probe.path)
-        with client.subscribe("postgresql:query__start(arg0:str)") as subscription:
+        options = SubscribeOptions(execnames=["psql"], where="arg0 != 0")
+        with client.subscribe("postgresql:query__start(arg0:str)", options) as subscription:
             for event in subscription.events():
                 print(event.pid, event.values[0])
 
-`AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` do the I/O. Requests are built in `encode.py`,
-responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
-stream's state. Methods return frozen data from `model.py` and raise a `ClientError` from `errors.py`.
+`AsyncClient` has the same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are
+built in `encode.py`, responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in
+`columns.py`; `stream.py` keeps a stream's state. Methods return frozen data from `model.py` and raise a `ClientError`
+from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
@@ -64,7 +66,6 @@ from stapsdtd.client.model import (
     Problem,
     Process,
     Register,
-    Scope,
     ServerInfo,
     Site,
     SiteState,
@@ -79,6 +80,7 @@ from stapsdtd.client.model import (
 )
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
+from stapsdtd.subscribe_options import Scope, SubscribeOptions
 
 __all__ = [
     "Access",
@@ -136,6 +138,7 @@ __all__ = [
     "StillSubscribedError",
     "StreamTakenOverError",
     "StringColumn",
+    "SubscribeOptions",
     "Subscription",
     "SubscriptionInfo",
     "Tls",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client import model
 from stapsdtd.client.errors import ProtocolError
+from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
@@ -121,15 +122,7 @@ def subscription_info(message: pb.Subscription) -> model.SubscriptionInfo:
     return model.SubscriptionInfo(
         id=message.subscription_id,
         selectors=tuple(message.selectors),
-        scope=model.Scope(
-            tuple(message.scope.pids),
-            tuple(message.scope.exclude_pids),
-            tuple(message.scope.uids),
-            tuple(message.scope.execnames),
-            tuple(message.scope.cgroups),
-            tuple(message.scope.containers),
-            message.scope.include_clients,
-        ),
+        scope=Scope.of(message.scope),
         created_ns=message.created_ns,
         streaming=message.streaming,
         lease_left_ms=message.lease_left_ms,

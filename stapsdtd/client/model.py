@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stapsdtd.client.errors import ClientError
+    from stapsdtd.subscribe_options import Scope
 
 
 # Probes
@@ -245,19 +246,6 @@ class ServerInfo:
     features: tuple[Feature, ...]
     limits: Limits
     access: Access | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Which processes and threads events are delivered from; see `Client.subscribe`."""
-
-    pids: tuple[int, ...] = ()
-    exclude_pids: tuple[int, ...] = ()
-    uids: tuple[int, ...] = ()
-    execnames: tuple[str, ...] = ()
-    cgroups: tuple[str, ...] = ()
-    containers: tuple[str, ...] = ()
-    include_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True)

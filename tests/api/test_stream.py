@@ -24,7 +24,8 @@ from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
 from stapsdtd.sessions.admission import AdmissionControl
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
