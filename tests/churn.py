@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from stapsdtd.client import Account, Client, ClientError, Encoding, End, NumberColumn, SubscribeOptions, Subscription
-from stapsdtd.client.model import ColumnBatch
+from stapsdtd.client.messages import ColumnBatch
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import Daemon, Ticker, compile_target, descriptors, resident_kib, running_daemon, wait_for
 

@@ -16,7 +16,7 @@ import grpc.aio
 
 from stapsdtd.client import decode, encode
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
-from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
+from stapsdtd.client.messages import ColumnBatch, Encoding, End, EventBatch, Interruption
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
 from stapsdtd.client.target import Tls, resolve
 from stapsdtd.subscribe_options import SubscribeOptions
@@ -28,15 +28,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from stapsdtd.client.encode import Selectors
-    from stapsdtd.client.model import (
-        Account,
-        Event,
-        Message,
-        ProbeListing,
-        ServerInfo,
-        SubscriptionInfo,
-        WatchMessage,
-    )
+    from stapsdtd.client.messages import Event, Message
+    from stapsdtd.client.probes import ProbeListing, WatchMessage
+    from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
 
 _DEFAULTS = SubscribeOptions()
