@@ -26,7 +26,8 @@ from dataclasses import replace
 
 from stapsdtd.api.access import Gate, Policy
 from stapsdtd.api.backend import Backend
-from stapsdtd.api.relay import PeerTable, Relay
+from stapsdtd.api.peers import PeerTable
+from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import StapsdtServicer
 from stapsdtd.capture.bpf.engine import BpfEngine

@@ -2,8 +2,12 @@
 
 server        the gRPC server with health and reflection, and the relay in front of it
 listeners     the listening sockets, bound or inherited
-relay         passes connections on to the gRPC server, knowing each one's peer
-opening       the HTTP/2 frames that the relay follows to apply its timeouts
+relay         passes connections on to the gRPC server
+half          one end of a relayed connection
+peers         who is at the other end of a connection
+connections   how many connections are open, and how many may be
+timeouts      how long a client may take to connect and to send its requests
+opening       the HTTP/2 frames by which the timeouts are applied
 access        peers, roles, rights, and the gate that every call passes
 servicer      one method per RPC; work on subscriptions is handed to the control thread
 backend       the parts of the daemon that the servicer uses
