@@ -11,13 +11,23 @@ import numpy.typing as npt
 from stapsdtd.api.access import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.events.columns import Strings, ValueColumn
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
+from stapsdtd.model import (
+    MAX_STRING_BYTES,
+    Address,
+    Argument,
+    Constant,
+    Memory,
+    Object,
+    Probe,
+    Register,
+    Site,
+    Unavailable,
+)
 from stapsdtd.sessions.log import Entry, Numbered
 from stapsdtd.sessions.subscription import (
     Account,
@@ -154,7 +164,7 @@ def limits(limits: Limits) -> pb.Limits:
         max_queue_bytes=limits.max_queue_bytes,
         max_kernel_buffer_kib=limits.max_kernel_buffer_kib,
         max_selectors=limits.max_selectors,
-        max_string_bytes=selectors.MAX_STRING_BYTES,
+        max_string_bytes=MAX_STRING_BYTES,
     )
 
 

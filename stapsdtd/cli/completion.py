@@ -16,7 +16,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-VARIABLE = "_STAPSDT_COMPLETE"
+from stapsdtd.cli.stapsdt import COMPLETION_VARIABLE
 
 _BASH_SCRIPT = """\
 %(complete_func)s() {
@@ -66,4 +66,4 @@ Examples:
 def command(ctx: click.Context, shell: str) -> None:
     """Print the script with which SHELL completes commands, options and selectors."""
     completer = _COMPLETERS[shell]
-    print(completer(ctx.find_root().command, {}, "stapsdt", VARIABLE).source())
+    print(completer(ctx.find_root().command, {}, "stapsdt", COMPLETION_VARIABLE).source())

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 import click
 
 from stapsdtd import __version__
+from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.cli.options import Server
 from stapsdtd.cli.render import discard_output, point_at, print_stderr
 from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
-DEFAULT_SERVER = "unix:/run/stapsdtd/stapsdtd.sock"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -95,7 +95,7 @@ Examples:
 @click.option(
     "--server",
     envvar="STAPSDT_SERVER",
-    default=DEFAULT_SERVER,
+    default=DEFAULT_ADDRESS,
     show_default=True,
     show_envvar=True,
     metavar="unix:PATH|tcp:HOST:PORT",

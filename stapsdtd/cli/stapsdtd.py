@@ -9,6 +9,7 @@ import sys
 import click
 
 from stapsdtd import __version__, config
+from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config.file import load
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime import logs
@@ -18,7 +19,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="stapsdtd %(version)s")
-@click.option("--listen", metavar="unix:PATH", help=f"Address to listen on.  [default: {config.DEFAULT_LISTEN}]")
+@click.option("--listen", metavar="unix:PATH", help=f"Address to listen on.  [default: {DEFAULT_ADDRESS}]")
 @click.option(
     "--config", "config_path", metavar="FILE", help="Configuration file (TOML). Options override its settings."
 )
