@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
@@ -19,7 +18,7 @@ _log = logging.getLogger(__name__)
 _DETAILS_KEY = "grpc-status-details-bin"
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context = grpc.aio.ServicerContext[Message, Message]
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import struct
-from typing import Any
+from typing import TypedDict
 
 from stapsdtd.api.access import Peer
 from stapsdtd.api.listeners import ListeningSocket, keep_alive
@@ -88,8 +88,8 @@ def identify(connection: socket.socket, transport: asyncio.Transport, listening:
         groups = frozenset({gid, *_supplementary_groups(connection)})
         return Peer(listener.address, uid, groups, pid, (), listener.role)
     keep_alive(connection)
-    names = _names(transport.get_extra_info("peercert") or {})
-    return Peer(listener.address, names=names, listener_role=listener.role)
+    certificate: _Certificate | None = transport.get_extra_info("peercert")
+    return Peer(listener.address, names=_names(certificate or {}), listener_role=listener.role)
 
 
 def _supplementary_groups(connection: socket.socket) -> tuple[int, ...]:
@@ -102,7 +102,14 @@ def _supplementary_groups(connection: socket.socket) -> tuple[int, ...]:
     return struct.unpack(f"{len(groups) // 4}I", groups)
 
 
-def _names(certificate: dict[str, Any]) -> tuple[str, ...]:
-    """Return the common name, then the alternative names, from ssl.SSLSocket.getpeercert()."""
+class _Certificate(TypedDict, total=False):
+    """As ssl.SSLSocket.getpeercert() returns it."""
+
+    subject: tuple[tuple[tuple[str, str], ...], ...]
+    subjectAltName: tuple[tuple[str, str], ...]
+
+
+def _names(certificate: _Certificate) -> tuple[str, ...]:
+    """Return the common name, then the alternative names."""
     subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return (*subject, *(value for _, value in certificate.get("subjectAltName", ())))

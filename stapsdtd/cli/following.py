@@ -18,7 +18,6 @@ from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundE
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from types import FrameType
-    from typing import Any
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -60,7 +59,7 @@ class Summary:
 
 async def follow(
     subscription: AsyncSubscription,
-    reading: Coroutine[Any, Any, None],
+    reading: Coroutine[object, object, None],
     stop: asyncio.Event,
     *,
     duration: float | None,

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import click
 
@@ -23,7 +23,8 @@ from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class _Module(NamedTuple):
@@ -67,7 +68,7 @@ def _check_server(ctx: click.Context, option: click.Parameter, server: str) -> s
     return server
 
 
-def _tls_file(name: str, help_text: str) -> Callable[[_F], _F]:
+def _tls_file(name: str, help_text: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     return click.option(
         f"--tls-{name}",
         name,
