@@ -23,9 +23,7 @@ Context = grpc.aio.ServicerContext[Message, Message]
 
 @asynccontextmanager
 async def abort_on_error(context: Context) -> AsyncIterator[None]:
-    """Abort the call with the status code of what is raised inside: an error's own, FAILED_PRECONDITION if the host
-    refuses.
-    """
+    """Turn an error raised inside into the call's status: an error's own code, FAILED_PRECONDITION for an OSError."""
     try:
         yield
     except InvalidArgumentError as error:

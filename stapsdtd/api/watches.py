@@ -53,7 +53,7 @@ class Watches:
     async def messages(
         self, caller: Caller, selectors: tuple[Selector, ...], pids: frozenset[int], members: Members | None
     ) -> AsyncGenerator[pb.WatchProbesResponse]:
-        """Yield the probes that match, then changes. Raises what stopped the watch."""
+        """Yield the probes that match, then changes. Raises the error that stopped the watch."""
         visible = await self._listing.visible_pids(caller.rights.list, members)
         view = ProbeView(selectors, pids, visible)
         watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)

@@ -73,9 +73,8 @@ def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
 
 
 def selectors(*, required: bool) -> Callable[[_F], _F]:
-    return click.argument(
-        "selectors", metavar="SELECTOR...", nargs=-1, required=required, shell_complete=complete_selector
-    )
+    metavar = "SELECTOR..." if required else "[SELECTOR]..."
+    return click.argument("selectors", metavar=metavar, nargs=-1, required=required, shell_complete=complete_selector)
 
 
 pids = click.option(
@@ -138,7 +137,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one 
 
 
 def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all the options above that choose events. The command receives them, and its own, as a SubscribeOptions."""
+    """Add the options above that choose events. The command receives every option of a subscription in one argument."""
 
     @functools.wraps(command)
     def with_options(*args: Any, **parameters: Any) -> Any:

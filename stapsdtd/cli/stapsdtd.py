@@ -25,7 +25,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option("--engine", type=click.Choice(config.ENGINES), help="How to capture events.  [default: auto]")
 @click.option("--cleanup", is_flag=True, help="Remove what a killed daemon left in the kernel, then exit.")
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The least severe level to log."
+)
 def command(listen: str | None, config_path: str | None, engine: str | None, cleanup: bool, log_level: str) -> None:
     """Trace static (SDT) probes in all processes, and serve their events over gRPC until SIGTERM."""
     logs.set_up(log_level)

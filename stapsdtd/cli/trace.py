@@ -43,14 +43,14 @@ Examples:
     "kernel_buffer_kib",
     type=click.IntRange(min=1),
     metavar="KIB",
-    help="Size of the kernel buffer per CPU, for bursts.",
+    help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
 )
 @click.option(
     "--queue",
     "queue_bytes",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="How much the server buffers if this end is slow.",
+    help="How much the server buffers if this end is slow. The server has a default.",
 )
 @options.as_json
 @click.pass_obj

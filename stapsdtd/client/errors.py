@@ -148,7 +148,7 @@ def translated(call: Call) -> Iterator[None]:
 
 
 def _explanation(code: grpc.StatusCode, details: str, call: Call) -> str:
-    """Say what failed and what to do, where gRPC's own text does not; empty if the server's text does."""
+    """Return what failed and what to do, or an empty string if the server's own text says so."""
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             within = "in time" if call.timeout_seconds is None else f"within {call.timeout_seconds:g} s"

@@ -53,7 +53,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server is, and what it knows.
+    """The server, its host, and the numbers of what it tracks.
 
     subscriptions, processes, objects, probes: how many of each this client may see.
     access: None if the server is too old to report it.
