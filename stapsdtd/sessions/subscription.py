@@ -41,7 +41,7 @@ class SubscriptionSpec:
     """What a client asked for, checked and with the server's defaults filled in.
 
     where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
-    The pids of the scope are tested in user space; everything else of it is part of the predicate.
+    The uids, execnames, cgroups and containers of the scope are part of the predicate.
     owners: users whose own processes it may see, None for everybody's. Of others it is told nothing.
     subscriber_pid: the client's own process, None where nobody knows it.
     """
