@@ -1,19 +1,19 @@
 """The Python client: list probes, subscribe to them and read their events.
 
-    from stapsdtd.client import Client, SubscribeOptions
+    from stapsdtd.client import Client
 
     with Client("unix:/run/stapsdtd/stapsdtd.sock") as client:
         for probe in client.list_probes("postgresql:*"):
             print(probe.provider, probe.name, probe.path)
-        options = SubscribeOptions(execnames=["psql"], where="arg0 != 0")
-        with client.subscribe("postgresql:query__start(arg0:str)", options) as subscription:
+        with client.subscribe("postgresql:query__start(arg0:str)") as subscription:
             for event in subscription.events():
                 print(event.pid, event.values[0])
 
-`AsyncClient` has the same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are
-built in `encode.py`, responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in
-`columns.py`; `stream.py` keeps a stream's state. Methods return frozen data from `probes.py`, `server.py` and
-`messages.py`, and raise a `ClientError` from `errors.py`.
+`subscribe` takes `SubscribeOptions`: of which processes, by which filter, with how much buffer. `AsyncClient` has the
+same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are built in `encode.py`,
+responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
+stream's state. Methods return frozen data from `probes.py`, `server.py` and `messages.py`, and raise a `ClientError`
+from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
