@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from typing import Any
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def finished() -> Future[None]:
@@ -22,14 +24,14 @@ def unfinished() -> Future[None]:
     return future
 
 
-def all_done(futures: Collection[Future[Any]]) -> Future[None]:
+def all_done(futures: Collection[Future[_T]]) -> Future[None]:
     """Return a future that is done when all of these are, whatever became of them."""
     if not futures:
         return finished()
     done = unfinished()
     left = itertools.count(len(futures) - 1, -1)
 
-    def on_one(_: Future[Any]) -> None:
+    def on_one(_: Future[_T]) -> None:
         # next() is atomic, and the futures are other threads'
         if next(left) == 0:
             done.set_result(None)
