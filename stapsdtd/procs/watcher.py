@@ -23,6 +23,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
+from stapsdtd.model import Object
 from stapsdtd.procs.budgets import CpuBudget, user_of
 from stapsdtd.procs.copies import FileCopies
 from stapsdtd.procs.kernel_events import KernelEvents
@@ -214,18 +215,23 @@ class Watcher:
     def _collect(self) -> bool:
         """Read what the kernel tells, and note which processes to look at; report whether there was anything."""
         anything = self._lost
-        for event in self._kernel.read():
+        events = list(self._kernel.read())
+        # one look at a file will do for all that was reported before that
+        recalled: dict[tuple[int, int, str], Object | None] = {}
+        for event in events:
             anything = True
-            self._take_in(event)
+            self._take_in(event, recalled)
         if self._lost:
             _log.info("records of mappings or processes were lost; reading all of /proc")
             self._doubt_everything()
         return anything
 
-    def _take_in(self, event: Mapped | Lost | ProcessEvent) -> None:
+    def _take_in(
+        self, event: Mapped | Lost | ProcessEvent, recalled: dict[tuple[int, int, str], Object | None]
+    ) -> None:
         match event:
             case Mapped():
-                self._note(event)
+                self._note(event, recalled)
             case Forked(tid, pid):
                 if tid == pid:
                     self._forked[pid] = None
@@ -243,13 +249,16 @@ class Watcher:
             case Lost() | Overflowed():
                 self._lost = True
 
-    def _note(self, record: Mapped) -> None:
+    def _note(self, record: Mapped, recalled: dict[tuple[int, int, str], Object | None]) -> None:
         """A file that is known to have no probes is no reason to look."""
-        try:
-            found = self._store.recall(record.dev, record.inode, record.path)
-        except KeyError:
-            self._pending.setdefault(record.pid, []).append(record)
-            return
+        file = record.dev, record.inode, record.path
+        if file not in recalled:
+            try:
+                recalled[file] = self._store.recall(*file)
+            except KeyError:
+                self._pending.setdefault(record.pid, []).append(record)
+                return
+        found = recalled[file]
         if found is not None:
             records = self._pending.setdefault(record.pid, [])
             if not self._registry.has(found.key):
