@@ -204,12 +204,13 @@ class ObjectStore:
             del self._identities[key.dev, key.inode]
 
     def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
-        """A file that was touched, and says the same of its probes, is still the same object: the kernel arms the
-        inode, so that two of them would give each event twice.
+        """A file that was touched while it is mapped, and says the same of its probes, is still the same object: the
+        kernel arms the inode, so that two of them would give each event twice. If nobody maps it, it may as well be
+        another file, which has the number of a deleted one.
         """
         earlier = self._identities.get((key.dev, key.inode))
-        if earlier is not None and self._parsed.get(earlier) == parsed and (parsed.sites or parsed.problems):
-            self._used(earlier)
+        is_mapped = earlier is not None and earlier in self._parsed and earlier not in self._idle
+        if earlier is not None and is_mapped and self._parsed[earlier] == parsed and (parsed.sites or parsed.problems):
             return earlier
         if earlier is not None and earlier != key and earlier in self._parsed:
             self._forget(earlier)

@@ -187,13 +187,32 @@ def test_want_of_descriptors_says_nothing_of_the_object(
     assert store.resolve(PID, mapping) is not None
 
 
-def test_touched_file_stays_the_same_object(store: ObjectStore, path: Path) -> None:
+def test_touched_file_stays_the_same_object_while_it_is_mapped(store: ObjectStore, path: Path) -> None:
     """The kernel arms inodes: two objects of one inode would give each event twice."""
     before = resolved(store, path)
+    store.mapped(before.key)
     os.utime(path, ns=(1, 1))
     assert resolved(store, path) == before
     # and it can still be armed
     assert opened(before, path) == path.read_bytes()
+    store.unmapped(before)
+    after = resolved(store, path)
+    assert (after.key.inode, after.parsed) == (before.key.inode, before.parsed)
+    assert is_host_file(after, LOCAL)
+    assert not is_host_file(before, LOCAL)
+
+
+def test_same_program_with_the_inode_of_a_deleted_one_is_a_file_of_the_host(store: ObjectStore, path: Path) -> None:
+    """Later processes map it, so it stays armed when the last one ends."""
+    before = resolved(store, path)
+    store.mapped(before.key)
+    store.unmapped(before)
+    # as the next file gets the inode of one that was deleted
+    other = path.rename(path.with_name("other"))
+    os.utime(other, ns=(1, 1))
+    after = resolved(store, other)
+    assert after.key.inode == before.key.inode
+    assert is_host_file(after, LOCAL)
 
 
 def test_file_that_was_written_to_is_another_object(store: ObjectStore, path: Path) -> None:
