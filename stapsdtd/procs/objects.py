@@ -172,10 +172,7 @@ class ObjectStore:
         if path is None:
             return
         keys = list(_keys_at(path, self._filesystems))
-        # the identity of one that was touched has its earlier key
-        files = {(other.dev, other.inode) for other in keys if other}
-        is_identity = self._identities.get((key.dev, key.inode)) == key and (key.dev, key.inode) in files
-        if key in keys or is_identity or None in keys:
+        if key in keys or None in keys:
             self._to_look_at.append(key)
         else:
             self._forget(key)
