@@ -1,7 +1,7 @@
-"""Capture: the engines that arm sites and read their events, behind one Protocol (`engine.Engine`).
+"""The capture engines, which arm sites and read their events, behind one Protocol (`engine.Engine`).
 
     arm(Target) ──► tracefs ──► uprobes ──► ring buffer ──► reader thread ──► decode ──► Sink.deliver(blocks)
 
-What a crash leaves behind, events and instances in tracefs, is removed by the next start or by `stapsdtd --cleanup`;
-their names tell whose they are (`names`).
+A crash leaves events and instances in tracefs, named after the daemon that made them (`names`). The next start, or
+`stapsdtd --cleanup`, removes them.
 """

@@ -1,4 +1,4 @@
-"""Remove what a killed daemon left in tracefs, and nothing else."""
+"""Removes what killed daemons left in tracefs, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """How many were removed; failures are the kernel's refusals."""
+    """How many instances and events were removed. failures: the kernel's messages about those that could not be."""
 
     instances: int
     events: int
@@ -19,7 +19,7 @@ class Cleaned:
 
 
 def clean_up(tracefs: Tracefs) -> Cleaned:
-    """Remove the instances first: that disables their events, and an enabled event cannot be removed."""
+    """Remove what dead daemons left: first the instances, since an event enabled in one cannot be removed."""
     failures: list[str] = []
     instances = 0
     for name in tracefs.instances():

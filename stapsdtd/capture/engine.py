@@ -1,4 +1,4 @@
-"""What the daemon wants of a capture engine."""
+"""The interface of a capture engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Expression
 
 SubscriptionKey = int
-"""Names a subscription to the engine; never used twice by one daemon."""
+"""Identifies a subscription to the engine; never reused by one daemon."""
 
 
 class LossStage(Enum):
-    """Where events that fired were lost: engines lose in the first two, a subscription in the others."""
+    """Where events that fired were lost: the first two in an engine, the others in a subscription."""
 
     KERNEL_BUFFER = "kernel buffer"
     DECODE = "decode"
@@ -33,20 +33,20 @@ class Sink(Protocol):
         """Events of one stretch of time; each call's are later than those of the calls before."""
 
     def fired(self, count: int) -> None:
-        """Count more hits that the kernel counted. Each is also delivered, filtered or lost, before or after."""
+        """Count more hits, by the count of the kernel. Each is also delivered, filtered or lost, before or after."""
 
     def filtered(self, count: int) -> None:
-        """Count more events that fired outside the scope, or did not satisfy the predicate."""
+        """Count more hits that were outside the scope or did not satisfy the predicate."""
 
     def lost(self, stage: LossStage, count: int) -> None:
-        """Count more events that fired and will not be delivered."""
+        """Count more hits whose events will not be delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSite:
     """A site to arm, and what to do at its hits.
 
-    site_id names it in what is delivered; pids is None where every process counts.
+    site_id: names the site in delivered events. pids: None for every process.
     """
 
     site: Site
@@ -59,13 +59,13 @@ class TargetSite:
 class Target:
     """Sites of one object to arm.
 
-    file_path opens the object's file in this process; it need not live beyond the call.
-    predicate: which hits are wanted, None for all; others count as filtered.
-    owners: users whose own processes count, None for everybody's; hits of others are as if they had never been.
-    exclude_pids: processes that map the object and are to leave no events; their hits are not counted at all.
-    exclude_later: others that are to leave no events should they come to map it; their hits may count as filtered.
-    is_ephemeral: the object's file goes with its last process, as a memfd does, and must not be held longer.
-    owner: whose it is, where it is ephemeral: one user's objects must not use up what is there for all.
+    file_path: opens the object's file in this process, during the call.
+    predicate: chooses hits, None for all; the others count as filtered.
+    owners: uids whose processes count, None for everybody's; hits of others are not counted at all.
+    exclude_pids: processes that map the object and must leave no events; their hits are not counted at all.
+    exclude_later: others that must leave no events if they map it later; their hits may count as filtered.
+    is_ephemeral: the object's file goes with its last process, like a memfd, and must not be held longer.
+    owner: of an ephemeral object; bounds what one user's objects may use of what all share.
     """
 
     object: Object
@@ -81,7 +81,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A site that could not be armed, and why, in the kernel's own words where it has some."""
+    """A site that could not be armed, and why, in the kernel's own words if it has any."""
 
     site: Site
     reason: str
@@ -89,7 +89,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RingMetrics:
-    """A buffer between kernel and daemon; the name is one of few, whatever clients do."""
+    """A buffer between kernel and daemon. name: one of a few, whatever clients do."""
 
     name: str
     filled_bytes: int
@@ -98,11 +98,11 @@ class RingMetrics:
 
 @dataclass(frozen=True, slots=True)
 class UnreadMetrics:
-    """What became of values that were not in memory at the hit, since the daemon began.
+    """Counts of values that were not in memory at the hit, and of their pages, since the daemon started.
 
-    from_file: constants that were read from their files. unavailable: those that were delivered as that. pages_touched:
-    brought in for later hits; pages_refused: not, since too many of their owner's waited, or it may have them hang.
-    stuck: owners whose page has not come for more than a second.
+    from_file: constants read from their files. unavailable: values delivered as such. pages_touched: brought in for
+    later hits. pages_refused: not brought in, since too many of their owner's were waiting, or the owner could make
+    the read hang. stuck: owners whose page has not come for more than a second.
     """
 
     from_file: int = 0
@@ -114,10 +114,9 @@ class UnreadMetrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """attachments: sites that are armed; what subscriptions share counts once. groups: tracefs events.
+    """attachments: armed sites; one that subscriptions share counts once. groups: tracefs events.
 
-    strays: hits and records of nobody's, because something else had taken their place; 0 unless the engine or the
-    kernel has a defect.
+    strays: hits and records that belong to no subscription; 0 unless the engine or the kernel has a defect.
     """
 
     attachments: int
@@ -128,49 +127,50 @@ class EngineMetrics:
 
 
 class Engine(Protocol):
-    """Called from one thread, but for `ask`, `problem` and `metrics`, which any thread may call."""
+    """Called from one thread, except for `ask`, `problem` and `metrics`, which any thread may call."""
 
     @property
     def name(self) -> str: ...
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        """Return why an argument of an object of this architecture cannot be taken so; None where it can."""
+        """Return why an argument cannot be captured as wanted, or None if it can. architecture: the object's."""
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
-        """Begin a subscription with nothing armed. owner: names the client, who shares the engine with others."""
+        """Open a subscription with nothing armed. owner: names the client that it belongs to."""
 
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
-        """Arm sites; when it returns, every hit of a site not refused is delivered or counted as lost."""
+        """Arm sites. From its return on, every hit of a site not refused is delivered, filtered or counted as lost."""
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
-        """Disarm all of an object's sites for this subscription. is_awaited: quiesced() tells when that is done."""
+        """Disarm all of an object's sites for a subscription. is_awaited: quiesced() waits until that is done."""
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
-        """Disarm everything. What is returned is done, in any thread, when the sink has the rest of the events and the
-        last losses; it is told nothing after that.
+        """Disarm everything, and end the subscription. The future is done, in any thread, when the sink has its last
+        events and losses; it is not called after that.
         """
 
     def ask(self) -> Future[None]:
-        """Return a future that is done when the reader thread comes round to it; it has an error where that ended."""
+        """Return a future that is done when the reader thread gets to it, or has an error if that thread has ended."""
 
     def problem(self) -> str | None:
-        """Return why nothing can be armed or read now; None where all is well. Cheap, and waits for nobody."""
+        """Return why nothing can be armed or read now, or None if all is well. Cheap, and never blocks."""
 
     def metrics(self) -> EngineMetrics:
-        """As of about now."""
+        """Return the current metrics."""
 
     def quiesced(self, owner: str = "") -> Future[None]:
-        """Return a future that is done when all that was disarmed so far for this owner, and is awaited, is out of the
-        processes; that of a subscription that was closed always is.
+        """Return a future that is done when nothing is patched any more of what was disarmed for this owner so far
+        with is_awaited, or by closing a subscription.
         """
 
     def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
-        """Count hits since the last call in processes that a subscription does not see, as it is for some users' only,
-        where nobody who sees them all wants the same. An engine that cannot tell answers nothing.
+        """Count foreign hits since the last call: those in processes of users that a subscription may not trace.
+
+        A site's hits do not count if another subscription wants it in all processes. Empty if the engine cannot tell.
         """
 
     def retry_cleanup(self) -> None:
-        """Try again what the kernel refused to disarm or remove; to be called every now and then."""
+        """Try again to disarm or remove what the kernel refused to; called periodically."""
 
     def shutdown(self) -> None:
-        """End what is left and stop the reader thread."""
+        """Close all subscriptions and stop the engine's threads."""

@@ -1,10 +1,10 @@
-"""Names that say whose a tracefs event or instance is.
+"""Names of tracefs events and instances, which tell the daemon that made them.
 
-    stapsdtd_4026531836_4711_57590/e12      pid namespace, pid and start time of the daemon that made it
+    stapsdtd_4026531836_4711_57590/e12      pid namespace, pid and start time of that daemon
     instances/stapsdtd_4026531836_4711_57590_3
 
-What belongs to a process that lives no more was left by a killed daemon and may be removed. What belongs to
-another pid namespace cannot be judged from here and is left alone.
+Whatever belongs to a process that is gone was left by a killed daemon and may be removed. What belongs to another pid
+namespace cannot be judged from here and is left alone.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Owner:
 
     @classmethod
     def of(cls, name: str) -> Owner | None:
-        """Return whose a group or instance is; None where it is not a daemon's of this project."""
-        found = _NAME.fullmatch(name)
-        return cls(*map(int, found.groups()[:3])) if found else None
+        """Return the owner of a group or instance, or None if it was not made by a stapsdtd."""
+        match = _NAME.fullmatch(name)
+        return cls(*map(int, match.groups()[:3])) if match else None
 
     @property
     def group(self) -> str:
         return f"stapsdtd_{self.pid_namespace}_{self.pid}_{self.start_ticks}"
 
-    def instance(self, number: int) -> str:
-        return f"{self.group}_{number}"
+    def instance(self, serial: int) -> str:
+        return f"{self.group}_{serial}"
 
     def is_dead(self) -> bool:
-        """Report whether the daemon is certainly no more."""
+        """Report whether the daemon has certainly ended."""
         if self.pid_namespace != procfs.pid_namespace():
             return False
         stat = procfs.stat(self.pid)

@@ -1,4 +1,4 @@
-"""Settings of the daemon, from its command line and the file of --config, which `file` reads."""
+"""The daemon's settings, from its command line and the file of --config, which `file` reads."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ENGINES = ("auto", "bpf", "ftrace")
 
 _ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 
-# What the file may contain, and how an error describes that.
+# What the file may contain. Errors quote the descriptions.
 Count = Annotated[int, Meta(ge=1, description="a whole number above 0")]
 Flag = Annotated[bool, Meta(description="true or false")]
-Text = Annotated[str, Meta(description="a text")]
-Texts = Annotated[tuple[str, ...], Meta(description="an array of texts")]
+Text = Annotated[str, Meta(description="a string")]
+Texts = Annotated[tuple[str, ...], Meta(description="an array of strings")]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may ask for, and what they get where they ask for nothing; the totals are of all clients."""
+    """Limits and defaults for what clients ask for. The totals are over all clients."""
 
     default_lease_seconds: Count = 30
     max_lease_seconds: Count = 3600
@@ -42,9 +42,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """What each client may have at once, and a second; None is no bound of its own.
+    """Each client's limits; None is none beyond those of Limits.
 
-    max_foreign_hits_per_second: what its probes may cost processes that it does not see.
+    max_foreign_hits_per_second: hits of its probes in processes that it may not trace.
     """
 
     max_connections: Count | None = None
@@ -61,11 +61,11 @@ NO_QUOTAS = Quotas()
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Who has it, by name, and what that allows.
+    """Whom a role is for, and what it allows.
 
-    users, groups: of the host. certificates: common names or subject alternative names. everybody: it is also for who
-    has no other role. list, trace: of whose processes that is allowed: names of users, "own", "all" or "none". manage:
-    all subscriptions are seen, streamed and ended like own ones.
+    users, groups: of the host. certificates: common names or subject alternative names. everybody: also for anyone who
+    has no other role. list, trace: whose processes' probes may be listed and traced: names of users, or "own", "all" or
+    "none". manage: may see, stream and end everybody's subscriptions.
     """
 
     name: str
@@ -93,12 +93,12 @@ USER = Role(
         max_foreign_hits_per_second=100_000,
     ),
 )
-"""The roles there are where the file says nothing of them."""
+"""The built-in roles, unless the file redefines them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM. client_authority signs the certificates that clients must have."""
+    """Paths of PEM files. client_authority: signs the certificates that clients must present."""
 
     certificate: Text
     key: Text
@@ -107,9 +107,9 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """address is `unix:PATH` or `tcp:HOST:PORT`. owner, group and mode are the socket's; None is left as it is made.
+    """address: `unix:PATH` or `tcp:HOST:PORT`. owner, group, mode: of the socket; None for the process's own.
 
-    role: of everybody who connects here; None where it goes by who that is. plain: TCP without TLS, on loopback.
+    role: of everyone who connects here; None to go by the client's identity. plain: TCP without TLS, on loopback.
     """
 
     address: Text
@@ -126,21 +126,21 @@ class Listener:
 
     @property
     def host_and_port(self) -> tuple[str, int]:
-        """Of TCP."""
+        """Return the parts of a TCP address."""
         host, _, port = self.address.removeprefix("tcp:").rpartition(":")
         return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True)
 class FilesystemSettings:
-    """arm: on which kinds files are armed beside local ones, as /proc/PID/mountinfo names them."""
+    """arm: types of file systems on which files are armed beside local ones, as named in /proc/PID/mountinfo."""
 
     arm: Texts = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """engine is one of ENGINES. metrics: where Prometheus finds them. Of roles the first counts that somebody has."""
+    """engine: one of ENGINES. roles: the first that a client has counts. metrics: where Prometheus reads them."""
 
     listeners: tuple[Listener, ...] = (Listener(DEFAULT_ADDRESS),)
     engine: Text = "auto"
@@ -151,7 +151,7 @@ class Config:
 
 
 def validated(config: Config) -> Config:
-    """Raise InvalidArgumentError for values that cannot be used."""
+    """Return the config. Raises InvalidArgumentError for values that cannot be used."""
     if config.engine not in ENGINES:
         raise InvalidArgumentError("engine", f"{config.engine!r} is not one of {', '.join(ENGINES)}")
     names = {role.name for role in config.roles}
@@ -162,9 +162,9 @@ def validated(config: Config) -> Config:
         _check_metrics(config.metrics, addresses)
     for address in addresses:
         if addresses.count(address) > 1:
-            raise InvalidArgumentError("listen", f"{address} is there twice")
+            raise InvalidArgumentError("listen", f"{address} is given twice")
     if not addresses:
-        raise InvalidArgumentError("listen", "there is no address to listen on")
+        raise InvalidArgumentError("listen", "is empty: give at least one address")
     return config
 
 
@@ -175,14 +175,14 @@ def _check_listener(listener: Listener, roles: set[str]) -> None:
     if listener.path is not None:
         for key, given in (("plain", listener.plain), ("certificate", listener.tls)):
             if given:
-                raise InvalidArgumentError(f"listen.{key}", "is for tcp:HOST:PORT alone")
+                raise InvalidArgumentError(f"listen.{key}", "is for tcp:HOST:PORT only")
     elif listener.plain and listener.tls:
-        raise InvalidArgumentError("listen.plain", f"{listener.address} has a certificate, so it is not plain")
+        raise InvalidArgumentError("listen.plain", f"{listener.address} has a certificate; remove one of the two")
     elif listener.plain:
         if match["host"] not in LOOPBACK_HOSTS:
             raise InvalidArgumentError("listen.plain", f"{listener.address} is no loopback address; use a certificate")
         if listener.role is None:
-            raise InvalidArgumentError("listen.role", f"is missing: on {listener.address} nothing tells who connects")
+            raise InvalidArgumentError("listen.role", f"is missing: clients of {listener.address} have no identity")
     elif listener.tls is None:
         raise InvalidArgumentError(
             "listen.certificate", f"is missing for {listener.address}; so are key and client_authority, or plain = true"
@@ -194,7 +194,7 @@ def _check_metrics(listener: Listener, others: Sequence[str]) -> None:
     if match["host"] is not None and match["host"] not in LOOPBACK_HOSTS:
         raise InvalidArgumentError("metrics.listen", f"{listener.address} is no loopback address")
     if listener.address in others:
-        raise InvalidArgumentError("metrics.listen", f"{listener.address} is where clients are served")
+        raise InvalidArgumentError("metrics.listen", f"{listener.address} already serves clients")
 
 
 def _matched(key: str, listener: Listener) -> re.Match[str]:

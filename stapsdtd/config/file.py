@@ -52,14 +52,14 @@ def load(path: str) -> Config:
     """Read the file. Raises InvalidArgumentError, which names the offending key, and OSError."""
     with open(path, "rb") as file:
         try:
-            found = tomllib.load(file)
+            content = tomllib.load(file)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise InvalidArgumentError(path, f"is not TOML: {error}") from error
-    table = _Table("", found, "setting")
+    table = _Table("", content, "setting")
     config = Config(
         table.read("listen", _listeners, Config().listeners),
         table.settings(Config, "engine").get("engine", Config().engine),
-        table.read("limits", partial(_whole, Limits, "limit"), Limits()),
+        table.read("limits", partial(_dataclass, Limits, "limit"), Limits()),
         table.read("roles", _roles, Config().roles),
         table.read("metrics", _metrics, None),
         table.read("filesystems", _filesystems, FilesystemSettings()),
@@ -69,38 +69,40 @@ def load(path: str) -> Config:
 
 
 class _Table:
-    """A TOML table; keys that nothing reads are an error. path: its own full key, the prefix of its keys in errors."""
+    """A TOML table, in which keys that nothing reads are an error. path: its full key. noun: what a key of it is."""
 
     def __init__(self, path: str, value: Any, noun: str) -> None:
         if not isinstance(value, dict):
             raise InvalidArgumentError(path, "must be a table")
         self.path = path
-        self._left: dict[str, Any] = dict(value)
+        self._unread: dict[str, Any] = dict(value)
         self._noun = noun
-        self._known: list[str] = []
+        self._valid_keys: list[str] = []
 
     def key(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
 
-    def read(self, name: str, reader: Callable[[str, Any], _T], otherwise: _T) -> _T:
-        self._known.append(name)
-        return reader(self.key(name), self._left.pop(name)) if name in self._left else otherwise
+    def read(self, name: str, reader: Callable[[str, Any], _T], default: _T) -> _T:
+        """Return a key's value. reader: converts it, given its full key and its value."""
+        self._valid_keys.append(name)
+        return reader(self.key(name), self._unread.pop(name)) if name in self._unread else default
 
     def settings(self, kind: type, *names: str, **types: Any) -> dict[str, Any]:
-        """Return the given values of these fields of a dataclass, by default all. types: of keys other than fields."""
+        """Return the values that the table has of a dataclass's fields, by default all. types: of further keys."""
         hints = get_type_hints(kind, include_extras=True)
         wanted = {name: hints[name] for name in names or hints} | types
-        self._known += wanted
+        self._valid_keys += wanted
         return {
-            name: _converted(self.key(name), self._left.pop(name), hint)
+            name: _converted(self.key(name), self._unread.pop(name), hint)
             for name, hint in wanted.items()
-            if name in self._left
+            if name in self._unread
         }
 
     def finish(self) -> None:
-        if self._left:
+        """Raises InvalidArgumentError if there are keys that nothing has read."""
+        if self._unread:
             raise InvalidArgumentError(
-                self.key(min(self._left)), f"is no {self._noun}; there are {', '.join(sorted(self._known))}"
+                self.key(min(self._unread)), f"is no {self._noun}; there are {', '.join(sorted(self._valid_keys))}"
             )
 
 
@@ -112,12 +114,12 @@ def _converted(key: str, value: Any, hint: Any) -> Any:
         raise InvalidArgumentError(key, f"must be {annotated.__metadata__[0].description}, not {value!r}") from error
 
 
-def _whole(kind: type[_T], noun: str, key: str, value: Any) -> _T:
+def _dataclass(kind: type[_T], noun: str, key: str, value: Any) -> _T:
     """Return a dataclass whose fields are the keys of the table."""
     table = _Table(key, value, noun)
-    made = kind(**table.settings(kind))
+    settings = kind(**table.settings(kind))
     table.finish()
-    return made
+    return settings
 
 
 def _listeners(key: str, value: Any) -> tuple[Listener, ...]:
@@ -136,44 +138,44 @@ def _listener(key: str, value: Any) -> Listener:
     for name in get_type_hints(Tls):
         if files and name not in files:
             raise InvalidArgumentError(f"{key}.{name}", "is missing: TLS takes certificate, key and client_authority")
-    return _made_listener(given, tls=Tls(**files) if files else None)
+    return _make_listener(given, tls=Tls(**files) if files else None)
 
 
-def _made_listener(given: dict[str, Any], **more: Any) -> Listener:
+def _make_listener(given: dict[str, Any], **defaults: Any) -> Listener:
     if "mode" in given:
         given["mode"] = int(given["mode"], 8)
-    return Listener(**{"address": "", **more, **given})
+    return Listener(**{"address": "", **defaults, **given})
 
 
 def _metrics(key: str, value: Any) -> Listener:
     table = _Table(key, value, "setting of metrics")
     given = table.settings(Listener, "owner", "group", mode=_Mode, listen=Text)
     table.finish()
-    return _made_listener(given, address=given.pop("listen", ""), mode=0o660)
+    return _make_listener(given, address=given.pop("listen", ""), mode=0o660)
 
 
 def _filesystems(key: str, value: Any) -> FilesystemSettings:
-    settings = _whole(FilesystemSettings, "setting of file systems", key, value)
+    settings = _dataclass(FilesystemSettings, "setting of file systems", key, value)
     for kind in settings.arm:
         if not _KIND.fullmatch(kind):
-            raise InvalidArgumentError(f"{key}.arm", f"{kind!r} is no kind of file system as mountinfo has it")
+            raise InvalidArgumentError(f"{key}.arm", f"{kind!r} is no type of file system as named in mountinfo")
     return settings
 
 
 def _roles(key: str, value: Any) -> tuple[Role, ...]:
     """Return the roles in the file, then the built-in ones it does not redefine."""
     table = _Table(key, value, "role")
-    found = tuple(_role(table.key(name), name, entry) for name, entry in value.items())
-    names = {role.name for role in found}
-    return found + tuple(role for role in (OPERATOR, USER) if role.name not in names)
+    roles = tuple(_role(table.key(name), name, entry) for name, entry in value.items())
+    names = {role.name for role in roles}
+    return roles + tuple(role for role in (OPERATOR, USER) if role.name not in names)
 
 
 def _role(key: str, name: str, value: Any) -> Role:
     table = _Table(key, value, "setting of a role")
-    start = next((role for role in (OPERATOR, USER) if role.name == name), Role(name))
-    quotas = replace(start.quotas, **table.settings(Quotas))
+    base = next((role for role in (OPERATOR, USER) if role.name == name), Role(name))
+    quotas = replace(base.quotas, **table.settings(Quotas))
     names = ("users", "groups", "certificates", "everybody", "manage")
     given = table.settings(Role, *names, list=_Processes, trace=_Processes)
     table.finish()
-    whose = {name: (given[name],) for name in ("list", "trace") if isinstance(given.get(name), str)}
-    return replace(start, quotas=quotas, **given | whose)
+    words = {name: (given[name],) for name in ("list", "trace") if isinstance(given.get(name), str)}
+    return replace(base, quotas=quotas, **given | words)

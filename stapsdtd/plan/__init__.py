@@ -1,4 +1,4 @@
-"""Planning: pure functions from (wanted, installed) to what has to change. Nothing here does I/O.
+"""Planning: pure functions from (wanted, installed) to changes. Nothing here does I/O.
 
 bpf       attachments.changes: groups of sites to attach, to widen and to detach ──► capture.bpf.groups
           values.united: what one record of a site holds

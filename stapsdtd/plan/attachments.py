@@ -1,4 +1,4 @@
-"""(sites, what is wanted of them) -> changes of groups.
+"""Plans changes of groups: (wanted sites and scopes, groups) -> widen, attach, detach.
 
     wanted                    installed               changes
     0x10 everybody            group 0: 0x10, 0x20     detach group 0
@@ -6,8 +6,8 @@
     0x30 process 7            group 1: 0x30           widen group 1 by process 8
          and 8                scope: process 7
 
-A group patches all of its sites for one scope. So where a site is wanted no more, or its scope shrinks, the others of
-its group get a new one. It is attached before the old one is detached, so that no hit is missed.
+A group patches all of its sites for one scope. So if a site is not wanted any more, or its scope shrinks, the other
+sites get a new group. It is attached before the old one is detached, so that no hit is missed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Generic, Protocol, TypeVar
 from stapsdtd.plan.groups import partition_by_page_offset
 
 Scope = frozenset[int] | None
-"""Processes that are patched; None is all of them."""
+"""Pids of the processes that are patched; None for all."""
 
 
 class Site(Protocol):
-    """is_wanted: by anyone; scope: for which processes then."""
+    """A site that may be wanted. scope: for which processes, if it is."""
 
     @property
     def site_offset(self) -> int: ...
@@ -51,7 +51,7 @@ G = TypeVar("G", bound=Group)  # type: ignore[type-arg]
 
 @dataclass(frozen=True, slots=True)
 class Attach(Generic[S]):
-    """Patch sites that can share a group, in a new one."""
+    """Patch sites in a new group."""
 
     sites: tuple[S, ...]
     scope: Scope
@@ -59,7 +59,7 @@ class Attach(Generic[S]):
 
 @dataclass(slots=True)
 class Changes(Generic[S, G]):
-    """widen: which processes a group is to reach as well."""
+    """widen: groups, and the pids that they are to patch in addition."""
 
     widen: list[tuple[G, frozenset[int]]] = field(default_factory=list)
     attach: list[Attach[S]] = field(default_factory=list)
@@ -67,23 +67,22 @@ class Changes(Generic[S, G]):
 
 
 def changes(groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = ()) -> Changes[S, G]:
-    """Return what serves every site that is wanted, and patches nobody else.
+    """Return the changes after which every wanted site is patched in its scope, and nowhere else.
 
-    groups: those of sites whose consumers changed. ungrouped: sites that are in none. fixed: groups that cannot be
-    widened.
+    groups: of sites whose consumers changed. ungrouped: sites without a group. fixed: groups that cannot be widened.
     """
     result: Changes[S, G] = Changes()
-    homeless = [site for site in ungrouped if site.is_wanted]
+    unattached = [site for site in ungrouped if site.is_wanted]
     for group in groups:
         wanted = [site for site in group.sites if site.is_wanted]
-        further = _further(group, wanted)
-        if further is None or (further and group in fixed):
+        missing = _missing_pids(group, wanted)
+        if missing is None or (missing and group in fixed):
             result.detach.append(group)
-            homeless += wanted
-        elif further:
-            result.widen.append((group, further))
+            unattached += wanted
+        elif missing:
+            result.widen.append((group, missing))
     by_scope: defaultdict[Scope, list[S]] = defaultdict(list)
-    for site in sorted(homeless, key=lambda site: site.site_offset):
+    for site in sorted(unattached, key=lambda site: site.site_offset):
         by_scope[site.scope].append(site)
     for scope, sites in by_scope.items():
         result.attach += [Attach(tuple(members), scope) for members in share_groups(sites)]
@@ -91,13 +90,13 @@ def changes(groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = 
 
 
 def share_groups(sites: Sequence[S]) -> list[list[S]]:
-    """Partition sites into such as can share a group."""
+    """Partition sites so that those of each part can share a group."""
     partitions = partition_by_page_offset([site.site_offset for site in sites])
     return [[sites[position] for position in partition.members] for partition in partitions]
 
 
-def _further(group: Group[S], wanted: Sequence[S]) -> frozenset[int] | None:
-    """Return the processes that the group has yet to reach; None where it has to go."""
+def _missing_pids(group: Group[S], wanted: Sequence[S]) -> frozenset[int] | None:
+    """Return the pids that the group has to patch in addition, or None if it has to be replaced."""
     scopes = {site.scope for site in wanted}
     if len(wanted) != len(group.sites) or len(scopes) != 1:
         return None

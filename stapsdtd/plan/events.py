@@ -1,11 +1,11 @@
-r"""Sites into few multi-probe events.
+r"""Packs sites into few multi-probe events.
 
     p:GROUP/EVENT PATH:0x10c4(0x3030) site=\0:u32 comm=$comm q0=%ax:u64 q1=%dx:u64
     p:GROUP/EVENT PATH:0x11f0(0x3032) site=\1:u32 comm=$comm q0=%di:u64 q1=\0:u64
 
-Definitions may share an event when their fields agree in name and type, and each event waits for a grace period of its
-own when it is disabled, 49 s for 1,000 of them. So sites of about as many fields share one event: it has as many fields
-of each kind as any of them needs, and what a site does not need is filled with an immediate.
+Definitions may share an event if their fields agree in name and type, and disabling an event takes a grace period of
+its own, 49 s for 1,000 of them. So sites with about as many fields share an event. It has as many fields of each kind
+as any of its sites needs, and those that a site does not need are filled with an immediate.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MAX_FIELDS = 120
 """The kernel takes 128 (MAX_TRACE_ARGS); site and comm are two of them."""
 
 MAX_SITES_PER_EVENT = 1024
-"""So that one event that the kernel refuses costs a bounded search for the culprit."""
+"""Bounds the search for the site on whose account the kernel refuses an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a captured value is in the event: the index-th field of its kind."""
+    """A field of an event that holds a captured value: the index-th of its kind."""
 
     kind: SlotKind
     index: int
@@ -39,7 +39,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """One definition of an event; sources is parallel to capture.captures."""
+    """One definition of an event. sources: parallel to capture.captures."""
 
     capture: SiteCapture
     sources: tuple[Field | Constant | Unavailable, ...]
@@ -55,7 +55,7 @@ Shape = tuple[tuple[SlotKind, int], ...]
 class EventSpec:
     """One multi-probe event: sites of one object, told apart by their position.
 
-    It belongs to one instance, so that the kernel's count of its hits is what fired for that instance's subscription.
+    It belongs to one instance, so that the kernel's count of its hits is that of the instance's subscription.
     """
 
     instance: Instance
@@ -64,11 +64,11 @@ class EventSpec:
     sites: tuple[SitePlan, ...]
 
     def __hash__(self) -> int:
-        # specs are keys of every plan, and hashing a thousand sites each time costs more than what is planned
+        # specs are keys everywhere, and hashing a thousand sites each time would cost more than planning
         return hash((self.instance, self.object_key, self.shape, len(self.sites)))
 
     def fetch_arguments(self, position: int) -> str:
-        """The part of a definition behind the address."""
+        """Return the part of a site's definition after the address."""
         expressions = {field.name: expression for field, expression in self.sites[position].fetched}
         fields = [f"site=\\{position}:u32", "comm=$comm"]
         for kind, count in self.shape:
@@ -82,47 +82,47 @@ class EventSpec:
 def group_sites(
     instance: Instance, object_key: ObjectKey, architecture: str, captures: Sequence[SiteCapture], no_strings: str = ""
 ) -> tuple[EventSpec, ...]:
-    """Group by size; the order of sites within an event is the given one.
+    """Group sites by their number of fields. Sites keep their order within an event.
 
-    no_strings: why no string may be fetched, empty where they may.
+    no_strings: why no strings may be fetched; empty if they may.
     """
     groups: dict[tuple[int, int], list[tuple[SitePlan, Counts]]] = {}
     for capture in captures:
-        plan, counts = _place(capture, architecture, no_strings)
-        groups.setdefault(_size(counts), []).append((plan, counts))
+        plan, counts = _site_plan(capture, architecture, no_strings)
+        groups.setdefault(_size_class(counts), []).append((plan, counts))
     return tuple(
         EventSpec(instance, object_key, shape, tuple(plans[start : start + MAX_SITES_PER_EVENT]))
         for members in groups.values()
-        for shape, plans in _shaped(members)
+        for shape, plans in _by_shape(members)
         for start in range(0, len(plans), MAX_SITES_PER_EVENT)
     )
 
 
-def _size(counts: Counts) -> tuple[int, int]:
-    """Events differ in how many strings they have, for which no immediate can stand, and in the order of the rest."""
+def _size_class(counts: Counts) -> tuple[int, int]:
+    """Return the exact number of strings, which no immediate can replace, and the size class of the other fields."""
     strings = counts[SlotKind.STRING]
     return strings, bisect_left(_SIZES, sum(counts.values()) - strings)
 
 
-def _shaped(members: Sequence[tuple[SitePlan, Counts]]) -> Iterator[tuple[Shape, list[SitePlan]]]:
-    """One shape for all members, or each its own where that has more fields than an event can have."""
+def _by_shape(members: Sequence[tuple[SitePlan, Counts]]) -> Iterator[tuple[Shape, list[SitePlan]]]:
+    """Yield one shape for all members, or each member's own if the common one has too many fields for an event."""
     shape = _shape({kind: max(counts[kind] for _, counts in members) for kind in SlotKind})
     if sum(count for _, count in shape) <= _MAX_FIELDS:
         yield shape, [plan for plan, _ in members]
         return
-    own: dict[Shape, list[SitePlan]] = {}
+    by_shape: dict[Shape, list[SitePlan]] = {}
     for plan, counts in members:
-        own.setdefault(_shape(counts), []).append(plan)
-    yield from own.items()
+        by_shape.setdefault(_shape(counts), []).append(plan)
+    yield from by_shape.items()
 
 
 def split(spec: EventSpec) -> tuple[EventSpec, EventSpec]:
-    """Halve an event of two sites or more."""
+    """Halve an event of two or more sites."""
     middle = len(spec.sites) // 2
     return replace(spec, sites=spec.sites[:middle]), replace(spec, sites=spec.sites[middle:])
 
 
-def _place(capture: SiteCapture, architecture: str, no_strings: str) -> tuple[SitePlan, Counts]:
+def _site_plan(capture: SiteCapture, architecture: str, no_strings: str) -> tuple[SitePlan, Counts]:
     counts = dict.fromkeys(SlotKind, 0)
     sources: list[Field | Constant | Unavailable] = []
     fetched = []

@@ -1,11 +1,11 @@
-"""(wanted, installed) -> steps.
+"""Plans the ftrace engine's steps: (wanted, installed) -> steps.
 
 An event is defined, and enabled in its instance (ring buffer), for one subscription. Steps are data; those that arm
-have an undo.
+can be undone.
 
-Removing an event empties, in the kernel, the ring buffer that it was ever enabled in, other events' records and the
-count of the dropped ones included (__trace_remove_event_call, Linux 3.11 and later). So an event that was enabled is
-removed only when its instance is gone; until then a disabled one stays defined, and holds nothing but its file.
+When the kernel removes an event, it empties every ring buffer that the event was ever enabled in, other events' records
+and the count of dropped ones included (__trace_remove_event_call, Linux 3.11 and later). So an event that was enabled
+is removed only after its instance; until then it stays defined but disabled, and holds nothing but its file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stapsdtd.plan.events import EventSpec
 
 
 class EventState(Enum):
-    """What an event that exists in the kernel has been through."""
+    """The state of an event that exists in the kernel."""
 
     DEFINED = "never enabled, or its instance is gone"
     ENABLED = "enabled"
@@ -35,7 +35,7 @@ class Define:
 
 @dataclass(frozen=True, slots=True)
 class Enable:
-    """Let an event write to its instance, which arms its sites."""
+    """Have an event write to its instance, which arms its sites."""
 
     spec: EventSpec
 
@@ -49,7 +49,7 @@ class Disable:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete an event and with it the kernel's hold on the object's file."""
+    """Delete an event, which releases the object's file."""
 
     spec: EventSpec
 
@@ -58,7 +58,7 @@ Step = Define | Enable | Disable | Remove
 
 
 def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, EventState]) -> list[Step]:
-    """What leads from installed to wanted. Disarming comes first: it frees what arming may need."""
+    """Return the steps from installed to wanted. Disarming comes first: it frees what arming may need."""
     steps: list[Step] = []
     for spec, state in installed.items():
         if spec in wanted:
@@ -73,7 +73,7 @@ def changes(wanted: AbstractSet[EventSpec], installed: Mapping[EventSpec, EventS
 
 
 def undo(step: Step) -> Step | None:
-    """What takes an step back; None where there is nothing to take back."""
+    """Return the inverse of a step, or None if it needs none."""
     match step:
         case Define(spec):
             return Remove(spec)

@@ -1,7 +1,7 @@
-"""What one record of a site holds: the values that any of its subscriptions takes, each once.
+"""The values that a site's record holds: all that any of its subscriptions captures, each once.
 
-first takes  arg0, arg2:str[64]        ──►  numbers 0 1 2, then strings 2[256]
-second takes arg0, arg1, arg2:str[256]
+first captures  arg0, arg2:str[64]        ──►  numbers 0 1, then strings 2[256]
+second captures arg0, arg1, arg2:str[256]
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ _NUMBER_BYTES = frozenset({1, 2, 4, 8})
 
 
 class Value(NamedTuple):
-    """An argument, by its place in the note: as a number, as the string it points to, or as its raw bytes.
+    """An argument as a number, as the string it points to, or as its raw bytes. limit: of the last two, in bytes."""
 
-    limit bounds the last two, in bytes.
-    """
-
-    number: int
+    argument_index: int
     is_string: bool = False
     limit: int = 0
 
     @property
     def is_text(self) -> bool:
-        """Report whether it takes room behind the numbers."""
+        """Report whether it is written behind the numbers."""
         return self.limit > 0
 
 
 def value_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
-    """What the record has to hold for a capture; a constant needs no room, and what cannot be fetched says why."""
+    """Return what a record has to hold for a capture, or the constant or reason that replaces it."""
     operand = argument.operand
     if isinstance(operand, Unavailable):
         return operand
@@ -48,9 +45,9 @@ def value_of(capture: Capture, argument: Argument, architecture: str) -> Value |
 
 
 def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
-    """Each argument once as a number, once as a string with the largest limit; numbers come first."""
+    """Return each argument at most once as a number and once as a string, with the largest limit; numbers first."""
     limits: dict[tuple[int, bool], int] = {}
-    for number, is_string, limit in wanted:
-        limits[number, is_string] = max(limit, limits.get((number, is_string), 0))
-    values = [Value(number, is_string, limit) for (number, is_string), limit in limits.items()]
+    for index, is_string, limit in wanted:
+        limits[index, is_string] = max(limit, limits.get((index, is_string), 0))
+    values = [Value(index, is_string, limit) for (index, is_string), limit in limits.items()]
     return tuple(sorted(values, key=lambda value: value.limit > 0))

@@ -1,6 +1,6 @@
-"""What the processes of one user may take of the daemon, so that there is enough of it for the others'.
+"""Bounds the CPU time and memory that one user's processes may cost the daemon, so that enough is left for others'.
 
-root's are not bounded: who is root needs no probes to bring the host down.
+Processes of root are not bounded: root needs no probes to bring the host down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_WEIGHT = 1_000_000
 
 
 def user_of(pid: int) -> int:
-    """Whom a process counts for; root where it is gone, which costs little."""
+    """Return the uid that a process counts for; root if it is gone, which costs little."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -34,26 +34,26 @@ def user_of(pid: int) -> int:
 
 
 class CpuBudget:
-    """Counts what each user's processes and files take of the control thread's time, and of the arming thread's."""
+    """Counts the time that each user's processes and files take of the control thread and the arming thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._free_at: dict[int, float] = {}
 
     def left(self, user: int) -> float:
-        """Seconds that a user may take now; not above 0 where that is nothing."""
+        """Return the seconds that a user may take now; 0 or less if none."""
         if user == _ROOT:
             return float("inf")
         owed = self._free_at.get(user, 0.0) - self._clock()
         return _MOST_SECONDS - max(owed, 0.0) * _SHARE
 
     def slice(self, user: int) -> float:
-        """Seconds that a user may take before others have their turn."""
+        """Return the seconds that a user may take before others have their turn."""
         return min(self.left(user), _SLICE_SECONDS) if user != _ROOT else float("inf")
 
     @contextmanager
     def taken(self, user: int) -> Iterator[None]:
-        """Count the time that passes within as a user's."""
+        """Charge the time spent in the block to a user."""
         begin = self._clock()
         try:
             yield
@@ -61,7 +61,7 @@ class CpuBudget:
             self.charge(user, self._clock() - begin)
 
     def charge(self, user: int, seconds: float) -> None:
-        """Count seconds as a user's."""
+        """Charge seconds to a user."""
         if user == _ROOT:
             return
         now = self._clock()
@@ -71,21 +71,21 @@ class CpuBudget:
 
 
 class MemoryBudget:
-    """Counts what the daemon knows because of each user's processes."""
+    """Counts the objects and notes that the daemon holds because of each user's processes."""
 
     def __init__(self) -> None:
         self._weights: dict[int, int] = {}
         self._owners: dict[ObjectKey, tuple[int, int]] = {}
 
-    def admit(self, user: int, found: Object) -> bool:
-        """Report whether there is room for an object, which counts as the user's until it is released."""
-        if found.key in self._owners:
+    def admit(self, user: int, obj: Object) -> bool:
+        """Report whether there is room for an object, and charge it to the user until it is released."""
+        if obj.key in self._owners:
             return True
-        weight, held = _weight(found), self._weights.get(user, 0)
-        if user != _ROOT and held + weight > MAX_WEIGHT:
+        weight, used = _weight(obj), self._weights.get(user, 0)
+        if user != _ROOT and used + weight > MAX_WEIGHT:
             return False
-        self._weights[user] = held + weight
-        self._owners[found.key] = user, weight
+        self._weights[user] = used + weight
+        self._owners[obj.key] = user, weight
         return True
 
     def release(self, key: ObjectKey) -> None:
@@ -97,5 +97,5 @@ class MemoryBudget:
             self._weights.pop(user, None)
 
 
-def _weight(found: Object) -> int:
-    return 1 + len(found.parsed.problems) + len(found.parsed.sites)
+def _weight(obj: Object) -> int:
+    return 1 + len(obj.parsed.problems) + len(obj.parsed.sites)

@@ -1,10 +1,10 @@
-"""Copies of files on file systems whose servers may not reply, to be parsed in place of the files.
+"""Copies files from file systems whose servers may not reply, so that the copies are parsed instead.
 
-    mapping ──► one process for each user copies into a memfd ──► parsed as any other file ──► listed
-                                └─ 5 s and no reply: killed, and that user's such files wait for it to end
+    mapping ──► one process per user copies into a memfd ──► parsed like any other file ──► listed
+                                └─ no reply for 5 s: killed; that user's other such files wait until it has ended
 
-A thread of the daemon's own that waits for a FUSE server cannot be ended, and keeps the daemon from exiting. What a
-server holds here is a process that does nothing else; the kernel ends it when the server replies or goes.
+A thread that waits for a FUSE server cannot be ended and would keep the daemon from exiting. Here the server holds up
+a process that does nothing else, which the kernel ends when the server replies or goes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _PROCESSES = 4
 _MOST_BYTES = 32 << 20
 _KEPT = 4
 _REFUSED_SECONDS = 30.0
-"""Before a file that could not be copied is tried again, ..."""
+"""Until a file that could not be copied is tried again, ..."""
 _REFUSED_KEPT = 1000
-"""... and of how many that is known."""
+"""... and how many such files are remembered."""
 
-_SAID_BYTES = 1000
-_TO_END_SECONDS = 0.5
+_OUTPUT_BYTES = 1000
+_EXIT_SECONDS = 0.5
 
 _File = tuple[int, int]
 """Device and inode."""
@@ -48,7 +48,7 @@ _File = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """pids: who maps files that wait for it. is_late: it was killed, and did not end yet."""
+    """pids: processes that map files waiting for this job. is_late: its process was killed and has not ended yet."""
 
     file: _File
     path: str
@@ -62,7 +62,10 @@ class _Job:
 
 
 class FileCopies:
-    """See `procs.objects.Copies`. Runs on an event loop. on_done: told whose files are worth another look."""
+    """See `procs.objects.Copies`. Runs on an event loop.
+
+    on_done: called with the pids of processes that should be looked at again.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class FileCopies:
         self._refused: OrderedDict[_File, float] = OrderedDict()
 
     def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
-        """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""
+        """Return a file's copy. Raises ObjectPendingError until there is one, ObjectGoneError if there will be none."""
         file = mapping.dev, mapping.inode
         if file in self._copies:
             return self._copies[file]
@@ -94,19 +97,19 @@ class FileCopies:
         raise ObjectPendingError
 
     def drop(self, copy: Copy) -> None:
-        """It is not needed any more."""
-        for file in [file for file, known in self._copies.items() if known is copy]:
+        """Close a copy that is not needed any more."""
+        for file in [file for file, other in self._copies.items() if other is copy]:
             del self._copies[file]
             os.close(copy.descriptor)
 
     def close(self) -> None:
-        """What its server holds is left to the kernel."""
+        """Kill the running jobs; one whose server holds it up is left to the kernel."""
         for job in self._jobs.values():
             job.deadline.cancel()
             self._loop.remove_reader(job.pidfd)
             job.process.kill()
             with suppress(subprocess.TimeoutExpired):
-                job.process.wait(_TO_END_SECONDS)
+                job.process.wait(_EXIT_SECONDS)
             self._release(job)
         self._jobs.clear()
         for copy in list(self._copies.values()):
@@ -137,29 +140,29 @@ class FileCopies:
         job.is_late = True
         job.process.kill()
         _log.warning(
-            "%s: its file system does not reply; until it does, no file on one of these is looked into for uid %d",
+            "%s: its file system does not reply; until it does, files of uid %d on such file systems are not parsed",
             job.path,
             user,
         )
 
     def _end(self, job: _Job) -> None:
-        """Its process ended, which is to be waited for no more."""
+        """Take the result of a job whose process has ended."""
         self._loop.remove_reader(job.pidfd)
         job.deadline.cancel()
         code = job.process.wait()
         assert job.process.stderr is not None  # noqa: S101 - it is a pipe
-        said = job.process.stderr.read(_SAID_BYTES).decode(errors="replace")
+        output = job.process.stderr.read(_OUTPUT_BYTES).decode(errors="replace")
         del self._jobs[job.user]
         if code == 0 and not job.is_late:
-            device, inode, size, mtime_ns = map(int, said.split())
+            device, inode, size, mtime_ns = map(int, output.split())
             self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
             if len(self._copies) > _KEPT:
                 self.drop(next(iter(self._copies.values())))
-        elif not job.is_late and said.strip() != os.strerror(errno.ENOENT):
-            # where it is gone from that process, another one may map it
-            _log.info("%s is not looked into: %s", job.path, said.strip() or f"its copying ended with {code}")
-            # who is not let in is not let in anywhere there
-            self._refuse(_all_of(job.file) if said.strip() == os.strerror(errno.EACCES) else job.file)
+        elif not job.is_late and output.strip() != os.strerror(errno.ENOENT):
+            # ENOENT: gone from that process, but another one may map it
+            _log.info("%s is not parsed: cannot copy it: %s", job.path, output.strip() or f"exit code {code}")
+            # a server that denies root access to one file denies it to all
+            self._refuse(_all_of(job.file) if output.strip() == os.strerror(errno.EACCES) else job.file)
         self._release(job)
         self._on_done(job.pids)
 
@@ -176,5 +179,5 @@ class FileCopies:
 
 
 def _all_of(file: _File) -> _File:
-    """What stands for all files of a device: an inode that none has."""
+    """Return a key for all files of a device, with an inode that no file has."""
     return file[0], 0

@@ -1,27 +1,29 @@
-"""Copy a file to standard output, in a process that may be given up: `python -I -S copying.py PATH MOST_BYTES`.
+"""Copies a file to standard output, in a process that may be given up: `python -I -S copying.py PATH MAX_BYTES`.
 
-Standard error gets what fstat says of the file, `DEV INODE SIZE MTIME_NS`; or why there is no copy, and it fails then.
+Writes the file's identity, `DEV INODE SIZE MTIME_NS`, to standard error; or why there is no copy, and fails.
 """
 
 import os
 import stat
 import sys
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-def main(path: str, most_bytes: int) -> str:
-    """Return why there is no copy; nothing where there is one."""
+def main(path: str, max_bytes: int) -> str:
+    """Return why there is no copy, or an empty string."""
     try:
         source = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             return "it is no regular file"
-        if status.st_size > most_bytes:
-            return f"it has {status.st_size} bytes, more than {most_bytes}"
-        at = 0
-        while at < status.st_size and (data := os.pread(source, min(_PIECE, status.st_size - at), at)):
-            at += len(data)
+        if status.st_size > max_bytes:
+            return f"it has {status.st_size} bytes, more than {max_bytes}"
+        offset = 0
+        while offset < status.st_size and (
+            data := os.pread(source, min(_CHUNK_BYTES, status.st_size - offset), offset)
+        ):
+            offset += len(data)
             while data:
                 data = data[os.write(1, data) :]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: mappings by perf's rings, forks, execs and exits by the process connector."""
+"""The kernel's events: mappings from perf's rings; forks, execs and exits from the process connector."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 class KernelEvents:
-    """fileno() is readable once there is something new. All but catch_up() is called from one thread."""
+    """fileno() is readable once there is something new. All methods but catch_up() are called from one thread."""
 
     def __init__(self, threads: Threads, wake: Callable[[], None]) -> None:
-        """threads: is told of those that begin and end, at once. wake: in any thread, when catch_up() found some."""
+        """threads: learns of forks and exits at once. wake: called from any thread if catch_up() read any event."""
         self._threads = threads
         self._wake = wake
         self._rings: list[MappingRing] = []
@@ -30,7 +30,7 @@ class KernelEvents:
         self._epoll = select.epoll()
 
     def open(self) -> list[KernelFeatureError]:
-        """Begin to listen. Return what the kernel does not have."""
+        """Begin to listen. Return what this kernel lacks."""
         missing = []
         try:
             self._rings = [MappingRing(cpu) for cpu in online_cpus()]
@@ -43,7 +43,7 @@ class KernelEvents:
         return missing
 
     def follow(self) -> None:
-        """Have fileno() and catch_up() tell of what comes from now on."""
+        """Have fileno() and catch_up() report what comes from now on."""
         for ring in self._rings:
             self._epoll.register(ring.fileno(), select.EPOLLIN)
         if self._connector is not None:
@@ -68,7 +68,7 @@ class KernelEvents:
                 self._connector = None
 
     def read(self) -> Iterator[Mapped | Lost | ProcessEvent]:
-        """Give what came since the last time. Processes come last, so that what one mapped is known when it ends."""
+        """Yield what came since the last call. Mappings come first, so that they are known when their process ends."""
         for ring in self._rings:
             yield from ring.read()
         self._read_connector()
@@ -76,7 +76,7 @@ class KernelEvents:
             yield self._processes.popleft()
 
     def catch_up(self) -> None:
-        """Read the connector, in any thread: threads are known at once, and processes are looked at in their turn."""
+        """Read the connector, from any thread. Threads are known at once; processes are looked at in their turn."""
         self._read_connector()
         if self._processes:
             self._wake()

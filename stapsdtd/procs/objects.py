@@ -1,4 +1,4 @@
-"""From a mapping to the object behind it: reached through /proc, parsed once while the file stays the same."""
+"""From a mapping to the object behind it: reached through /proc, and parsed once as long as the file stays the same."""
 
 from __future__ import annotations
 
@@ -36,35 +36,37 @@ _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Parse(Protocol):
-    """Reads the ELF file that is open there. Raises ObjectUnreadableError; OSError where that may pass; and
-    ObjectPendingError where it takes a while, after which it answers.
+    """Parses the ELF file open at a descriptor.
+
+    Raises ObjectUnreadableError, OSError if trying again may help, and ObjectPendingError if it takes a while, after
+    which the same call returns.
     """
 
     def __call__(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
-        """pid: of a process that maps it. owner: whose the file is, where that is not the open file's own."""
+        """pid: a process that maps it. owner: the uid that it counts for, by default the file's."""
 
 
 class Copies(Protocol):
     """Copies of files whose file systems may not reply; see `procs.copies`."""
 
     def take(self, pid: int, user: int, mapping: Mapping) -> Copy:
-        """Raises ObjectPendingError until there is one, and ObjectGoneError where there is none to be had."""
+        """Return a file's copy. Raises ObjectPendingError until there is one, ObjectGoneError if there will be none."""
 
     def drop(self, copy: Copy) -> None:
-        """It is not needed any more."""
+        """Close a copy that is not needed any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """descriptor: of the copy, which belongs to Copies. key: of the file that was copied."""
+    """descriptor: the copy's, owned by Copies. key: the copied file's."""
 
     descriptor: int
     key: ObjectKey
 
 
 class ObjectStore:
-    """Remembers what it parsed: objects that are mapped, and others, files without probes too, as far as there is room
-    and while their paths lead to them.
+    """Caches parsed files: objects for as long as they are mapped, other files, those without probes too, as far as
+    there is room and while their paths lead to them.
     """
 
     def __init__(
@@ -85,9 +87,9 @@ class ObjectStore:
         self._to_look_at: deque[ObjectKey] = deque()
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
-        """Return what `resolve` would for a file that is known, has this path here too and did not change since.
+        """Return what `resolve` would for a cached file that has this path here too and has not changed.
 
-        Raises KeyError where it takes more to tell.
+        Raises KeyError if the file must be resolved.
         """
         key = self._identities[dev, inode]
         try:
@@ -101,10 +103,10 @@ class ObjectStore:
         return _object(key, path, parsed)
 
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
-        """Return the object that a process maps; None where it has nothing to say of probes.
+        """Return the object that a process maps, or None if it has no notes.
 
-        Raises ObjectGoneError where it cannot be reached, OSError where this process is out of descriptors, and
-        ObjectPendingError where it will be known later.
+        Raises ObjectGoneError if it cannot be reached, OSError if this process is out of resources, and
+        ObjectPendingError if it will be known later.
         """
         with contextlib.suppress(KeyError):
             return self.recall(mapping.dev, mapping.inode, mapping.path)
@@ -130,9 +132,9 @@ class ObjectStore:
         raise ObjectGoneError(mapping.path)
 
     def _resolve_copy(self, pid: int, mapping: Mapping, seen: ObjectKey) -> Object | None:
-        """A file that this process must not open. seen: as the kernel knows it, which may be out of date."""
-        known = self._identities.get((seen.dev, seen.inode))
-        parsed = self._parsed.get(known) if known == seen else None
+        """Resolve a file that this process must not open. seen: from the kernel's cache, which may be out of date."""
+        earlier = self._identities.get((seen.dev, seen.inode))
+        parsed = self._parsed.get(earlier) if earlier == seen else None
         if parsed is None:
             user = user_of(pid)
             copy = self._copies.take(pid, user, mapping)
@@ -201,9 +203,10 @@ class ObjectStore:
             del self._identities[key.dev, key.inode]
 
     def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
-        """A file that was touched while it is mapped, and says the same of its probes, is still the same object: the
-        kernel arms the inode, so that two of them would give each event twice. If nobody maps it, it may as well be
-        another file, which has the number of a deleted one.
+        """Return the key of the file's object: the earlier one if the file was touched while it is mapped and its
+        probes are the same. The kernel arms the inode, so that two objects of one file would report each event twice.
+
+        If nobody maps it, it may as well be another file that got the inode of a deleted one.
         """
         earlier = self._identities.get((key.dev, key.inode))
         is_mapped = earlier is not None and earlier in self._parsed and earlier not in self._idle
@@ -235,11 +238,11 @@ def _bytes_of(parsed: ParsedObject) -> int:
     return _FILE_BYTES + _NOTE_BYTES * (len(parsed.sites) + len(parsed.problems))
 
 
-def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
-    """Open the very file that was parsed, through any process that maps it.
+def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
+    """Open the very file that was parsed, through any process that maps it. mappings: by pid.
 
-    Raises ObjectGoneError, ObjectPendingError where it may be opened later, and ObjectForeignError for a file that must
-    not be armed, which it does not open.
+    Raises ObjectGoneError, ObjectPendingError if it may be opened later, and ObjectForeignError for a file that must
+    not be armed, which is not opened.
     """
     is_pending = False
     for pid, mapping in mappings:
@@ -247,7 +250,7 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: P
             try:
                 with filesystems.held(way) as held:
                     key = _key(held, pid, mapping, way)
-                    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+                    if key is None or (key.dev, key.inode) != (obj.key.dev, obj.key.inode):
                         continue
                     if reason := filesystems.why_not(held, pid):
                         raise ObjectForeignError(reason)
@@ -259,59 +262,60 @@ def open_object(found: Object, mappings: Iterable[tuple[int, Mapping]], parse: P
                 continue
             key = _key(descriptor, pid, mapping, way)
             try:
-                if _leads_to(descriptor, key, found, partial(parse, pid=pid)):
+                if _is_same(descriptor, key, obj, partial(parse, pid=pid)):
                     return descriptor
             except ObjectPendingError:
                 is_pending = True
             os.close(descriptor)
-    raise ObjectPendingError(found.path) if is_pending else ObjectGoneError(found.path)
+    raise ObjectPendingError(obj.path) if is_pending else ObjectGoneError(obj.path)
 
 
-def _leads_to(descriptor: int, key: ObjectKey | None, found: Object, parse: Callable[[int], ParsedObject]) -> bool:
-    if key is None or (key.dev, key.inode) != (found.key.dev, found.key.inode):
+def _is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callable[[int], ParsedObject]) -> bool:
+    """Report whether an open file is the object, with all probes where they were."""
+    if key is None or (key.dev, key.inode) != (obj.key.dev, obj.key.inode):
         return False
-    if key == found.key:
+    if key == obj.key:
         return True
-    # touched or written to since; it counts whether a probe would still be where it was
+    # touched or written to since
     try:
-        return parse(descriptor) == found.parsed
+        return parse(descriptor) == obj.parsed
     except (ObjectUnreadableError, OSError):
         return False
 
 
 def _open_now(path: str, flags: int) -> int:
-    """A process may put a FIFO where a file was a moment ago, and opening that would wait for a writer."""
+    """Open without blocking: a process may put a FIFO in a file's place, and opening that would wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def is_host_file(found: Object, filesystems: Filesystems) -> bool:
-    """Report whether the object's path still leads to it: a later process may map it from there.
+def is_host_file(obj: Object, filesystems: Filesystems) -> bool:
+    """Report whether the object's path still leads to it, so that a later process may map it from there.
 
     A file that was written to meanwhile is another object, though it has the same inode.
     """
-    return leads_to(found, filesystems) is True
+    return leads_to(obj, filesystems) is True
 
 
-def leads_to(found: Object, filesystems: Filesystems) -> bool | None:
-    """As is_host_file, or None if the kernel's cache of names does not know the path at the moment.
+def leads_to(obj: Object, filesystems: Filesystems) -> bool | None:
+    """Report what is_host_file does, or None if the kernel's cache of names does not know the path at the moment.
 
     That is so of most deleted files, and for an instant while something is mounted or renamed anywhere on the host.
     """
-    keys = list(_keys_at(found.path, filesystems))
-    if found.key in keys:
+    keys = list(_keys_at(obj.path, filesystems))
+    if obj.key in keys:
         return True
     return None if None in keys and not any(keys) else False
 
 
-def was_written_to(found: Object, filesystems: Filesystems) -> bool:
-    """Report whether the object's path leads to the same file with something else in it."""
-    file = found.key.dev, found.key.inode
-    return any(key and key != found.key and (key.dev, key.inode) == file for key in _keys_at(found.path, filesystems))
+def was_written_to(obj: Object, filesystems: Filesystems) -> bool:
+    """Report whether the object's path leads to the same file with other content."""
+    file = obj.key.dev, obj.key.inode
+    return any(key and key != obj.key and (key.dev, key.inode) == file for key in _keys_at(obj.path, filesystems))
 
 
 def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
-    """Give what a path leads to from here, and from where the host's first process is, which no sandbox hides it from;
-    None if that is not known at the moment.
+    """Yield the keys of the files that a path leads to in this mount namespace and in the first process's, which no
+    sandbox hides; None if that is not known at the moment.
     """
     for pid, root in (os.getpid(), ""), (_FIRST_PROCESS, f"/proc/{_FIRST_PROCESS}/root"):
         try:
@@ -325,19 +329,20 @@ def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
 
 
 def _key(descriptor: int, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
-    """None where a way led to another file than the one mapped. A file of an overlay is its layer's.
+    """Return the key of the file that is open, or None if it is not the mapped one. A file of an overlay has its
+    layer's.
 
     map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
-    another inode in maps than stat does (overlayfs before Linux 6.8), so there the path may vouch for it.
+    another inode in maps than in stat (overlayfs before Linux 6.8), so there the path may do instead.
     """
     status = status_of(descriptor)
     if not status.is_regular:
         return None
     if "/map_files/" in way:
-        is_it = status.st_ino == mapping.inode or procfs.shown_link(f"/proc/self/fd/{descriptor}") == mapping.path
+        is_mapped = status.st_ino == mapping.inode or procfs.shown_link(f"/proc/self/fd/{descriptor}") == mapping.path
     else:
-        is_it = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
-    return _key_of(real_file(pid, mapping.path, status) or status) if is_it else None
+        is_mapped = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
+    return _key_of(real_file(pid, mapping.path, status) or status) if is_mapped else None
 
 
 def _key_of(status: FileStatus) -> ObjectKey:

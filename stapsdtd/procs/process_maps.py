@@ -1,4 +1,4 @@
-"""From a process's maps to the registry: which objects it maps, read once while it maps them."""
+"""From a process's maps to the registry: the objects that it maps, each resolved once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DEAD = frozenset("ZX")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at a process found.
+    """The result of looking at a process.
 
-    threads: 0 where it has ended. is_unsettled: it has no maps yet, or none any more. is_partial: its user's time was
-    up before all of its files were known.
+    threads: 0 if it has ended. is_unsettled: it has no maps yet, or none any more. is_partial: its user's time was up
+    before all of its files were known.
     """
 
     threads: int
@@ -38,7 +38,7 @@ class ProcessMaps:
     """Called from one thread."""
 
     def __init__(self, registry: Registry, store: ObjectStore, calls: LockedCalls) -> None:
-        """calls: reads maps that a process may lock."""
+        """calls: makes the reads of maps that a process may hold up by its lock."""
         self._registry = registry
         self._store = store
         self._calls = calls
@@ -57,8 +57,8 @@ class ProcessMaps:
     def look_at(self, pid: int, user: int, records: Sequence[Mapped], seconds: float) -> Look:
         """Bring the registry in step with a process.
 
-        records: what the kernel told of it. seconds: how long its files may take. Raises OSError, and
-        ObjectPendingError where its maps cannot be read now.
+        records: its mappings that the kernel reported. seconds: how long its files may take. Raises OSError, and
+        ObjectPendingError if its maps cannot be read now.
         """
         mappings = self._calls.call(pid, lambda: procfs.executable_mappings(pid))
         stat = procfs.stat(pid)
@@ -72,26 +72,26 @@ class ProcessMaps:
         return Look(stat.threads, is_unsettled, is_partial)
 
     def ended(self, pid: int, user: int, records: Iterable[Mapped]) -> None:
-        """A process that ended before anyone looked may have been the first of many that map an object."""
+        """Forget a process. Register the objects of its records first: it may be the first of many that map them."""
         self.forget(pid)
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
-        for mapping, found in self._resolved(pid, records):
-            if self._memory.admit(user, found):
-                mapped.setdefault(found.key, (found, mapping))
+        for mapping, obj in self._resolved(pid, records):
+            if self._memory.admit(user, obj):
+                mapped.setdefault(obj.key, (obj, mapping))
         if mapped:
-            # its start time cannot be known any more, and nobody asks for it
+            # its start time cannot be known any more, and is not needed
             self._registry.update(ProcessKey(pid, 0), mapped)
             self._registry.gone(pid)
 
     def _resolved(self, pid: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
         for record in records:
             try:
-                found = self._store.resolve(pid, record.mapping)
+                obj = self._store.resolve(pid, record.mapping)
             except (ObjectGoneError, ObjectPendingError, OSError) as error:
-                _log.debug("pid %d, which ended: %s", pid, error)
+                _log.debug("pid %d, which has ended: %s", pid, error)
             else:
-                if found is not None:
-                    yield record.mapping, found
+                if obj is not None:
+                    yield record.mapping, obj
 
     def forget(self, pid: int) -> None:
         self._seen.pop(pid, None)
@@ -99,8 +99,8 @@ class ProcessMaps:
 
     def _update(self, process: ProcessKey, user: int, mappings: Iterable[Mapping], deadline: float) -> bool:
         """Report whether the deadline came before all files were known."""
-        known, before = self._seen.get(process.pid, (process, {}))
-        if known != process:
+        seen, before = self._seen.get(process.pid, (process, {}))
+        if seen != process:
             before = {}
         now: dict[Mapping, Object | None] = {}
         files: dict[tuple[int, int], Object | None] = {}
@@ -110,34 +110,34 @@ class ProcessMaps:
             file = mapping.dev, mapping.inode
             try:
                 if mapping in before:
-                    found = before[mapping]
+                    obj = before[mapping]
                 elif file in files:
-                    found = files[file]
+                    obj = files[file]
                 elif time.monotonic() > deadline:
                     is_partial = True
                     continue
                 else:
-                    found = self._store.resolve(process.pid, mapping)
+                    obj = self._store.resolve(process.pid, mapping)
             except ObjectGoneError as error:
                 _log.debug("pid %d: %s", process.pid, error)
                 continue
             except ObjectPendingError:
-                # the watcher is told to look again when it is known
+                # the watcher looks again when it is known
                 continue
-            if found is not None and not self._memory.admit(user, found):
-                self._tell_of_excess(user)
-                found = None
-            now[mapping] = files[file] = found
-            if found is not None:
-                mapped.setdefault(found.key, (found, mapping))
+            if obj is not None and not self._memory.admit(user, obj):
+                self._warn_of_excess(user)
+                obj = None
+            now[mapping] = files[file] = obj
+            if obj is not None:
+                mapped.setdefault(obj.key, (obj, mapping))
         self._seen[process.pid] = process, now
         self._registry.update(process, mapped)
         return is_partial
 
-    def _tell_of_excess(self, user: int) -> None:
+    def _warn_of_excess(self, user: int) -> None:
         if user not in self._excessive:
             self._excessive.add(user)
-            _log.warning("user %d has more probes than are known of one user; the others of them are not found", user)
+            _log.warning("uid %d has more probes than one user may have listed; further ones are not listed", user)
 
     def _on_change(self, change: Change) -> None:
         if change.appeared:

@@ -1,4 +1,4 @@
-"""Which process a thread belongs to: an event names only its thread."""
+"""Maps threads to processes, since an ftrace event names only its thread."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Threads:
         self._remembers = False
 
     def follow(self, catch_up: Callable[[], None]) -> None:
-        """Begin to remember: forks and exits are told from now on, and catch_up makes those known that were not
-        told yet.
+        """Begin to remember threads: forked() and exited() are called from now on. catch_up: calls them for what is
+        still unread.
         """
         self._catch_up = catch_up
         self._remembers = True
@@ -61,26 +61,26 @@ class Threads:
                 self._process.pop(self._ended.popleft()[1], None)
 
     def missed(self) -> None:
-        """Forks and exits went unnoticed: what is known of living threads may be wrong, so it is to be found anew."""
+        """Forget living threads, since forks and exits went unnoticed; they are looked up again."""
         with self._lock:
             ended = {tid for _, tid in self._ended}
             self._process = {tid: pid for tid, pid in self._process.items() if tid in ended}
 
     def pids_of(self, tids: I32) -> I32:
-        """Return each thread's process; the thread's own number where nobody knows any more."""
+        """Return each thread's process, or the tid itself if that is not known any more."""
         distinct, positions = np.unique(tids, return_inverse=True)
         pids = np.array([self._pid_of(tid) for tid in distinct.tolist()], np.int32)
         return pids[positions]
 
     def _pid_of(self, tid: int) -> int:
-        known = self._process.get(tid)
-        if known is not None:
-            return known
-        found = procfs.tgid(tid)
-        if found is None:
+        pid = self._process.get(tid)
+        if pid is not None:
+            return pid
+        pid = procfs.tgid(tid)
+        if pid is None:
             self._catch_up()
             return self._process.get(tid, tid)
         if self._remembers:
             with self._lock:
-                self._process[tid] = found
-        return found
+                self._process[tid] = pid
+        return pid

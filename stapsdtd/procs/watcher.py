@@ -1,11 +1,11 @@
-"""The watcher keeps the registry in step with /proc.
+"""Keeps the registry in step with /proc.
 
     rings, connector ──► collect: which processes changed ──► look at each once ──► Registry
           ▲                                                        │
           └── 2 ms later, while there is anything to collect ◄─────┘  otherwise wait to be woken
 
-A host that is quiet is looked at as soon as something happens. One that is busy is looked at every 2 ms, so that a
-process that forks, executes and maps its libraries costs one look, and one that ended meanwhile costs none.
+On a quiet host a process is looked at as soon as something happens. On a busy one that is done every 2 ms, so that a
+process that forks, executes and maps its libraries costs one look, and one that has ended by then costs none.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _PAUSE_SECONDS = 0.002
 _TURN_SECONDS = 0.005
 _RESCAN_SECONDS = 1.0
 _DOUBT_SECONDS = 0.1
-_HELD_BY_A_TRACER = "t"
+_TRACING_STOP = "t"
 
 
 class Watcher:
-    """Runs on one event loop, all methods but `parsed` in its thread.
+    """Runs on one event loop; all methods but `parsed` are called in its thread.
 
-    looking: how long it takes to look at a process, with what is parsed therefore. rescans: how often all of
-    /proc was read. Both may be read anywhere.
+    looking: how long it takes to look at a process, parsing included. rescans: how often all of /proc was read.
+    Any thread may read both.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Watcher:
         self._defer_timer = Timer(_DOUBT_SECONDS, self._on_deferred)
 
     def start(self) -> None:
-        """Listen first and scan then, so that nothing falls between."""
+        """Listen, then scan, so that nothing is missed in between."""
         for error in self._kernel.open():
             _log.warning("%s; /proc is read every %g s instead", error, _RESCAN_SECONDS)
             self._rescan_timer.set()
@@ -121,15 +121,15 @@ class Watcher:
         self._wake()
 
     def _doubt(self, pids: Iterable[int]) -> None:
-        """Look again soon: a process whose leader ended, and of which it is not clear whether others live."""
+        """Look again soon at processes whose state is not clear, such as those whose leader ended."""
         self._doubtful.update(pids)
         if self._doubtful:
             self._doubt_timer.set()
 
     def refresh(self) -> Future[None]:
-        """Take in what the kernel reported until now: a client that knows of a mapping must find its probes.
+        """Process what the kernel reported until now: a client that knows of a mapping must find its probes.
 
-        What is returned is done when root's files, too, are known that take long to parse. Others' are known later.
+        The future is done when root's files that take long to parse are known, too; other users' may come later.
         """
         self._look_at_all()
         parsed = self._root_parsed()
@@ -145,18 +145,18 @@ class Watcher:
         return refreshed
 
     def _look_at_all(self) -> None:
-        with self._telling():
+        with self._gathering():
             self._collect()
             self._settle_forks(list(self._forked))
             self._look_until(None)
 
     def charge(self, user: int, seconds: float) -> None:
-        """Count time that another thread spent because of a user's processes."""
+        """Charge a user for time that another thread spent on its processes."""
         self._cpu.charge(user, seconds)
 
     def rescan(self) -> None:
-        """Read every process."""
-        with self._telling():
+        """Look at every process."""
+        with self._gathering():
             self._doubt_everything()
             self._look_until(None)
 
@@ -166,10 +166,10 @@ class Watcher:
             self._try_to_look_at(pid, self._pending.pop(pid, []))
 
     def _wait(self) -> None:
-        """For the kernel to tell of anything."""
+        """Wait for the kernel to report something."""
         self._turn = None
         self._loop.add_reader(self._kernel.fileno(), self._wake)
-        # perf tells of a record once, to whoever polls first, which adding a reader does
+        # perf reports a record only to the first poll after it, and adding a reader is one
         if self._collect():
             self._loop.remove_reader(self._kernel.fileno())
             self._go_on()
@@ -184,16 +184,16 @@ class Watcher:
             self._loop.call_soon_threadsafe(self._wake)
 
     def _take_turn(self) -> None:
-        """Others use this event loop too, so one turn is bounded."""
-        # should this one fail, the next one looks again
+        """Look at processes, for a bounded time: others use this event loop too."""
+        # so that the next turn comes if this one fails
         self._turn = after_failure = self._loop.call_later(_DOUBT_SECONDS, self._take_turn)
         forked_before = list(self._forked)
-        anything = True
-        with self._telling():
-            anything = self._collect()
+        any_events = True
+        with self._gathering():
+            any_events = self._collect()
             self._settle_forks(forked_before)
             self._look_until(time.monotonic() + _TURN_SECONDS)
-        if anything or self._forked or self._pending:
+        if any_events or self._forked or self._pending:
             self._go_on()
         else:
             self._wait()
@@ -204,31 +204,29 @@ class Watcher:
         self._turn = self._loop.call_later(pause, self._take_turn)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """The registry's listeners are told once of what many processes do within."""
+    def _gathering(self) -> Iterator[None]:
+        """Report changes of the registry to its listeners once, at the end of the block."""
         try:
             with self._registry.gathering():
                 yield
         except OSError as error:
-            _log.warning("not all that changed could be looked at or armed: %s", error)
+            _log.warning("some changed processes could not be looked at or their probes not armed: %s", error)
 
     def _collect(self) -> bool:
-        """Read what the kernel tells, and note which processes to look at; report whether there was anything."""
-        anything = self._lost
+        """Read the kernel's events, and note which processes to look at. Report whether there were any."""
+        any_events = self._lost
         events = list(self._kernel.read())
         # one look at a file will do for all that was reported before that
         recalled: dict[tuple[int, int, str], Object | None] = {}
         for event in events:
-            anything = True
-            self._take_in(event, recalled)
+            any_events = True
+            self._handle(event, recalled)
         if self._lost:
-            _log.info("records of mappings or processes were lost; reading all of /proc")
+            _log.info("the kernel dropped records of mappings or processes; reading all of /proc")
             self._doubt_everything()
-        return anything
+        return any_events
 
-    def _take_in(
-        self, event: Mapped | Lost | ProcessEvent, recalled: dict[tuple[int, int, str], Object | None]
-    ) -> None:
+    def _handle(self, event: Mapped | Lost | ProcessEvent, recalled: dict[tuple[int, int, str], Object | None]) -> None:
         match event:
             case Mapped():
                 self._note(event, recalled)
@@ -250,7 +248,7 @@ class Watcher:
                 self._lost = True
 
     def _note(self, record: Mapped, recalled: dict[tuple[int, int, str], Object | None]) -> None:
-        """A file that is known to have no probes is no reason to look."""
+        """Note to look at a process that mapped a file, unless the file is known to have no probes."""
         file = record.dev, record.inode, record.path
         if file not in recalled:
             try:
@@ -258,16 +256,16 @@ class Watcher:
             except KeyError:
                 self._pending.setdefault(record.pid, []).append(record)
                 return
-        found = recalled[file]
-        if found is not None:
+        obj = recalled[file]
+        if obj is not None:
             records = self._pending.setdefault(record.pid, [])
-            if not self._registry.has(found.key):
+            if not self._registry.has(obj.key):
                 records.append(record)
 
     def _settle_forks(self, pids: Iterable[int]) -> None:
-        """A new process is looked at a turn later, since most of them execute another program or end by then.
+        """Look at processes that were forked a turn ago: most have executed another program or ended by now.
 
-        Nothing is missed meanwhile: it maps what its parent does until it is reported to map more.
+        Nothing is missed meanwhile: a child maps what its parent does until the kernel reports that it maps more.
         """
         for pid in pids:
             if pid in self._forked:
@@ -276,12 +274,12 @@ class Watcher:
 
     def _doubt_everything(self) -> None:
         self.rescans += 1
-        living = procfs.pids()
+        live = procfs.pids()
         self._lost = False
-        for pid in self._maps.pids() - set(living):
+        for pid in self._maps.pids() - set(live):
             self._forget_threads(pid)
             self._maps.forget(pid)
-        for pid in living:
+        for pid in live:
             self._pending.setdefault(pid, [])
 
     def _look_until(self, deadline: float | None) -> None:
@@ -292,7 +290,7 @@ class Watcher:
                 break
 
     def parsed(self, pids: Iterable[int]) -> None:
-        """What these processes map, and was pending, is known now. For any thread."""
+        """Look again at processes whose files were pending and are known now. Safe to call from any thread."""
 
         def look_again() -> None:
             for pid in pids:
@@ -310,14 +308,14 @@ class Watcher:
             with self.looking.measured(), self._cpu.taken(user):
                 self._look_at(pid, user, records)
         except ObjectPendingError:
-            # `parsed` is told when there is something to be seen
+            # `parsed` is called when it is worth another look
             pass
         except OSError as error:
-            _log.warning("pid %d cannot be looked at now, and will be again: %s", pid, error)
+            _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error)
             self._doubt([pid])
 
     def _defer(self, pid: int, records: list[Mapped]) -> None:
-        """Its user's processes take too much time, so that others' come first."""
+        """Look at a process later, since its user's processes have taken their share of time."""
         self._deferred.setdefault(pid, []).extend(records)
         self._defer_timer.set()
 
@@ -328,10 +326,10 @@ class Watcher:
         elif look.threads > 1:
             self._threaded.add(pid)
         if look.is_unsettled:
-            # it may be about to end, and that have been told already
+            # its exit may have been reported already
             self._doubt([pid])
         if look.is_partial:
-            # the rest when others had their turn
+            # the rest comes after other users' turns
             self._defer(pid, [])
 
     def _forget_threads(self, pid: int) -> None:
@@ -339,7 +337,7 @@ class Watcher:
         self._leaderless.discard(pid)
 
     def _ended(self, pid: int) -> None:
-        """A leader's exit is reported before it is a zombie, and its other threads may live on."""
+        """Handle a leader's exit, which is reported before it is a zombie; its other threads may live on."""
         self._forked.pop(pid, None)
         if pid in self._threaded:
             stat = procfs.stat(pid)
@@ -347,8 +345,8 @@ class Watcher:
                 self._leaderless.add(pid)
                 self._doubt([pid])
                 return
-            if stat is not None and stat.state == _HELD_BY_A_TRACER:
-                # another thread executed a program and is the leader now; exec is told only when it goes on
+            if stat is not None and stat.state == _TRACING_STOP:
+                # another thread executed a program and is the leader now; exec is reported once the tracer resumes it
                 self._pending.setdefault(pid, [])
                 return
         self._forget_threads(pid)

@@ -1,4 +1,4 @@
-"""Who may have another subscription."""
+"""Admission of subscriptions: the server's limits and the clients' quotas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stapsdtd.sessions.subscription import Subscription
 
 
 class AdmissionControl:
-    """Holds subscriptions against the server's limits and their clients' quotas. Called from one thread."""
+    """Checks new subscriptions against the server's limits and their clients' quotas. Called from one thread."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -22,25 +22,25 @@ class AdmissionControl:
         queue_bytes: int,
         name: str,
         quotas: Quotas,
-        living: Collection[Subscription],
+        live: Collection[Subscription],
         ended: Collection[Subscription],
     ) -> Principal:
-        """Count one more subscription as its client's, until release().
+        """Charge one more subscription to its client, until release().
 
         ended: subscriptions whose events are still kept for a stream. Raises LimitReachedError.
         """
         limits = self._limits
-        if len(living) >= limits.max_subscriptions:
+        if len(live) >= limits.max_subscriptions:
             raise LimitReachedError(
                 f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
             )
-        # a stream that nobody reads keeps what it is for as long as the client likes
+        # a client that opens a stream and does not read it keeps the log for as long as it likes
         kept = [(each.client.name, each.log.kept_bytes) for each in ended]
-        total = queue_bytes + sum(each.spec.queue_bytes for each in living) + sum(size for _, size in kept)
+        total = queue_bytes + sum(each.spec.queue_bytes for each in live) + sum(size for _, size in kept)
         if total > limits.max_total_queue_bytes:
-            # how much others have is not to be told
-            most = limits.max_total_queue_bytes
-            raise LimitReachedError(f"all queues would take more than the {most} bytes that this server allows")
+            # do not reveal how much other clients have
+            limit = limits.max_total_queue_bytes
+            raise LimitReachedError(f"all queues would take more than the {limit} bytes that this server allows")
         principal = self._principals.get(name) or Principal(name)
         principal.change_quotas(quotas)
         principal.begin(queue_bytes, sum(size for owner, size in kept if owner == name))

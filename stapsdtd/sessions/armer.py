@@ -1,7 +1,7 @@
-"""Decides what of which object is armed for a subscription, and keeps track of what has become of it.
+"""Decides which sites of which objects are armed for a subscription, and keeps track of their state.
 
-Decisions are the control thread's. What they lead to is done in the arming thread, by `Attacher`, so that a file or a
-kernel call that takes long holds up nobody's request: what is late is told as ARMING or DISARMING.
+The control thread decides, and the arming thread does the work (`Attacher`), so that a slow file or kernel call delays
+nobody's request. Sites that take long are reported as ARMING or DISARMING.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stapsdtd.runtime.futures import when_done
 from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
-from stapsdtd.sessions.held import ConsideredObject, Disarming, FirstArming, Held, Queue
+from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription, Queue
 from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
@@ -55,8 +55,8 @@ class Armer:
         charge: Charge,
         clock: Callable[[], float],
     ) -> None:
-        """thread: the attacher's. call_soon: in the control thread; may be called in any. charge: counts seconds that
-        a user's processes cost.
+        """thread: the arming thread. call_soon: has the control thread call something; may be called from any thread.
+        charge: bills seconds of the arming thread to a user.
         """
         self._registry = registry
         self._attacher = attacher
@@ -68,155 +68,157 @@ class Armer:
         self._charge = charge
         self._clock = clock
 
-    def open(self, held: Held, first: FirstArming) -> None:
-        """Begin a subscription in the engine."""
+    def open(self, live: LiveSubscription, first: FirstArming) -> None:
+        """Open a subscription in the engine."""
         first.add()
-        opened = self._thread.submit(
-            Queue(held.subscription.client.name), partial(self._attacher.open, held.session), "beginning a subscription"
+        opening = self._thread.submit(
+            Queue(live.subscription.client.name), partial(self._attacher.open, live.session), "opening a subscription"
         )
-        opened.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
+        opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
-    def consider(self, held: Held, found: Object) -> None:
+    def consider(self, live: LiveSubscription, obj: Object) -> None:
         """Bring a subscription in step with the processes that map an object."""
-        pending = held.pending.pop(found.key, None)
-        self._consider(held, found)
+        pending = live.pending.pop(obj.key, None)
+        self._consider(live, obj)
         if pending is not None:
-            if considered := held.considered.get(found.key):
+            if considered := live.considered.get(obj.key):
                 considered.is_late = True
             else:
-                held.tell([held.status(SiteState.DISARMED, found, each) for each in pending.selected_sites])
+                live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
 
-    def _consider(self, held: Held, found: Object) -> None:
-        subscription = held.subscription
-        mappings: Mapping[int, model.Mapping] = self._registry.mappings(found.key)
-        if found.key in held.considered:
-            known = held.considered[found.key].selected_sites
-            if is_mapped_in_scope(subscription, known, mappings):
-                held.doubtful.pop(found.key, None)
-            elif self._is_gone(held, found):
-                self.disarm(held, found, is_awaited=was_written_to(found, self._filesystems))
+    def _consider(self, live: LiveSubscription, obj: Object) -> None:
+        subscription = live.subscription
+        mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
+        if obj.key in live.considered:
+            if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
+                live.doubtful.pop(obj.key, None)
+            elif self._is_gone(live, obj):
+                self.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
-        selected = selected_sites(subscription.spec, found, mappings)
+        selected = selected_sites(subscription.spec, obj, mappings)
         if not selected or not is_mapped_in_scope(subscription, selected, mappings):
             return
-        earlier = held.version_of(found.key)
+        earlier = live.version_of(obj.key)
         if earlier is not None:
-            self.disarm(held, earlier.object, is_awaited=True)
+            self.disarm(live, earlier.object, is_awaited=True)
         owners = subscription.spec.owners
         if owners is not None:
-            # other users may have it elsewhere, which is not this one's business
-            own = belonging(mappings, owners)
-            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in own}
-            found = replace(found, path=next((mapping.path for mapping in mappings.values()), found.path))
-            selected = selected_sites(subscription.spec, found, mappings)
+            # do not reveal other users' processes, nor the paths under which they map the object
+            visible = belonging(mappings, owners)
+            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
+            obj = replace(obj, path=next((mapping.path for mapping in mappings.values()), obj.path))
+            selected = selected_sites(subscription.spec, obj, mappings)
         if not selected:
             return
-        if reason := self._foreign.why_not(subscription.client.name, found.key):
-            if found.key not in held.barred:
-                held.barred[found.key] = found
-                held.tell([held.status(SiteState.REFUSED, found, each, reason) for each in selected])
+        if reason := self._foreign.why_not(subscription.client.name, obj.key):
+            if obj.key not in live.barred:
+                live.barred[obj.key] = obj
+                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
             return
-        # one user's objects take turns with the others', so that many of them delay none of those
+        # users take turns, so that one with many objects does not delay another's
         queue = (
-            Queue(held.subscription.client.name, user_of(next(iter(mappings)))) if earlier is None else earlier.queue
+            Queue(live.subscription.client.name, user_of(next(iter(mappings)))) if earlier is None else earlier.queue
         )
-        self._arm(held, found, selected, mappings, queue)
+        self._arm(live, obj, selected, mappings, queue)
 
-    def _is_gone(self, held: Held, found: Object) -> bool:
-        """Report whether no later process can map it. Where the kernel cannot tell, it counts only some looks later."""
-        leads = leads_to(found, self._filesystems)
-        if leads is not None or held.considered[found.key].is_ephemeral:
-            held.doubtful.pop(found.key, None)
+    def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
+        """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
+        leads = leads_to(obj, self._filesystems)
+        if leads is not None or live.considered[obj.key].is_ephemeral:
+            live.doubtful.pop(obj.key, None)
             return not leads
-        return self._clock() - held.doubtful.setdefault(found.key, self._clock()) >= _DOUBT_SECONDS
+        return self._clock() - live.doubtful.setdefault(obj.key, self._clock()) >= _DOUBT_SECONDS
 
     def _arm(
         self,
-        held: Held,
-        found: Object,
+        live: LiveSubscription,
+        obj: Object,
         selected: tuple[SelectedSite, ...],
         mappings: Mapping[int, model.Mapping],
         queue: Queue,
     ) -> None:
-        is_ephemeral = not self.is_host_file(found)
-        considered = ConsideredObject(found, selected, is_ephemeral, queue, self._clock())
-        held.add(considered)
-        first = held.first
+        is_ephemeral = not self.is_host_file(obj)
+        considered = ConsideredObject(obj, selected, is_ephemeral, queue, self._clock())
+        live.add(considered)
+        first = live.first
         if first is not None:
             first.add()
-        request = ArmRequest(found, selected, mappings, is_ephemeral)
+        request = ArmRequest(obj, selected, mappings, is_ephemeral)
         considered.arming = self._thread.submit(
-            queue, partial(self._attacher.arm, held.session, request), f"arming {found.path}"
+            queue, partial(self._attacher.arm, live.session, request), f"arming {obj.path}"
         )
         considered.arming.add_done_callback(
-            lambda done: self._call_soon(partial(self._on_armed, held, considered, first, done))
+            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, done))
         )
 
     def _on_armed(
-        self, held: Held, considered: ConsideredObject, first: FirstArming | None, done: Future[Outcome]
+        self, live: LiveSubscription, considered: ConsideredObject, first: FirstArming | None, done: Future[Outcome]
     ) -> None:
         error: BaseException | None = None
         if not done.cancelled():
-            is_wanted = held.considered.get(considered.object.key) is considered
+            is_wanted = live.considered.get(considered.object.key) is considered
             error = done.exception()
             if error is not None:
                 if is_wanted:
-                    held.pop(considered.object.key)
-                error = self._on_error(held, considered, error, is_wanted=is_wanted)
+                    live.pop(considered.object.key)
+                error = self._on_error(live, considered, error, is_wanted=is_wanted)
             else:
                 outcome = done.result()
                 if first is None and considered.queue.user is not None:
                     self._charge(considered.queue.user, outcome.seconds)
                 considered.outcome = outcome
                 if is_wanted:
-                    held.tell(_statuses(held, considered, outcome.reasons))
+                    live.report(_statuses(live, considered, outcome.refusals))
                 else:
-                    self._forget(held, considered)
+                    self._forget(live, considered)
         if first is not None:
             first.settle(error)
         elif isinstance(error, OSError):
-            _log.warning("%s: %s could not be armed: %s", held.subscription.id, considered.object.path, error)
+            _log.warning("subscription %s: cannot arm %s: %s", live.subscription.id, considered.object.path, error)
         elif error is not None:
-            _log.error("%s: %s could not be armed", held.subscription.id, considered.object.path, exc_info=error)
+            _log.error("subscription %s: cannot arm %s", live.subscription.id, considered.object.path, exc_info=error)
 
     def _on_error(
-        self, held: Held, considered: ConsideredObject, error: BaseException, *, is_wanted: bool
+        self, live: LiveSubscription, considered: ConsideredObject, error: BaseException, *, is_wanted: bool
     ) -> BaseException | None:
-        """Return the error, unless it says no more than that the object cannot be had."""
-        found = considered.object
+        """Return the error, or None if the object is merely gone or cannot be opened yet."""
+        obj = considered.object
         if isinstance(error, ObjectPendingError):
             if is_wanted:
-                held.pending[found.key] = considered
-                self._tell_late(held, considered)
+                live.pending[obj.key] = considered
+                self._report_late(live, considered)
             return None
         if isinstance(error, ObjectGoneError):
             _log.debug("%s", error)
             return None
         return error
 
-    def is_host_file(self, found: Object) -> bool:
-        return is_host_file(found, self._filesystems)
+    def is_host_file(self, obj: Object) -> bool:
+        return is_host_file(obj, self._filesystems)
 
     def disarm(
-        self, held: Held, found: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
+        self, live: LiveSubscription, obj: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
     ) -> None:
-        """is_awaited: the subscription is told only when nothing is patched any more. then: called when it was told."""
-        considered = held.pop(found.key)
-        statuses = [held.status(SiteState.DISARMED, considered.object, each) for each in considered.told_sites]
-        self._disarm(held, considered, statuses, is_awaited=is_awaited, then=then)
+        """Disarm an object's sites and report them as DISARMED.
 
-    def bar(self, held: Held, excess: Excess) -> None:
-        """Disarm an object whose probes cost others too much, and say why."""
-        considered = held.pop(excess.key)
-        held.barred[excess.key] = considered.object
+        is_awaited: report only once nothing is patched any more. then: called after that report.
+        """
+        considered = live.pop(obj.key)
+        statuses = [live.status(SiteState.DISARMED, considered.object, each) for each in considered.reported_sites]
+        self._disarm(live, considered, statuses, is_awaited=is_awaited, then=then)
+
+    def bar(self, live: LiveSubscription, excess: Excess) -> None:
+        """Disarm an object whose probes cost other users too much, and report them as REFUSED."""
+        considered = live.pop(excess.key)
+        live.barred[excess.key] = considered.object
         statuses = [
-            held.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in considered.told_sites
+            live.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in considered.reported_sites
         ]
-        self._disarm(held, considered, statuses)
+        self._disarm(live, considered, statuses)
 
     def _disarm(
         self,
-        held: Held,
+        live: LiveSubscription,
         considered: ConsideredObject,
         statuses: list[SiteStatus],
         *,
@@ -224,75 +226,75 @@ class Armer:
         then: Callable[[], None] = lambda: None,
     ) -> None:
         disarming = Disarming(considered.object, self._clock(), statuses)
-        held.disarming.add(disarming)
+        live.disarming.add(disarming)
 
         def finish() -> None:
-            held.disarming.discard(disarming)
-            held.tell(statuses)
+            live.disarming.discard(disarming)
+            live.report(statuses)
             then()
 
         if considered.arming.cancel():
             finish()
             return
         if considered.outcome is not None:
-            self._forget(held, considered)
-        work = partial(self._attacher.disarm, held.session, considered.object, is_awaited=is_awaited)
+            self._forget(live, considered)
+        work = partial(self._attacher.disarm, live.session, considered.object, is_awaited=is_awaited)
         disarmed = self._thread.submit(considered.queue, work, f"disarming {considered.object.path}")
         when_done(disarmed, partial(self._call_soon, finish))
 
-    def close(self, held: Held) -> Future[Closed]:
-        """Disarm everything that only this subscription used, and end it in the engine."""
-        for key in list(held.considered):
-            considered = held.pop(key)
+    def close(self, live: LiveSubscription) -> Future[Closed]:
+        """Disarm everything that only this subscription used, and close it in the engine."""
+        for key in list(live.considered):
+            considered = live.pop(key)
             if not considered.arming.cancel() and considered.outcome is not None:
-                self._forget(held, considered)
+                self._forget(live, considered)
         return self._thread.submit(
-            Queue(held.subscription.client.name),
-            partial(self._attacher.close, held.session),
-            "ending a subscription",
+            Queue(live.subscription.client.name),
+            partial(self._attacher.close, live.session),
+            "closing a subscription",
         )
 
-    def _forget(self, held: Held, considered: ConsideredObject) -> None:
-        """What is not wanted any more counts no more, though it may be armed for a moment yet."""
+    def _forget(self, live: LiveSubscription, considered: ConsideredObject) -> None:
+        """Release the object's file watch and quota, though its sites may stay armed for a moment."""
         self._file_writes.disarmed(considered.object.key)
-        held.subscription.client.free_sites(len(considered.armed))
+        live.subscription.client.free_sites(len(considered.armed))
 
-    def tell_late(self, held: Held, seconds: float = _LATE_SECONDS) -> None:
-        """Tell what has been arming or disarming for so long, each once."""
+    def report_late(self, live: LiveSubscription, seconds: float = _LATE_SECONDS) -> None:
+        """Report what has been arming or disarming for that many seconds, each once."""
         before = self._clock() - seconds
-        for considered in held.considered.values():
+        for considered in live.considered.values():
             if considered.outcome is None and considered.since <= before:
-                self._tell_late(held, considered)
-        for disarming in held.disarming:
+                self._report_late(live, considered)
+        for disarming in live.disarming:
             if not disarming.is_late and disarming.since <= before:
                 disarming.is_late = True
-                held.tell([replace(status, state=SiteState.DISARMING, reason="") for status in disarming.statuses])
+                live.report([replace(status, state=SiteState.DISARMING, reason="") for status in disarming.statuses])
 
-    def _tell_late(self, held: Held, considered: ConsideredObject) -> None:
+    def _report_late(self, live: LiveSubscription, considered: ConsideredObject) -> None:
         if not considered.is_late:
             considered.is_late = True
             sites = considered.selected_sites
-            held.tell([held.status(SiteState.ARMING, considered.object, each) for each in sites])
+            live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
 
-    def arming_of(self, held: Held) -> list[Future[Outcome]]:
+    def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
         """Return what is being armed, and is not late."""
         after = self._clock() - _LATE_SECONDS
         return [
             considered.arming
-            for considered in held.considered.values()
+            for considered in live.considered.values()
             if considered.outcome is None and considered.since > after
         ]
 
-    def consider_pending(self, held: Held) -> None:
-        """Try again what could not be opened."""
-        for considered in list(held.pending.values()):
-            self.consider(held, considered.object)
+    def consider_pending(self, live: LiveSubscription) -> None:
+        """Try again to arm objects that could not be opened."""
+        for considered in list(live.pending.values()):
+            self.consider(live, considered.object)
 
 
-def _statuses(held: Held, considered: ConsideredObject, reasons: Mapping[Site, str]) -> list[SiteStatus]:
+def _statuses(live: LiveSubscription, considered: ConsideredObject, refusals: Mapping[Site, str]) -> list[SiteStatus]:
     return [
-        held.status(SiteState.REFUSED, considered.object, each, reason)
-        if (reason := reasons.get(each.capture.site))
-        else held.status(SiteState.ARMED, considered.object, each)
+        live.status(SiteState.REFUSED, considered.object, each, reason)
+        if (reason := refusals.get(each.capture.site))
+        else live.status(SiteState.ARMED, considered.object, each)
         for each in considered.selected_sites
     ]

@@ -1,7 +1,7 @@
-"""Opens objects' files and has the engine arm and disarm their sites: whatever may block on a file or in the kernel.
+"""Opens objects' files and has the engine arm and disarm their sites: all that may block on a file or in the kernel.
 
 control thread                    arming thread
-Armer: what is to be armed  ──►   Attacher: open the file, look at each instruction, Engine.arm
+Armer: what is to be armed  ──►   Attacher: open the file, check each instruction, Engine.arm
                             ◄──   Outcome: which sites were refused, and why
 """
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A subscription as the engine has it. error: why the engine could not begin it."""
+    """A subscription's state in the engine. error: why the engine could not open it."""
 
     subscription: Subscription
     is_open: bool = False
@@ -59,23 +59,23 @@ class ArmRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """reasons: of the sites that were refused; the others are armed. seconds: how long it took."""
+    """refusals: reasons by site; all other sites are armed. seconds: how long it took."""
 
-    reasons: Mapping[Site, str]
+    refusals: Mapping[Site, str]
     armed_sites: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """delivered: done when the subscription has all that fired. quiesced: when nothing is patched for it any more."""
+    """delivered: done when the subscription has all its events. quiesced: when nothing is patched for it any more."""
 
     delivered: Future[None]
     quiesced: Future[None]
 
 
 class Attacher:
-    """Used by one thread, the arming thread. latency: of arming an object's sites; any thread may read it."""
+    """Runs in the arming thread. latency: of arming an object's sites; any thread may read it."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Attacher:
         filesystems: Filesystems,
         file_writes: FileWriteWatcher,
     ) -> None:
-        """nops: what the kernel does to some instructions, which are not armed."""
+        """nops: which instructions the kernel rewrites; those are not armed."""
         self._engine = engine
         self._parse = parse
         self._nops = nops
@@ -95,7 +95,7 @@ class Attacher:
         self.latency = Latency()
 
     def open(self, session: Session) -> None:
-        """Begin a subscription in the engine, unless that was done. Raises StapsdtdError and OSError if it cannot."""
+        """Open a subscription in the engine, unless that was done. Raises StapsdtdError and OSError, then each time."""
         if session.error is not None:
             raise session.error
         if session.is_open:
@@ -109,78 +109,78 @@ class Attacher:
                 owner_of(subscription.client),
             )
         except (StapsdtdError, OSError) as error:
-            _log.warning("subscription %s could not begin: %s", subscription.id, error)
+            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
             session.error = error
             raise
         session.is_open = True
 
     def arm(self, session: Session, request: ArmRequest) -> Outcome:
-        """Arm what may be armed.
+        """Arm the sites that may be armed.
 
-        Raises ObjectGoneError, ObjectPendingError where the file cannot be opened yet, and OSError.
+        Raises ObjectGoneError, ObjectPendingError if the file cannot be opened yet, and OSError.
         """
         begin = time.monotonic()
-        selected, reasons = request.selected_sites, dict[Site, str]()
+        selected, refusals = request.selected_sites, dict[Site, str]()
         if not session.is_closed:
             try:
                 self.open(session)
             except (StapsdtdError, OSError) as error:
-                # Subscribe is told of it, unless that took so long that it has returned
-                reasons = {each.capture.site: str(error) for each in selected}
+                # Subscribe fails with the same error, unless it has returned by now
+                refusals = {each.capture.site: str(error) for each in selected}
                 self._file_writes.armed(request.object.key, None)
             else:
-                reasons = self._reasons(session.subscription, request)
-        armed_sites = sum(each.capture.site not in reasons for each in selected)
-        return Outcome(reasons, armed_sites, time.monotonic() - begin)
+                refusals = self._arm(session.subscription, request)
+        armed_sites = sum(each.capture.site not in refusals for each in selected)
+        return Outcome(refusals, armed_sites, time.monotonic() - begin)
 
-    def _reasons(self, subscription: Subscription, request: ArmRequest) -> dict[Site, str]:
-        """Arm what may be armed. Return why the others were refused."""
-        found, selected = request.object, request.selected_sites
+    def _arm(self, subscription: Subscription, request: ArmRequest) -> dict[Site, str]:
+        """Arm the sites that may be armed. Return why the others were refused."""
+        obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
-                descriptor = open_object(found, request.mappings.items(), self._parse, self._filesystems)
+                descriptor = open_object(obj, request.mappings.items(), self._parse, self._filesystems)
             except ObjectForeignError as error:
-                self._file_writes.armed(found.key, None)
+                self._file_writes.armed(obj.key, None)
                 return {each.capture.site: error.reason for each in selected}
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
-            reasons = {
-                each.capture.site: reason for each in selected if (reason := self._why_refused(descriptor, found, each))
+            refusals = {
+                each.capture.site: reason for each in selected if (reason := self._why_refused(descriptor, obj, each))
             }
-            fitting = [each for each in selected if each.capture.site not in reasons]
+            armable = [each for each in selected if each.capture.site not in refusals]
             principal = subscription.client
-            granted = principal.take_sites(len(fitting))
-            most = principal.quotas.max_sites
-            reasons |= {each.capture.site: f"your role allows {most} sites at once" for each in fitting[granted:]}
+            granted = principal.take_sites(len(armable))
+            limit = principal.quotas.max_sites
+            refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each in armable[granted:]}
             if granted:
-                refusals = self._engine_refusals(subscription, request, path, fitting[:granted])
-                principal.free_sites(len(refusals))
-                reasons |= refusals
-            self._file_writes.armed(found.key, path)
-        return reasons
+                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted])
+                principal.free_sites(len(by_engine))
+                refusals |= by_engine
+            self._file_writes.armed(obj.key, path)
+        return refusals
 
-    def _why_refused(self, descriptor: int, found: Object, selected: SelectedSite) -> str | None:
-        """Return why no engine is to arm a site of the file that is open there; None where one may."""
-        architecture = found.parsed.architecture
+    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite) -> str | None:
+        """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
+        architecture = obj.parsed.architecture
         return (
             why_foreign(architecture)
             or missing_argument(selected.capture)
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )
 
-    def _engine_refusals(
+    def _arm_in_engine(
         self, subscription: Subscription, request: ArmRequest, file_path: str, selected: Sequence[SelectedSite]
     ) -> dict[Site, str]:
-        """Arm sites. Return why which were refused: all of them where the object is more than the engine can take."""
-        found, pids = request.object, request.mappings.keys()
+        """Arm sites. Return why the engine refused some of them, or all if it failed."""
+        obj, pids = request.object, request.mappings.keys()
         spec = subscription.spec
         target = Target(
-            found,
+            obj,
             file_path,
             tuple(
                 TargetSite(
                     each.capture.site,
-                    subscription.site_id(found, each),
+                    subscription.site_id(obj, each),
                     Emit(each.capture.captures),
                     wanted_pids(spec.scope, each),
                 )
@@ -191,35 +191,35 @@ class Attacher:
             exclude_later=subscription.excluded - pids,
             is_ephemeral=request.is_ephemeral,
             owners=spec.owners,
-            owner=_bringer(pids) if request.is_ephemeral else "",
+            owner=_objects_owner(pids) if request.is_ephemeral else "",
         )
         try:
             with self.latency.measured():
                 refusals = self._engine.arm(subscription.subscription_key, target)
             return {refusal.site: refusal.reason for refusal in refusals}
         except (TracefsRejectedError, OSError) as error:
-            _log.warning("%s could not be armed: %s", found.path, error)
-            self._release(subscription, found, is_awaited=False)
+            _log.warning("cannot arm %s: %s", obj.path, error)
+            self._release(subscription, obj, is_awaited=False)
             return {each.capture.site: str(error) for each in selected}
 
-    def disarm(self, session: Session, found: Object, *, is_awaited: bool) -> Future[None]:
-        """Disarm an object. Return a future that is done when that is so far that the client may be told.
+    def disarm(self, session: Session, obj: Object, *, is_awaited: bool) -> Future[None]:
+        """Disarm an object. Return a future that is done when the client may be told.
 
-        is_awaited: it is told only when nothing is patched any more.
+        is_awaited: that is only when nothing is patched any more.
         """
         if not session.is_open or session.is_closed:
             return finished()
-        self._release(session.subscription, found, is_awaited=is_awaited)
+        self._release(session.subscription, obj, is_awaited=is_awaited)
         return self._engine.quiesced(owner_of(session.subscription.client)) if is_awaited else finished()
 
-    def _release(self, subscription: Subscription, found: Object, *, is_awaited: bool) -> None:
+    def _release(self, subscription: Subscription, obj: Object, *, is_awaited: bool) -> None:
         try:
-            self._engine.disarm(subscription.subscription_key, found, is_awaited=is_awaited)
+            self._engine.disarm(subscription.subscription_key, obj, is_awaited=is_awaited)
         except (TracefsRejectedError, OSError):
-            _log.exception("%s could not be disarmed", found.path)
+            _log.exception("cannot disarm %s", obj.path)
 
     def close(self, session: Session) -> Closed:
-        """End a subscription in the engine. Whatever is still to be armed for it will not be."""
+        """Close a subscription in the engine. Nothing is armed for it after that."""
         session.is_closed = True
         if not session.is_open:
             return Closed(finished(), finished())
@@ -228,10 +228,10 @@ class Attacher:
 
 
 def owner_of(principal: Principal) -> str:
-    """Return on whose behalf the engine works for a client."""
+    """Name a client's subscriptions as an owner of events (see `capture.bpf.turns`)."""
     return f"subscriptions of {principal.name}"
 
 
-def _bringer(pids: Iterable[int]) -> str:
-    """Name the user whose process brought an object."""
+def _objects_owner(pids: Iterable[int]) -> str:
+    """Name the user of the first process as an owner of ephemeral objects' events."""
     return next((f"objects of uid {user_of(pid)}" for pid in pids), "")

@@ -1,7 +1,7 @@
-"""Armed files that somebody writes to.
+"""Watches armed files for writes.
 
-The kernel knows a probe by its file and offset alone, so what is written there gets the breakpoint of what was there
-before. Files that others take the place of by rename are no concern: those are other files.
+The kernel identifies a probe by inode and offset alone, so code written there later gets the old code's breakpoint.
+A file that replaces another by rename is another inode, and no concern.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _log = logging.getLogger(__name__)
 class FileWriteWatcher:
     """Runs on an event loop; `armed` may be called in any thread.
 
-    on_write: told which files were written to, each by the key that it had until then.
+    on_write: called with the files that were written to, each by the key that it had until then.
     """
 
     def __init__(self, on_write: Callable[[set[ObjectKey]], None]) -> None:
         self._on_write = on_write
         self._lock = threading.Lock()
         self._armed: Counter[ObjectKey] = Counter()
-        self._numbers: dict[ObjectKey, int] = {}
-        # versions of one file have one number
+        self._watches: dict[ObjectKey, int] = {}
+        # versions of one file share a watch
         self._keys: defaultdict[int, set[ObjectKey]] = defaultdict(set)
         self._loop = asyncio.get_running_loop()
         self._inotify: Inotify | None = None
@@ -41,31 +41,31 @@ class FileWriteWatcher:
         self._loop.add_reader(self._inotify.fileno(), self._read)
 
     def armed(self, key: ObjectKey, path: str | None) -> None:
-        """path: opens the file in this process; it need not live beyond the call. None where nothing of it is armed."""
+        """Watch a file. path: opens it in this process, during the call; None if nothing of it is armed."""
         with self._lock:
             self._armed[key] += 1
-            if path is None or self._inotify is None or key in self._numbers:
+            if path is None or self._inotify is None or key in self._watches:
                 return
             try:
-                number = self._numbers[key] = self._inotify.add(path)
-                self._keys[number].add(key)
+                watch = self._watches[key] = self._inotify.add(path)
+                self._keys[watch].add(key)
             except OSError as error:
-                _log.debug("a file cannot be watched: %s", error)
+                _log.debug("inotify cannot watch %s: %s", path, error)
 
     def disarmed(self, key: ObjectKey) -> None:
-        """Once for each time that it was armed."""
+        """Undo one call of armed()."""
         with self._lock:
             self._armed[key] -= 1
             if self._armed[key]:
                 return
             del self._armed[key]
-            number = self._numbers.pop(key, None)
-            if self._inotify is None or number is None:
+            watch = self._watches.pop(key, None)
+            if self._inotify is None or watch is None:
                 return
-            self._keys[number].remove(key)
-            if not self._keys[number]:
-                del self._keys[number]
-                self._inotify.remove(number)
+            self._keys[watch].remove(key)
+            if not self._keys[watch]:
+                del self._keys[watch]
+                self._inotify.remove(watch)
 
     def close(self) -> None:
         with self._lock:
@@ -78,8 +78,8 @@ class FileWriteWatcher:
         if self._inotify is None:
             return
         with self._lock:
-            numbers = self._inotify.read()
-            known = self._keys.keys() if numbers is None else numbers & self._keys.keys()
-            written = {key for number in known for key in self._keys[number]}
+            watches = self._inotify.read()
+            affected = self._keys.keys() if watches is None else watches & self._keys.keys()
+            written = {key for watch in affected for key in self._keys[watch]}
         if written:
             self._on_write(written)

@@ -1,7 +1,7 @@
-"""What a client's probes may cost processes that it does not see.
+"""Bounds what a client's probes may cost processes that the client may not trace.
 
-Every process that maps a library pays a trap a hit, whoever has its probes armed. A client whose role bounds that loses
-what costs the most, and does not get it back at once by asking anew.
+Every process that maps a library takes a trap at each hit, whoever had its probes armed. A client whose role bounds
+such hits loses the object with the most of them, and cannot get it back at once by subscribing again.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _LONGEST_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """An object whose probes a client may not have for some seconds. rate: what its probes cost others at last."""
+    """An object that is barred for some seconds. rate: all foreign hits a second of the client. limit: its role's."""
 
     key: ObjectKey
     rate: int
-    most: int
+    limit: int
     seconds: float
 
     @property
     def reason(self) -> str:
         return (
-            f"cost other users' processes {self.rate:,} hits/s; your role allows {self.most:,}; "
+            f"cost other users' processes {self.rate:,} hits/s; your role allows {self.limit:,}; "
             f"armed again after {self.seconds:.0f} s"
         )
 
@@ -41,49 +41,49 @@ class _Bar:
 
 
 class ForeignBounds:
-    """One thread's. clock: in seconds."""
+    """Called from one thread. exceeded: how often an object was barred. clock: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looked_at = clock()
+        self._judged_at = clock()
         self._bars: dict[tuple[str, ObjectKey], _Bar] = {}
         self.exceeded = 0
 
-    def look(self, hits: Mapping[tuple[str, ObjectKey], int], bounds: Mapping[str, int]) -> list[tuple[str, Excess]]:
-        """Return what is to be disarmed of which client, the dearest first, until the rest is within its bound.
+    def judge(self, hits: Mapping[tuple[str, ObjectKey], int], limits: Mapping[str, int]) -> list[tuple[str, Excess]]:
+        """Bar objects, those with the most hits first, until each client is within its limit. Return them by client.
 
-        hits: by client and object, since the last call. bounds: a second, of the clients that have one.
+        hits: by client and object, since the last call. limits: hits a second, of the clients that have a limit.
         """
         now = self._clock()
-        seconds, self._looked_at = max(now - self._looked_at, 0.001), now
+        seconds, self._judged_at = max(now - self._judged_at, 0.001), now
         totals: Counter[str] = Counter()
         for (client, _), count in hits.items():
             totals[client] += count
-        found = []
+        excesses = []
         for (client, key), count in sorted(hits.items(), key=lambda item: item[1], reverse=True):
-            most = bounds.get(client)
+            limit = limits.get(client)
             rate = int(totals[client] / seconds)
-            if most is not None and rate > most:
+            if limit is not None and rate > limit:
                 totals[client] -= count
-                found.append((client, self._bar(client, key, rate, most, now)))
-        return found
+                excesses.append((client, self._bar(client, key, rate, limit, now)))
+        return excesses
 
-    def _bar(self, client: str, key: ObjectKey, rate: int, most: int, now: float) -> Excess:
+    def _bar(self, client: str, key: ObjectKey, rate: int, limit: int, now: float) -> Excess:
         earlier = self._bars.get((client, key))
         seconds = _FIRST_SECONDS if earlier is None else min(2 * earlier.excess.seconds, _LONGEST_SECONDS)
-        excess = Excess(key, rate, most, seconds)
+        excess = Excess(key, rate, limit, seconds)
         self._bars[client, key] = _Bar(excess, now + seconds)
         self.exceeded += 1
         return excess
 
     def why_not(self, client: str, key: ObjectKey) -> str | None:
-        """Return why the client may not have the object's probes now; None where it may."""
+        """Return why the client may not have the object's probes now, or None if it may."""
         bar = self._bars.get((client, key))
         return None if bar is None or bar.until <= self._clock() else bar.excess.reason
 
     def forget(self) -> None:
-        """What has been over for as long as it lasted, and an hour, counts no more."""
+        """Drop bars that ended longer ago than they lasted plus an hour; the next one starts small again."""
         now = self._clock()
         self._bars = {
-            which: bar for which, bar in self._bars.items() if bar.until + bar.excess.seconds + _LONGEST_SECONDS > now
+            key: bar for key, bar in self._bars.items() if bar.until + bar.excess.seconds + _LONGEST_SECONDS > now
         }

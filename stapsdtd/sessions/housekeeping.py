@@ -1,4 +1,4 @@
-"""What is looked at every now and then for all subscriptions, since nothing reports it."""
+"""Periodic work for all subscriptions: whatever nothing reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
-from stapsdtd.sessions.held import Held
+from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
 
@@ -34,7 +34,7 @@ class Housekeeping:
 
     def __init__(  # noqa: PLR0917 - what it looks at
         self,
-        held: Mapping[str, Held],
+        live: Mapping[str, LiveSubscription],
         registry: Registry,
         watcher: Watcher,
         armer: Armer,
@@ -42,9 +42,9 @@ class Housekeeping:
         engine: Engine,
         arming_thread: FairThread,
     ) -> None:
-        """held: the subscriptions that live, by id."""
+        """live: the live subscriptions, by id."""
         self._loop = asyncio.get_running_loop()
-        self._held = held
+        self._live = live
         self._registry = registry
         self._watcher = watcher
         self._armer = armer
@@ -73,15 +73,15 @@ class Housekeeping:
         self.keep_house()
 
     def began(self, subscription: Subscription) -> None:
-        """Its foreign hits count, also when it has ended by the next look."""
+        """Count the subscription's foreign hits, even those of its last interval if it ends."""
         self._principal_of[subscription.subscription_key] = subscription.client
 
     def look_around(self) -> None:
-        """Tell what is late, and ask what was hit in processes that clients do not see."""
-        for held in self._held.values():
-            # what Subscribe waits for it tells itself
-            if held.first is None:
-                self._armer.tell_late(held)
+        """Report what is late, and count hits in processes that clients may not trace."""
+        for live in self._live.values():
+            # Subscribe reports what it waits for
+            if live.first is None:
+                self._armer.report_late(live)
         if self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit("", self._engine.foreign_hits, "counting foreign hits")
             self._foreign_hits.add_done_callback(self._on_foreign_hits)
@@ -93,46 +93,49 @@ class Housekeeping:
             self._loop.call_soon_threadsafe(partial(self._judge_foreign_hits, done.result()))
 
     def _judge_foreign_hits(self, counts: Mapping[tuple[SubscriptionKey, ObjectKey], int]) -> None:
-        """Disarm what costs too much for processes that its client does not see, and arm again what may be again."""
+        """Disarm objects that cost other users' processes too much, and arm again those whose time is up."""
         hits: Counter[tuple[str, ObjectKey]] = Counter()
         for (subscription_key, key), count in counts.items():
             if principal := self._principal_of.get(subscription_key):
                 hits[principal.name, key] += count
         quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
-        bounds = {name: most for name, most in quotas.items() if most is not None}
-        for name, excess in self._foreign.look(hits, bounds):
+        limits = {name: limit for name, limit in quotas.items() if limit is not None}
+        for name, excess in self._foreign.judge(hits, limits):
             _log.warning("%s: %s", name, excess.reason)
-            for held in [held for held in self._held.values() if held.subscription.client.name == name]:
-                if excess.key in held.considered:
-                    self._armer.bar(held, excess)
+            for live in [live for live in self._live.values() if live.subscription.client.name == name]:
+                if excess.key in live.considered:
+                    self._armer.bar(live, excess)
         self._foreign.forget()
         self._principal_of = {
-            held.subscription.subscription_key: held.subscription.client for held in self._held.values()
+            live.subscription.subscription_key: live.subscription.client for live in self._live.values()
         }
-        for held in list(self._held.values()):
-            for key, found in list(held.barred.items()):
-                if self._foreign.why_not(held.subscription.client.name, key) is None:
-                    del held.barred[key]
-                    self._armer.consider(held, found)
+        for live in list(self._live.values()):
+            for key, obj in list(live.barred.items()):
+                if self._foreign.why_not(live.subscription.client.name, key) is None:
+                    del live.barred[key]
+                    self._armer.consider(live, obj)
 
     def keep_house(self) -> None:
-        """An armed event holds its object's file. Nothing reports munmap, so memfds and deleted files are looked at."""
+        """Retry what failed, and look for memfds and deleted files that nobody maps any more.
+
+        Nothing reports munmap, and an armed event holds its object's file.
+        """
         if self._cleanup is None or self._cleanup.done():
             self._cleanup = self._arming_thread.submit("", self._engine.retry_cleanup, "cleaning up")
             self._cleanup.add_done_callback(_log_error)
         volatile = {
             key: considered.object
-            for held in self._held.values()
-            for key, considered in held.considered.items()
+            for live in self._live.values()
+            for key, considered in live.considered.items()
             if not self._armer.is_host_file(considered.object)
         }
         self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
-        for held in list(self._held.values()):
-            self._armer.consider_pending(held)
-            for found in [found for key, found in volatile.items() if key in held.considered]:
-                self._armer.consider(held, found)
+        for live in list(self._live.values()):
+            self._armer.consider_pending(live)
+            for obj in [obj for key, obj in volatile.items() if key in live.considered]:
+                self._armer.consider(live, obj)
 
 
 def _log_error(done: Future[_T]) -> None:
     if error := done.exception():
-        _log.error("the engine failed", exc_info=error)
+        _log.error("the engine failed in periodic work, which is tried again", exc_info=error)

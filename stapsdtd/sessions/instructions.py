@@ -1,7 +1,7 @@
-"""The last look at a site before it is armed: what its instruction is now, and what the kernel would do to that.
+"""The last check of a site before it is armed: its instruction now, and what the kernel would do to it.
 
 The file may have been written to since it was parsed: in place, or through a mapping of a memfd, which changes no time
-stamp. Once the first process is armed, the kernel goes by its copy (prepare_uprobe in kernel/events/uprobes.c).
+stamp. Once the first process is armed, the kernel uses its own copy (prepare_uprobe in kernel/events/uprobes.c).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stapsdtd.model import LONGEST_NOP_BYTES, Site
 
 
 def why_not_armed(descriptor: int, architecture: str, site: Site, nops: NopRewriting) -> str | None:
-    """Return why a site of the file that is open there is not to be armed; None where that does no harm."""
+    """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
     reason = nops.why_not(site.nop_bytes)
     if reason is not None:
         return reason

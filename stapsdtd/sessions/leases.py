@@ -1,39 +1,39 @@
-"""How long a subscription lives that nobody reads."""
+"""Leases: how long a subscription lives while no stream reads it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from stapsdtd.sessions.held import Held
+from stapsdtd.sessions.live import LiveSubscription
 
 
 class Leases:
     """A lease begins when the last stream ends. Runs on an event loop."""
 
     def __init__(self, expire: Callable[[str], None]) -> None:
-        """expire: ends a subscription, by its id."""
+        """expire: called with a subscription's id when its lease ends."""
         self._loop = asyncio.get_running_loop()
         self._expire = expire
 
-    def start(self, held: Held) -> None:
-        subscription = held.subscription
-        held.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)
+    def start(self, live: LiveSubscription) -> None:
+        subscription = live.subscription
+        live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)
 
-    def cancel(self, held: Held) -> None:
-        if held.lease is not None:
-            held.lease.cancel()
-            held.lease = None
+    def cancel(self, live: LiveSubscription) -> None:
+        if live.lease is not None:
+            live.lease.cancel()
+            live.lease = None
 
-    def stream_opened(self, held: Held) -> None:
-        held.streams += 1
-        self.cancel(held)
+    def stream_opened(self, live: LiveSubscription) -> None:
+        live.streams += 1
+        self.cancel(live)
 
-    def stream_closed(self, held: Held) -> None:
-        held.streams -= 1
-        if held.streams == 0:
-            self.start(held)
+    def stream_closed(self, live: LiveSubscription) -> None:
+        live.streams -= 1
+        if live.streams == 0:
+            self.start(live)
 
-    def seconds_left(self, held: Held) -> float:
-        """Return 0 while a stream is open."""
-        return max(held.lease.when() - self._loop.time(), 0.0) if held.lease else 0.0
+    def seconds_left(self, live: LiveSubscription) -> float:
+        """Return the rest of the lease, or 0 while a stream is open."""
+        return max(live.lease.when() - self._loop.time(), 0.0) if live.lease else 0.0

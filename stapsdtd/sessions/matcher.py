@@ -1,4 +1,4 @@
-"""What a subscription wants of an object, by its selectors and scope."""
+"""Matches objects against a subscription's selectors and scope."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from stapsdtd.subscribe_options import Scope
 
 
 def selected_sites(
-    spec: SubscriptionSpec, found: Object, mappings: Mapping[int, model.Mapping]
+    spec: SubscriptionSpec, obj: Object, mappings: Mapping[int, model.Mapping]
 ) -> tuple[SelectedSite, ...]:
-    """Return the sites that are wanted of an object, by pid of those that map it."""
+    """Return the sites of an object that are wanted. mappings: by pid."""
     if not mappings:
         return ()
-    # a file with several names is one object, which is known by the first that was seen
-    names = dict.fromkeys([found.path, *(mapping.path for mapping in mappings.values())])
-    by_name = (choose(spec.selectors, name, found.parsed.sites) for name in names)
+    # a file with several names is one object, named by the first that was seen
+    names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
+    by_name = (choose(spec.selectors, name, obj.parsed.sites) for name in names)
     chosen = next(filter(None, by_name), [])
     return tuple(selected for selected in chosen if wanted_pids(spec.scope, selected) != frozenset())
 
 
 def wanted_pids(scope: Scope, selected: SelectedSite) -> frozenset[int] | None:
-    """Return the processes whose hits of a site count; None for all."""
+    """Return the pids whose hits of a site are wanted, or None for all."""
     if not scope.pids:
         return selected.pids
     pids = frozenset(scope.pids)

@@ -1,4 +1,4 @@
-"""Whose a subscription is, and what all of one client's subscriptions share."""
+"""A client as the owner of subscriptions, and the quotas that its subscriptions share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stapsdtd.sessions.token_bucket import TokenBucket
 
 
 class Principal:
-    """Belongs to the control thread but for events and sites, which any thread may use.
+    """Belongs to the control thread, except for events and sites, which any thread may use.
 
-    subscriptions, queue_bytes, sites: what it has now. events: what it may have a second; None for no bound.
+    subscriptions, queue_bytes, sites: in use now. events: how many a second it may have; None for no limit.
     """
 
     def __init__(self, name: str = "", quotas: Quotas = NO_QUOTAS) -> None:
@@ -21,23 +21,23 @@ class Principal:
         self.subscriptions = 0
         self.queue_bytes = 0
         self.sites = 0
-        self.events = _bucket(quotas)
+        self.events = _event_bucket(quotas)
         self._lock = threading.Lock()
 
     def change_quotas(self, quotas: Quotas) -> None:
-        """What it has beyond them it may keep."""
+        """Set new quotas. What the client has beyond them it keeps."""
         if quotas != self.quotas:
             self.quotas = quotas
-            self.events = _bucket(quotas)
+            self.events = _event_bucket(quotas)
 
     def begin(self, queue_bytes: int, ended_bytes: int = 0) -> None:
-        """Count one more subscription. ended_bytes: what those that ended still hold. Raises LimitReachedError."""
-        most, most_bytes = self.quotas.max_subscriptions, self.quotas.max_queue_bytes
-        if most is not None and self.subscriptions >= most:
-            raise LimitReachedError(f"{self.name} has {most} subscriptions, as many as its role allows")
+        """Count one more subscription. ended_bytes: still held by those that ended. Raises LimitReachedError."""
+        limit, byte_limit = self.quotas.max_subscriptions, self.quotas.max_queue_bytes
+        if limit is not None and self.subscriptions >= limit:
+            raise LimitReachedError(f"{self.name} has {limit} subscriptions, as many as its role allows")
         wanted = self.queue_bytes + queue_bytes + ended_bytes
-        if most_bytes is not None and wanted > most_bytes:
-            raise LimitReachedError(f"{self.name}'s queues would take {wanted} bytes, and its role allows {most_bytes}")
+        if byte_limit is not None and wanted > byte_limit:
+            raise LimitReachedError(f"{self.name}'s queues would take {wanted} bytes, and its role allows {byte_limit}")
         self.subscriptions += 1
         self.queue_bytes += queue_bytes
 
@@ -46,7 +46,7 @@ class Principal:
         self.queue_bytes -= queue_bytes
 
     def take_sites(self, wanted: int) -> int:
-        """Count more sites as armed. Return how many of those wanted the quota allows."""
+        """Count more sites as armed, as far as the quota allows. Return how many."""
         with self._lock:
             left = self.sites_left
             granted = wanted if left is None else min(wanted, left)
@@ -59,10 +59,10 @@ class Principal:
 
     @property
     def sites_left(self) -> int | None:
-        most = self.quotas.max_sites
-        return None if most is None else max(most - self.sites, 0)
+        limit = self.quotas.max_sites
+        return None if limit is None else max(limit - self.sites, 0)
 
 
-def _bucket(quotas: Quotas) -> TokenBucket | None:
-    most = quotas.max_events_per_second
-    return None if most is None else TokenBucket(most)
+def _event_bucket(quotas: Quotas) -> TokenBucket | None:
+    rate = quotas.max_events_per_second
+    return None if rate is None else TokenBucket(rate)

@@ -1,4 +1,4 @@
-"""All subscriptions that live: how they begin and end, and what they are told as objects come and go."""
+"""All subscriptions: how they begin and end, and how they follow objects that come and go."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Attacher, Closed, Session
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
-from stapsdtd.sessions.held import FirstArming, Held
 from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.leases import Leases
+from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription, SubscriptionSpec
 from stapsdtd.sessions.totals import AccountTotals
@@ -44,7 +44,7 @@ _REWRITTEN_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """disarmed: done when nothing is patched for the subscription any more, or with the engine's error."""
+    """disarmed: done when nothing is patched for the subscription any more, or with the error of closing it."""
 
     subscription: Subscription
     disarmed: Future[None]
@@ -53,7 +53,7 @@ class Ending:
 class Subscriptions:
     """Runs on the control thread's event loop; `get` and `all` may be called from any thread.
 
-    totals: what became of all events. arming: how long it takes to arm an object's sites. Both may be read anywhere.
+    arming: how long it takes to arm an object's sites. It and totals may be read by any thread.
     """
 
     def __init__(
@@ -70,21 +70,21 @@ class Subscriptions:
         filesystems: Filesystems,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arming_thread: the only one that arms and disarms with the engine."""
+        """arming_thread: the only one that calls the engine to arm and disarm."""
         self._connected = connected
         self._registry = registry
         self._engine = engine
         self._watcher = watcher
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
-        self._held: dict[str, Held] = {}
+        self._live: dict[str, LiveSubscription] = {}
         self._ended: dict[str, Subscription] = {}
         self._closing = False
         self.totals = AccountTotals()
         self.foreign = ForeignBounds(clock)
         self._admission = AdmissionControl(limits)
         self._file_writes = FileWriteWatcher(self._on_write)
-        # calls that may wait for a process's lock are made by one thread each
+        # each thread needs its own, which makes the calls that may wait for a process's lock
         own_filesystems = Filesystems(filesystems.armed_too)
         self._attacher = Attacher(engine, parse, nops=nops, filesystems=own_filesystems, file_writes=self._file_writes)
         self._armer = Armer(
@@ -102,23 +102,23 @@ class Subscriptions:
         self._leases = Leases(self._expire)
         self._stop_listening = registry.listen(self._on_change)
         self.housekeeping = Housekeeping(
-            self._held, registry, watcher, self._armer, self.foreign, engine, arming_thread
+            self._live, registry, watcher, self._armer, self.foreign, engine, arming_thread
         )
         self.housekeeping.start()
 
     def subscribe(
         self, spec: SubscriptionSpec, client: str = "", quotas: Quotas = NO_QUOTAS
     ) -> tuple[Subscription, Future[None]]:
-        """Begin to arm all that matches now. client: whose it is, and who shares quotas with others of the same name.
+        """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
 
-        What is returned is done when all that matches is armed or refused; see first_statuses(). It has an error where
-        the engine cannot begin at all, or there is a defect. Raises LimitReachedError.
+        The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
+        engine cannot open the subscription, or there is a defect. Raises LimitReachedError.
         """
         if self._closing:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
-        living = [held.subscription for held in self._held.values()]
-        principal = self._admission.admit(spec.queue_bytes, client, quotas, living, list(self._ended.values()))
+        others = [live.subscription for live in self._live.values()]
+        principal = self._admission.admit(spec.queue_bytes, client, quotas, others, list(self._ended.values()))
         subscription = Subscription(
             secrets.token_hex(8),
             next(self._subscription_keys),
@@ -129,53 +129,53 @@ class Subscriptions:
             self._connected,
         )
         first = FirstArming()
-        held = Held(subscription, Session(subscription), first=first)
-        self._held[subscription.id] = held
+        live = LiveSubscription(subscription, Session(subscription), first=first)
+        self._live[subscription.id] = live
         self.housekeeping.began(subscription)
         self.totals.began(subscription)
         try:
-            self._armer.open(held, first)
+            self._armer.open(live, first)
             first.add()
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
-            for found in self._registry.objects():
-                self._armer.consider(held, found)
+            for obj in self._registry.objects():
+                self._armer.consider(live, obj)
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
-        self._leases.start(held)
+        self._leases.start(live)
         return subscription, first.done
 
     def first_statuses(self, ident: str) -> list[SiteStatus]:
-        """Return what became of the sites that matched at first, once. The stream is told what comes later.
+        """Return the statuses of the sites that matched at first, once; later ones go to the stream.
 
         Raises UnknownSubscriptionError.
         """
-        held = self._held.get(ident)
-        if held is None:
+        live = self._live.get(ident)
+        if live is None:
             raise UnknownSubscriptionError(ident)
-        self._armer.tell_late(held, seconds=0)
-        statuses = held.first.statuses if held.first else []
-        held.first = None
+        self._armer.report_late(live, seconds=0)
+        statuses = live.first.statuses if live.first else []
+        live.first = None
         return statuses
 
     def unsubscribe(self, ident: str, reason: EndReason) -> Ending:
-        """Disarm what only this subscription used. `ended` is done when its log has all that fired.
+        """Disarm what only this subscription used. Its `ended` is done when its log has all that fired.
 
-        The log can still be read for some seconds after that, also by a stream that begins only then.
+        The log can still be read for some seconds after that, even by a new stream. Raises UnknownSubscriptionError.
         """
-        held = self._held.get(ident)
-        if held is None:
+        live = self._live.get(ident)
+        if live is None:
             raise UnknownSubscriptionError(ident)
         # in this order, since another thread may look for it in between
-        self._ended[ident] = held.subscription
-        del self._held[ident]
-        subscription = held.subscription
-        self._leases.cancel(held)
+        self._ended[ident] = live.subscription
+        del self._live[ident]
+        subscription = live.subscription
+        self._leases.cancel(live)
         self._admission.release(subscription.client, subscription.spec.queue_bytes)
         subscription.is_ending = True
         self.totals.ended(subscription)
         ending = Ending(subscription, unfinished())
-        closed = self._armer.close(held)
+        closed = self._armer.close(live)
         closed.add_done_callback(lambda done: self._call_soon(partial(self._on_closed, ending, reason, done)))
         return ending
 
@@ -200,21 +200,21 @@ class Subscriptions:
 
     def _forget(self, ended: Subscription) -> None:
         if ended.is_read:
-            # a slow client still gets what was left for it
+            # a slow client still gets the rest
             self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, ended)
             return
         del self._ended[ended.id]
         self.totals.settle(ended)
-        # it refers to itself, and the collector may take its time
+        # do not wait for the garbage collector, since the subscription refers to itself
         ended.log.forget()
 
     def close_all(self) -> list[Future[None]]:
-        """Unsubscribe all. What is returned is done when their streams have all that fired."""
+        """Unsubscribe all. The futures are done when the logs have all that fired."""
         self._closing = True
         self.housekeeping.stop()
         self._stop_listening()
         self._file_writes.close()
-        self._unsubscribe_each(list(self._held), EndReason.SERVER_STOPPING)
+        self._unsubscribe_each(list(self._live), EndReason.SERVER_STOPPING)
         return [subscription.ended for subscription in list(self._ended.values())]
 
     def _unsubscribe_each(self, idents: Iterable[str], reason: EndReason) -> None:
@@ -226,60 +226,60 @@ class Subscriptions:
 
     def arming_for(self, client: str) -> Future[None]:
         """Return a future that is done when all that is being armed for a client is armed, but for what is late."""
-        held = [each for each in self._held.values() if each.subscription.client.name == client]
+        held = [each for each in self._live.values() if each.subscription.client.name == client]
         return all_done([arming for each in held for arming in self._armer.arming_of(each)])
 
     def get(self, ident: str) -> Subscription:
-        """Return a subscription that lives, or ended a moment ago. Raises UnknownSubscriptionError."""
-        held = self._held.get(ident)
-        found = held.subscription if held else self._ended.get(ident)
-        if found is None:
+        """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""
+        live = self._live.get(ident)
+        subscription = live.subscription if live else self._ended.get(ident)
+        if subscription is None:
             raise UnknownSubscriptionError(ident)
-        return found
+        return subscription
 
     def all(self) -> list[tuple[Subscription, bool, float]]:
-        """Return each subscription, whether a stream is open, and the seconds that are left of its lease."""
+        """Return each live subscription, whether a stream is open, and the seconds left of its lease."""
         return [
-            (held.subscription, held.streams > 0, self._leases.seconds_left(held)) for held in list(self._held.values())
+            (live.subscription, live.streams > 0, self._leases.seconds_left(live)) for live in list(self._live.values())
         ]
 
     def stream_opened(self, ident: str) -> None:
-        """A stream holds the lease, unless the subscription ended."""
-        if held := self._held.get(ident):
-            self._leases.stream_opened(held)
+        """Suspend the lease, unless the subscription ended."""
+        if live := self._live.get(ident):
+            self._leases.stream_opened(live)
 
     def stream_closed(self, ident: str) -> None:
-        if held := self._held.get(ident):
-            self._leases.stream_closed(held)
+        if live := self._live.get(ident):
+            self._leases.stream_closed(live)
 
     def _expire(self, ident: str) -> None:
-        _log.info("subscription %s: its lease ran out", ident)
+        _log.info("subscription %s: the lease expired", ident)
         self.unsubscribe(ident, EndReason.LEASE_EXPIRED)
 
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
         """End the subscriptions that are not allowed any more. Return how many."""
-        ended = [held.subscription.id for held in self._held.values() if not is_allowed(held.subscription)]
+        ended = [live.subscription.id for live in self._live.values() if not is_allowed(live.subscription)]
         self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
 
     def _on_change(self, change: Change) -> None:
-        for held in list(self._held.values()):
-            self._armer.consider(held, change.object)
+        for live in list(self._live.values()):
+            self._armer.consider(live, change.object)
 
     def _on_write(self, written: set[ObjectKey]) -> None:
-        """Disarm files before anyone maps their new content; those whose probes did not change, for a moment."""
-        for held in list(self._held.values()):
-            for key in written & held.considered.keys():
-                found = held.considered[key].object
-                self._armer.disarm(held, found, is_awaited=True, then=partial(self._consider_later, held, found))
+        """Disarm files before anyone maps their new content. If the probes did not change, arm them again soon."""
+        for live in list(self._live.values()):
+            for key in written & live.considered.keys():
+                obj = live.considered[key].object
+                self._armer.disarm(live, obj, is_awaited=True, then=partial(self._consider_later, live, obj))
 
-    def _consider_later(self, held: Held, found: Object) -> None:
-        self._loop.call_later(_REWRITTEN_SECONDS, self._consider_again, held, found)
+    def _consider_later(self, live: LiveSubscription, obj: Object) -> None:
+        self._loop.call_later(_REWRITTEN_SECONDS, self._consider_again, live, obj)
 
-    def _consider_again(self, held: Held, found: Object) -> None:
-        if held.subscription.id in self._held:
-            self._armer.consider(held, found)
+    def _consider_again(self, live: LiveSubscription, obj: Object) -> None:
+        if live.subscription.id in self._live:
+            self._armer.consider(live, obj)
 
     def _call_soon(self, work: Callable[[], None]) -> None:
-        """Have the control thread do work; for any thread."""
+        """Have the control thread do work. Safe to call from any thread."""
         self._loop.call_soon_threadsafe(work)

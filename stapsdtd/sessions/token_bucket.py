@@ -1,4 +1,4 @@
-"""A token bucket: so many a second, and as many at once as a second gives."""
+"""A token bucket that holds one second's worth of tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """Full at first; may be used by several threads. clock: in seconds, as time.monotonic."""
+    """Full at first. Safe for use by several threads. clock: in seconds, as time.monotonic."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second = per_second
@@ -18,7 +18,7 @@ class TokenBucket:
         self._filled_at = clock()
 
     def take(self, wanted: int) -> int:
-        """Return how many of them are granted."""
+        """Take up to that many tokens. Return how many were granted."""
         with self._lock:
             self._fill()
             granted = min(wanted, int(self._tokens))
@@ -27,7 +27,7 @@ class TokenBucket:
 
     @property
     def is_full(self) -> bool:
-        """Nobody used it for a while."""
+        """Report whether nobody has taken any for a while."""
         with self._lock:
             self._fill()
             return self._tokens >= self.per_second

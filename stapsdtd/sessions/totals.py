@@ -1,4 +1,4 @@
-"""What became of all events since the daemon began, of subscriptions that ended too."""
+"""Totals over all subscriptions since the daemon started, those that ended included."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from stapsdtd.sessions.subscription import Account, Subscription
 
 @dataclass(frozen=True, slots=True)
 class SessionMetrics:
-    """subscriptions: of those that live. account: of all that ever lived; its sites mean nothing.
+    """subscriptions and queue bytes: of live ones. account: of all that ever were; its sites mean nothing.
 
-    unread: what ended subscriptions had in flight when nobody could read it any more, which is in no account.
+    unread: events that ended subscriptions had in flight when their logs were dropped, which are in no account.
     """
 
     subscriptions: int
@@ -23,9 +23,9 @@ class SessionMetrics:
 
 
 class AccountTotals:
-    """The control thread tells what begins and ends; any thread may ask for the metrics.
+    """Adds up the subscriptions' accounts. Changed by the control thread; any thread may call metrics().
 
-    Nothing is counted here when an event comes: each subscription has its account.
+    Events cost nothing here: each subscription counts its own.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class AccountTotals:
             self._live.add(subscription)
 
     def ended(self, subscription: Subscription) -> None:
-        """What it has in flight may still be delivered."""
+        """Count it as live no more; events in flight may still be delivered."""
         with self._lock:
             self._live.discard(subscription)
             self._ended.add(subscription)
 
     def settle(self, subscription: Subscription) -> None:
-        """Its account will not change any more."""
+        """Add an ended subscription's account for good: it does not change any more."""
         with self._lock:
             self._ended.discard(subscription)
             account = subscription.account()

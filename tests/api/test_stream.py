@@ -350,10 +350,10 @@ class TestEnds:
         ident = server.subscribe(lease_seconds=60).subscription_id
         call = server.stream(ident)
         server.wait_until_streaming()
-        ((_, held),) = server.subscriptions._held.items()
-        assert held.lease is None
+        ((_, live),) = server.subscriptions._live.items()
+        assert live.lease is None
         # from here on a second is enough; to begin the stream may have taken longer
-        held.subscription.spec = replace(held.subscription.spec, lease_seconds=1)
+        live.subscription.spec = replace(live.subscription.spec, lease_seconds=1)
         call.cancel()
         wait_for(lambda: not server.held(), "the lease to run out")
         assert finished(server, ident)[-1].end.reason == pb.End.REASON_LEASE_EXPIRED

@@ -136,7 +136,7 @@ def test_wait_that_fails_is_tried_again(host: Host, caplog: pytest.LogCaptureFix
     host.hits_end()
     host.told_to_end()[2].set_result(None)
     done.result(PATIENCE_SECONDS)
-    assert caplog.text.count("cannot wait for hits to end, and will try again: [Errno 12]") == 3
+    assert caplog.text.count("cannot wait until hits have left an old plan, trying again: [Errno 12]") == 3
 
 
 def test_reader_that_is_no_more_holds_up_nobody(host: Host) -> None:

@@ -781,7 +781,7 @@ def test_more_values_than_a_record_holds_are_refused(
     fits, exceeds = wide(1, 32, "fits"), wide(2, 33, "exceeds")
     found = sample_object(fits, exceeds)
     assert refused(engine.arm(1, target(kernel, of=found))) == {
-        "exceeds": "33 values are wanted of it, and 32 are possible"
+        "exceeds": "its captures take 33 values, and a record holds at most 32"
     }
     assert kernel.steps() == ["define g0 0x10", "arm g0 None"]
     kernel.hit(0x10, rdi=3)
@@ -797,7 +797,7 @@ def test_values_of_several_subscriptions_count_together(
     found = sample_object(both)
     assert engine.arm(1, taking(kernel, both, *(Capture(index) for index in range(20)), of=found)) == []
     late = taking(kernel, both, *(Capture(index) for index in range(20, 40)), of=found)
-    assert refused(engine.arm(2, late)) == {"a": "40 values are wanted of it, and 32 are possible"}
+    assert refused(engine.arm(2, late)) == {"a": "its captures take 40 values, and a record holds at most 32"}
     kernel.hit(0x10, rdi=3)
     closed(engine, 2)
     closed(engine, 1)
@@ -813,7 +813,7 @@ def test_strings_that_do_not_fit_a_record_are_refused(
     strings = [Capture(index, is_string=True) for index in range(16)]
     most, possible = layout.RECORD.itemsize + 16 * 8 + 16 * 4096, 65536 - 8 - 4096 - 1
     reason = refused(engine.arm(1, taking(kernel, both, *strings, of=found)))["a"]
-    assert reason == f"{most} bytes are wanted of it at most, and {possible} are possible"
+    assert reason == f"its captures take up to {most} bytes, and a record holds at most {possible}"
     nothing_is_left(engine, kernel, before)
     assert engine.arm(1, taking(kernel, both, *strings[:14], of=found)) == []
     kernel.memory[0x5000] = b"x" * 4096
@@ -828,7 +828,7 @@ def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engin
     for subscription_key in fit:
         assert engine.arm(subscription_key, target(kernel, A, pids={100 + subscription_key})) == []
     assert refused(engine.arm(last, target(kernel, A, pids={100 + last}))) == {
-        "a": "65 different filters are wanted of it, more than are possible"
+        "a": "the bpf engine cannot run that many tests at a site; distinct filters: 65"
     }
     # as one that is there already, it fits
     assert engine.arm(last, target(kernel, A, pids={100})) == []
@@ -840,7 +840,7 @@ def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engin
 
 def test_more_tests_than_a_hit_may_take_are_refused(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
     before = free(engine)
-    reason = "1 different filters are wanted of it, more than are possible"
+    reason = "the bpf engine cannot run that many tests at a site; distinct filters: 1"
     many = frozenset(range(1000, 1000 + layout.MAX_STEPS + 1))
     assert refused(engine.arm(1, target(kernel, A, exclude_pids=many))) == {"a": reason}
     nothing_is_left(engine, kernel, before)
@@ -1193,7 +1193,9 @@ def test_grace_period_that_fails_is_tried_again(
     kernel.hit(A.site_offset, rdi=5)
     closed(engine, 1)
     assert sink.values == [(1, 5)]
-    assert "cannot wait for hits to end, and will try again: [Errno 12] Cannot allocate memory" in caplog.text
+    assert (
+        "cannot wait until hits have left an old plan, trying again: [Errno 12] Cannot allocate memory" in caplog.text
+    )
 
 
 def test_closing_waits_for_nothing(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
@@ -1275,7 +1277,7 @@ def test_event_that_cannot_be_removed_harms_no_other(
     engine.arm(1, target(kernel, A))
     kernel.fail = rejecting("remove")
     engine.disarm(1, FOUND)
-    assert "it is tried again" in caplog.text
+    assert "trying again later" in caplog.text
     assert free(engine) == before
     kernel.fail = lambda _step: None
     assert engine.arm(1, target(kernel, A)) == []

@@ -53,7 +53,7 @@ class Host:
         return comes
 
     def settle(self) -> None:
-        wait_for(lambda: not self.paging._lines, "all lines to be empty")
+        wait_for(lambda: not self.paging._queues, "all queues to be empty")
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_only_so_many_owners_have_workers_at_once(host: Host) -> None:
     host.paging.request(late, 0, 8)
     assert host.paging.metrics().refused == 1
     host.stuck[1].set()
-    wait_for(lambda: len(host.paging._lines) == under_test._MOST_WORKERS - 1, "a worker to go")
+    wait_for(lambda: len(host.paging._queues) == under_test._MOST_WORKERS - 1, "a worker to go")
     host.paging.request(late, PAGE, 8)
     wait_for(lambda: (late, PAGE, 8) in host.touched, "the late one's page")
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_copied_is_told_and_not_tried_again_soon(
 
     with caplog.at_level("INFO"):
         asyncio.run(refused())
-    assert f"{path} is not looked into: it has {1 << 30} bytes" in caplog.text
+    assert f"{path} is not parsed: cannot copy it: it has {1 << 30} bytes" in caplog.text
 
 
 def test_process_that_unmapped_it_says_nothing_of_others(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_server_that_does_not_reply_costs_its_user_alone(tmp_path: Path, caplog:
     asyncio.run(late())
     assert descriptors(PID) == before
     assert caplog.text.count("does not reply") == 2
-    assert f"is looked into for uid {USER}" in caplog.text
+    assert f"files of uid {USER} on such file systems are not parsed" in caplog.text

@@ -31,7 +31,7 @@ def bounds(clock: Clock) -> ForeignBounds:
 def test_dearest_goes_first_until_the_rest_is_within_the_bound(bounds: ForeignBounds, clock: Clock) -> None:
     clock.now += 2
     hits = {("anne", ONE): 300, ("anne", TWO): 5000, ("anne", THREE): 1000, ("bert", TWO): 900}
-    found = bounds.look(hits, {"anne": 600, "bert": 500})
+    found = bounds.judge(hits, {"anne": 600, "bert": 500})
     assert [(client, excess.key, excess.rate) for client, excess in found] == [
         ("anne", TWO, 3150),
         ("anne", THREE, 650),
@@ -45,26 +45,26 @@ def test_dearest_goes_first_until_the_rest_is_within_the_bound(bounds: ForeignBo
 
 def test_who_has_no_bound_loses_nothing(bounds: ForeignBounds, clock: Clock) -> None:
     clock.now += 1
-    assert bounds.look({("root", ONE): 10**9}, {"anne": 1}) == []
+    assert bounds.judge({("root", ONE): 10**9}, {"anne": 1}) == []
 
 
 def test_each_time_it_takes_longer_and_is_forgotten_at_last(bounds: ForeignBounds, clock: Clock) -> None:
     waited = []
     for _ in range(10):
         clock.now += 1
-        ((_, excess),) = bounds.look({("anne", ONE): 10**6}, {"anne": 1000})
+        ((_, excess),) = bounds.judge({("anne", ONE): 10**6}, {"anne": 1000})
         waited.append(excess.seconds)
         clock.now += excess.seconds - 0.1
         bounds.forget()
         assert bounds.why_not("anne", ONE)
         clock.now += 0.1
         assert bounds.why_not("anne", ONE) is None
-        bounds.look({}, {})
+        bounds.judge({}, {})
     assert waited == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     clock.now += 7200
     bounds.forget()
     clock.now += 1
-    bounds.look({}, {})
+    bounds.judge({}, {})
     clock.now += 1
-    ((_, excess),) = bounds.look({("anne", ONE): 10**6}, {"anne": 1000})
+    ((_, excess),) = bounds.judge({("anne", ONE): 10**6}, {"anne": 1000})
     assert excess.seconds == 30

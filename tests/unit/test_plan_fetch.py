@@ -80,7 +80,7 @@ def test_what_lies_at_a_symbol_is_found_from_the_site() -> None:
     assert taken(Memory("rip", 4096, symbol="x"), 4) == Fetch(SlotKind.DOUBLE, "+4096(%ip):u32")
     assert taken(Memory("rip", -16, symbol="x"), is_string=True) == Fetch(SlotKind.STRING, "+0(-16(%ip)):ustring")
     assert taken(Address("rip", 32, "text"), is_string=True) == Fetch(SlotKind.STRING, "+32(%ip):ustring")
-    assert taken(Address("rip", 32, "text")) == Unavailable("TEXT: tracefs cannot give the address of a symbol")
+    assert taken(Address("rip", 32, "text")) == Unavailable("TEXT: tracefs cannot fetch the address of a symbol")
     assert taken(Memory(None, 0x601040), 2) == Fetch(SlotKind.WORD, "@0x601040:u16")
 
 

@@ -1,4 +1,4 @@
-"""What is armed: objects, their sites, and the groups of sites that are attached together."""
+"""The state of what is armed: objects, their sites, and the groups of sites that are attached together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Consumer:
 
 @dataclass(slots=True, eq=False)
 class ArmedObject:
-    """A file that is armed. The descriptor stays open as long as that lasts, and until all hits are delivered."""
+    """A file with armed sites. The descriptor stays open until it has none and all hits are delivered."""
 
     key: ObjectKey
     path: str
@@ -54,7 +54,7 @@ class ArmedObject:
 
 @dataclass(slots=True, eq=False)
 class ArmedSite:
-    """A site with all that want it; group and plan are None until it is attached."""
+    """A site with its consumers. group, plan: None until it is attached."""
 
     object: ArmedObject
     site: ModelSite
@@ -82,7 +82,10 @@ class ArmedSite:
 
     @property
     def keys_with_foreign_hits(self) -> list[SubscriptionKey]:
-        """Subscriptions for whose sake processes are patched that they do not see; none where another sees them all."""
+        """Return the subscriptions that cause processes to be patched which they may not trace.
+
+        None if another subscription wants the site in all processes anyway.
+        """
         consumers = self.consumers.values()
         if any(consumer.filter.owners is None and consumer.target.pids is None for consumer in consumers):
             return []
@@ -95,7 +98,7 @@ class ArmedSite:
 
     @property
     def definition(self) -> str:
-        """`PATH:0xOFFSET(0xREFCTR)`, as tracefs names it."""
+        """Return `PATH:0xOFFSET(0xREFCTR)`, as tracefs takes it."""
         semaphore = self.site.semaphore_offset
         counter = "" if semaphore is None else f"({semaphore:#x})"
         return f"/proc/self/fd/{self.object.descriptor}:{self.site.site_offset:#x}{counter}"
@@ -103,7 +106,7 @@ class ArmedSite:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event. first: its first entry in the index, which identifies it to the program."""
+    """Sites behind one tracefs event. first: its first entry in the index, by which the program knows it."""
 
     event: Event
     window: Window
@@ -113,5 +116,5 @@ class Group:
 
     @property
     def cookie(self) -> int:
-        """What the program is told of a hit: where in the index to look, by which bits of its address."""
+        """Return what tells the program where in the index to look, by which bits of a hit's address."""
         return self.first | (self.window.entries - 1) << 32 | self.window.shift << 48

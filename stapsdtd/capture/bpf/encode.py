@@ -1,4 +1,4 @@
-"""Values and tests as the program in bpf/stapsdt.bpf.c reads them."""
+"""Encodes values and tests as the program in bpf/stapsdt.bpf.c reads them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Te
 
 _OPERAND = struct.Struct("=QI10B2x")
 _TEST = struct.Struct("=QQ16s4BHHH6x")
-"""As layout.OPERAND and layout.TEST; packing a row takes a tenth of filling one of numpy's."""
+"""As layout.OPERAND and layout.TEST; packing a row takes a tenth of the time of filling one of numpy's."""
 
-_ZERO = 0xFF
-"""Any place beyond the registers reads as 0."""
+_NO_REGISTER = 0xFF
+"""The program reads any index beyond the registers as 0."""
 
 _NO_USER = 1 << 32
-"""What no process's owner is, nor NOBODY."""
+"""Equals no process's owner, nor NOBODY."""
 
 _BITS = 64
 _MOST_SCALE = 255
 
 
 class NotEncodableError(ValueError):
-    """An operand that the program cannot fetch; its text says why."""
+    """An operand that the program cannot fetch. The message says why."""
 
 
 def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
     """Raises NotEncodableError."""
     unused = _BITS - 8 * argument.size
-    base = index = _ZERO
+    base = index = _NO_REGISTER
     scale = 1
     kind, constant, width, left, right = OperandKind.CONSTANT, 0, 0, 0, 0
     is_raw = value.is_text and not value.is_string
@@ -45,7 +45,7 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
         case Memory(base_name, displacement, index_name, scale):
             base, index = _register(base_name, architecture), _register(index_name, architecture)
             if scale > _MOST_SCALE:
-                raise NotEncodableError(f"an index times {scale} is more than is added")
+                raise NotEncodableError(f"the bpf engine cannot multiply an index by {scale}")
             constant = displacement % (1 << _BITS)
             if is_raw:
                 kind = OperandKind.ADDRESS
@@ -65,26 +65,27 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
 
 def encode_abs_ip(architecture: str) -> bytes:
     """Return the operand whose value is the instruction's address."""
-    place = _register(ARCHITECTURES[architecture].program_counter, architecture)
-    return _OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, place, _ZERO, 1, 0, 0, 0, 0, 0)
+    register = _register(ARCHITECTURES[architecture].program_counter, architecture)
+    return _OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, register, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
 
 
 def _register(name: str | None, architecture: str) -> int:
+    """Return a register's index in pt_regs. Raises NotEncodableError."""
     if name is None:
-        return _ZERO
-    known = ARCHITECTURES.get(architecture)
-    place = known.pt_regs.get(name) if known else None
-    if place is None:
+        return _NO_REGISTER
+    arch = ARCHITECTURES.get(architecture)
+    index = arch.pt_regs.get(name) if arch else None
+    if index is None:
         raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")
-    return place
+    return index
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a subscription wants of a site's hits, beyond which processes are armed.
+    """Which of a site's hits a subscription wants.
 
-    pids: None for all, and nobody where it is empty. program: None for all. excluded: processes whose hits are as if
-    they had never been; owners: users of whose processes that is not so, None for all.
+    pids: None for all, empty for none. program: None for all. excluded: pids whose hits are not counted at all.
+    owners: uids; hits of other users' processes are not counted at all; None for everybody's.
     """
 
     pids: frozenset[int] | None
@@ -99,65 +100,64 @@ class Filter:
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """Which arguments it reads."""
+        """Return the indexes of the arguments that it reads."""
         return self.decision.arguments
 
     @property
     def steps(self) -> int:
-        """Return how many tests it takes at most."""
+        """Return the largest number of tests that a hit can take."""
         owners = 0 if self.owners is None else max(len(self.owners), 1)
         tests = owners + len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
         return 0 if self.accepts_all else max(tests, 1)
 
     @property
     def decision(self) -> Program:
-        """What is asked of a hit in a process that is wanted."""
+        """Return the program for hits in processes that are wanted."""
         if self.pids is not None and not self.pids:
             return Program((), REJECT)
         return self.program or Program((), ACCEPT)
 
 
-def encode_filters(filters: Sequence[tuple[int, Filter]], places: Mapping[int, int]) -> bytes:
-    """Lay out the tests of several filters, each with its bit, one behind the other.
+def encode_filters(filters: Sequence[tuple[int, Filter]], operand_indexes: Mapping[int, int]) -> bytes:
+    """Encode the tests of several filters, each with its bit, one after the other.
 
-    places: where an argument's operand is among the plan's.
+    operand_indexes: of arguments' operands among the plan's, by argument index.
     """
     rows = b""
-    for number, (bit, wanted) in enumerate(filters):
+    for position, (bit, site_filter) in enumerate(filters):
         first = len(rows) // _TEST.size
-        tests = _filter(wanted, first, places)
-        end = JUMP_END if number == len(filters) - 1 else first + len(tests)
+        tests = _filter(site_filter, first, operand_indexes)
+        end = JUMP_END if position == len(filters) - 1 else first + len(tests)
         rows += b"".join(
-            _TEST.pack(each.mask, each.value, each.comm, each.source, each.index, each.relation, bit, *jumps, end)
-            for each, jumps in tests
+            _TEST.pack(test.mask, test.value, test.comm, test.source, test.index, test.relation, bit, *jumps, end)
+            for test, jumps in tests
         )
     return rows
 
 
-_Placed = tuple[Test, tuple[int, int]]
-"""A test, and where it jumps to among the plan's tests when it is true and when it is false."""
+_LinkedTest = tuple[Test, tuple[int, int]]
+"""A test, and the indexes of the plan's tests that it jumps to when it is true and when it is false."""
 
 
-def _filter(wanted: Filter, first: int, places: Mapping[int, int]) -> list[_Placed]:
-    """Exclusions, then whose process it is, then the scope, then the predicate; each begins behind the one before."""
-    program = wanted.decision
-    excluded, pids = sorted(wanted.excluded), sorted(wanted.pids or ())
-    owners = [] if wanted.owners is None else sorted(wanted.owners) or [_NO_USER]
+def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int]) -> list[_LinkedTest]:
+    """Lay out tests from index first on: excluded processes, their owners, the scope's pids, then the predicate."""
+    program = site_filter.decision
+    excluded, pids = sorted(site_filter.excluded), sorted(site_filter.pids or ())
+    owners = [] if site_filter.owners is None else sorted(site_filter.owners) or [_NO_USER]
     ownership = first + len(excluded)
     scope = ownership + len(owners)
     predicate = scope + len(pids)
     begin = _jump(program.start, predicate)
-    tests: list[_Placed] = []
-    for number, pid in enumerate(excluded, first + 1):
-        tests.append((_is_pid(pid), (JUMP_EXCLUDE, begin if number == predicate else number)))
-    for number, uid in enumerate(owners, ownership + 1):
-        tests.append(
-            (_is_owner(uid), (begin if scope == predicate else scope, JUMP_EXCLUDE if number == scope else number))
-        )
-    for number, pid in enumerate(pids, scope + 1):
-        tests.append((_is_pid(pid), (begin, REJECT if number == predicate else number)))
+    tests: list[_LinkedTest] = []
+    for following, pid in enumerate(excluded, first + 1):
+        tests.append((_is_pid(pid), (JUMP_EXCLUDE, begin if following == predicate else following)))
+    for following, uid in enumerate(owners, ownership + 1):
+        on_true = begin if scope == predicate else scope
+        tests.append((_is_owner(uid), (on_true, JUMP_EXCLUDE if following == scope else following)))
+    for following, pid in enumerate(pids, scope + 1):
+        tests.append((_is_pid(pid), (begin, REJECT if following == predicate else following)))
     for test in program.tests:
-        index = places[test.index] if test.source is Source.ARGUMENT else test.index
+        index = operand_indexes[test.index] if test.source is Source.ARGUMENT else test.index
         jumps = _jump(test.on_true, predicate), _jump(test.on_false, predicate)
         tests.append((replace(test, index=index), jumps))
     return tests or [(_is_pid(0), (begin, begin))]

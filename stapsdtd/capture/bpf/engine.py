@@ -1,9 +1,9 @@
-"""The engine of BPF programs: one attachment for all subscriptions of a site, one record for each hit.
+"""The bpf engine: one attachment for all subscriptions of a site, and one record for each hit.
 
     consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
                                    └─► values, filters ──► plan (what the program does at the site)
 
-`plan.attachments` and `site_plans` say what has to change; this says in which order.
+`plan.attachments` and `site_plans` decide what has to change; this module decides in which order.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class _Subscription:
 class BpfEngine:
     """See `capture.engine.Engine`.
 
-    A site is armed once, for all processes that any subscription wants; the program tells apart what each one wants.
-    Where consumers come or go, a new plan takes the place of the old one in the site's slot. Where fewer processes or
-    sites are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
+    A site is armed once, for all processes that any subscription wants; the program decides which subscriptions want a
+    hit. When consumers come or go, a new plan replaces the old one in the site's slot. When fewer processes or sites
+    are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
     """
 
     name = "bpf"
@@ -73,7 +73,7 @@ class BpfEngine:
         *,
         make_event: MakeEvent | None = None,
     ) -> None:
-        """max_buffer_bytes: of all rings together, which are as large as that lets them be."""
+        """max_buffer_bytes: of all rings together."""
         self._tracefs = tracefs
         self._loaded = loaded
         self._tables = Tables(loaded.table, loaded.cpus)
@@ -90,13 +90,13 @@ class BpfEngine:
         self._objects: dict[ObjectKey, ArmedObject] = {}
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        found = source_of(capture, argument, architecture)
-        return found.reason if isinstance(found, Unavailable) else None
+        source = source_of(capture, argument, architecture)
+        return source.reason if isinstance(source, Unavailable) else None
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
         self._subscriptions[subscription_key] = _Subscription(Channel(subscription_key, sink), buffer_bytes, owner)
-        # the kernel takes a while to put one in place, which the first library to appear should not wait for
+        # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):
             self._rings.provide([0], buffer_bytes)
 
@@ -105,13 +105,13 @@ class BpfEngine:
         reason = self._reaper.why_not(target.owner, MOST_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._reaper.why_not(subscription.owner):
             return [Refusal(wanted.site, reason) for wanted in target.sites]
-        found = self._object(target)
+        armed = self._object(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
         sites = []
         for wanted in target.sites:
             try:
-                site = self._site(found, wanted.site)
+                site = self._site(armed, wanted.site)
                 site.consumers[subscription_key] = Consumer(subscription.channel, wanted, _filter(target, wanted))
             except (TableFullError, ValueError) as error:
                 refusals[wanted.site] = str(error)
@@ -120,11 +120,11 @@ class BpfEngine:
         try:
             refused = self._bring_in_step(sites, subscription.owner, subscription_key)
         except BaseException:
-            # what fails for this one is not to be tried again with whatever others want of its sites
+            # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
             raise
-        subscription.sites[found.key] = [site for site in sites if subscription_key in site.consumers]
-        self._forget_unwanted(found)
+        subscription.sites[armed.key] = [site for site in sites if subscription_key in site.consumers]
+        self._forget_unwanted(armed)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
@@ -145,13 +145,13 @@ class BpfEngine:
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
         for site in sites:
-            # it may be gone already, where an earlier try ran out of memory
+            # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
         for site, reason in self._bring_in_step(sites, owner, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
-        for found in {site.object for site in sites}:
-            self._forget_unwanted(found)
+        for armed in {site.object for site in sites}:
+            self._forget_unwanted(armed)
 
     def ask(self) -> Future[None]:
         return self._reader.ask()
@@ -160,7 +160,7 @@ class BpfEngine:
         return self._reader.problem() or self._tracefs.problem()
 
     def metrics(self) -> EngineMetrics:
-        sites = [site for found in list(self._objects.values()) for site in list(found.sites.values())]
+        sites = [site for armed in list(self._objects.values()) for site in list(armed.sites.values())]
         groups = [site.group for site in sites if site.group is not None]
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
         paging = self._paging.metrics()
@@ -189,31 +189,31 @@ class BpfEngine:
 
     def _object(self, target: Target) -> ArmedObject:
         key = target.object.key
-        found = self._objects.get(key)
-        if found is None:
+        armed = self._objects.get(key)
+        if armed is None:
             descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
             parsed = target.object.parsed
             constants = ReadOnlyFile(descriptor, parsed.read_only)
-            found = ArmedObject(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
-            self._objects[key] = found
+            armed = ArmedObject(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
+            self._objects[key] = armed
             with contextlib.suppress(OSError):
                 constants.read_ahead()
-        return found
+        return armed
 
-    def _site(self, found: ArmedObject, site: ModelSite) -> ArmedSite:
+    def _site(self, armed: ArmedObject, site: ModelSite) -> ArmedSite:
         """Raises TableFullError."""
-        known = found.sites.get(site)
-        if known is None:
-            known = found.sites[site] = ArmedSite(found, site, self._tables.allocate_slot())
-        return known
+        armed_site = armed.sites.get(site)
+        if armed_site is None:
+            armed_site = armed.sites[site] = ArmedSite(armed, site, self._tables.allocate_slot())
+        return armed_site
 
-    def _forget_unwanted(self, found: ArmedObject) -> None:
-        for site in [site for site in found.sites.values() if not site.consumers and site.group is None]:
+    def _forget_unwanted(self, armed: ArmedObject) -> None:
+        for site in [site for site in armed.sites.values() if not site.consumers and site.group is None]:
             self._tables.free_slot(site.slot)
-            del found.sites[site.site]
-        if not found.sites and self._objects.pop(found.key, None) is not None:
-            # hits of plans that ended before may have constants to be read from it
-            self._endings.begin([]).add_done_callback(lambda _: os.close(found.descriptor))
+            del armed.sites[site.site]
+        if not armed.sites and self._objects.pop(armed.key, None) is not None:
+            # records of plans that ended before may still need constants from the file
+            self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
 
     def _bring_in_step(
         self,
@@ -223,14 +223,14 @@ class BpfEngine:
         *,
         is_awaited: bool = False,
     ) -> dict[ArmedSite, str]:
-        """Arm, plan and disarm as the consumers of some sites say now. Return which could not be served, and why.
+        """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
 
-        Those keep the group and plan that they have, and the newcomer is forgotten. There may be others among
-        them, which had to move. owner: on whose behalf.
+        Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
+        to move to another group. owner: of the events to be removed, see `turns`.
         """
         refused: dict[ArmedSite, str] = {}
-        for over in self._endings.collect():
-            self._tables.free_plan(over.entry)
+        for plan in self._endings.collect():
+            self._tables.free_plan(plan.entry)
         plans = self._new_plans(sites, refused)
         _forget_consumers(newcomer, refused)
         if plans:
@@ -249,7 +249,7 @@ class BpfEngine:
         return refused
 
     def _new_plans(self, sites: Iterable[ArmedSite], refused: dict[ArmedSite, str]) -> dict[ArmedSite, ActivePlan]:
-        """Before anything is armed or moved, so that a refusal changes nothing and every hit finds its plan."""
+        """Make plans before anything is armed or moved: a refusal changes nothing, and every hit finds its plan."""
         plans = {}
         for site in sites:
             if site.is_wanted:
@@ -260,7 +260,7 @@ class BpfEngine:
         return plans
 
     def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:
-        """Have sites' hits go by their groups, and by new plans where there are some; return the plans that ended."""
+        """Point the sites' slots to their groups and new plans. Return the plans that were replaced."""
         ended = []
         for site in sites:
             plan = plans.get(site, site.plan if site.consumers else None)
@@ -277,7 +277,7 @@ class BpfEngine:
         return ended
 
     def _plan(self, site: ArmedSite) -> ActivePlan:
-        """Raises TableFullError, ValueError and, where the kernel has no memory for a ring, OSError."""
+        """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
         plan = SitePlan.of(site)
         buffer_bytes = max(subscription.buffer_bytes for subscription in self._subscriptions.values())
         self._rings.provide(plan.emission.record_classes, buffer_bytes)
@@ -291,6 +291,6 @@ def _forget_consumers(subscription_key: SubscriptionKey | None, sites: Iterable[
 
 
 def _filter(target: Target, wanted: TargetSite) -> Filter:
-    """Raises ValueError where the predicate does not fit the site."""
+    """Raises ValueError if the predicate does not fit the site."""
     program = None if target.predicate is None else compile_for(target.predicate, wanted.site)
     return Filter(wanted.pids, frozenset(target.exclude_pids), program, target.owners)

@@ -1,7 +1,7 @@
-"""Counts the hits in processes that a subscription does not see, at sites that are patched there for its sake.
+"""Counts foreign hits: those that a subscription causes in processes that it may not trace.
 
-A library is patched in every process that maps it, whoever wants one of its probes. Who may see only some users'
-processes gets no event of the others' hits, which cost those processes a trap each all the same.
+A library is patched in every process that maps it, whoever wants its probes. A client that may trace only some users'
+processes gets no events of the others' hits, each of which costs those processes a trap all the same.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ForeignHits:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._plans: dict[Generation, _Followed] = {}
-        self._ended: Counter[tuple[SubscriptionKey, ObjectKey]] = Counter()
+        self._hits: Counter[tuple[SubscriptionKey, ObjectKey]] = Counter()
 
     def begin(self, key: ObjectKey, plan: ActivePlan, subscription_keys: Collection[SubscriptionKey]) -> None:
-        """subscription_keys: for whose sake the plan's site is patched in processes that they do not see."""
+        """subscription_keys: see `ArmedSite.keys_with_foreign_hits`."""
         cells = {
             channel.subscription_key: plan.entry.cell(layout.Counter.EXCLUDED, bit)
             for bit, channel in plan.channels
@@ -41,21 +41,21 @@ class ForeignHits:
             self._plans[plan.entry.generation] = _Followed(key, cells, Counter())
 
     def end(self, plan: ActivePlan) -> None:
-        """No slot names it any more."""
+        """Count what is left of a plan that no slot names any more."""
         followed = self._plans.pop(plan.entry.generation, None)
         if followed is not None:
             self._count(followed)
 
     def take(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
-        """Return how many there were since the last call, where there were any."""
+        """Return the counts above 0 since the last call."""
         for followed in self._plans.values():
             self._count(followed)
-        found, self._ended = self._ended, Counter()
-        return dict(+found)
+        hits, self._hits = self._hits, Counter()
+        return dict(+hits)
 
     def _count(self, followed: _Followed) -> None:
         for subscription_key, count in zip(
             followed.cells, self._tables.sums(list(followed.cells.values())), strict=True
         ):
-            self._ended[subscription_key, followed.key] += count - followed.counted[subscription_key]
+            self._hits[subscription_key, followed.key] += count - followed.counted[subscription_key]
             followed.counted[subscription_key] = count

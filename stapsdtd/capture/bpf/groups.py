@@ -1,4 +1,4 @@
-"""Attaches and detaches groups of sites as `plan.attachments` says, and takes back what the kernel refuses."""
+"""Attaches and detaches groups of sites as `plan.attachments` decides, and undoes what the kernel refuses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stapsdtd.plan.groups import partition_by_page_offset
 _log = logging.getLogger(__name__)
 
 MakeEvent = Callable[[str, str, Sequence[str]], Event]
-"""Takes its group, its name and its sites' definitions. Raises TracefsRejectedError."""
+"""Makes an event of a tracefs group, a name and its sites' definitions. Raises TracefsRejectedError."""
 
 
 class Groups:
@@ -35,7 +35,7 @@ class Groups:
         reaper: EventReaper,
         make_event: MakeEvent,
     ) -> None:
-        """program: the descriptor of what runs at each hit."""
+        """program: the descriptor of the BPF program that runs at each hit."""
         self._owner = owner
         self._program = program
         self._tables = tables
@@ -46,25 +46,26 @@ class Groups:
     def regroup(
         self, sites: Sequence[ArmedSite], plans: Mapping[ArmedSite, ActivePlan], refused: dict[ArmedSite, str]
     ) -> list[Group]:
-        """Give each site a group that patches what is wanted. Return the groups that serve nobody any more, which are
-        attached until detach() is called.
+        """Give each site a group that patches the wanted processes. Return the groups that are not needed any more,
+        which stay attached until detach() is called.
 
-        plans: of the sites that are wanted. refused: gets those that the kernel refused; they stay where they were.
+        plans: of the sites that are wanted. refused: receives the sites that the kernel refused, and the reasons; those
+        stay in their groups.
         """
         groups = list(dict.fromkeys(site.group for site in sites if site.group is not None))
         ungrouped = [site for site in sites if site.group is None]
         needed = changes(groups, ungrouped)
         if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
             needed = changes(groups, ungrouped, fixed)
-        for wanted in needed.attach:
-            self._attach(wanted.sites, wanted.scope, plans, refused)
+        for attach in needed.attach:
+            self._attach(attach.sites, attach.scope, plans, refused)
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
             group.sites = [site for site in group.sites if site.group is group]
         return [group for group in needed.detach if group not in kept]
 
     def detach(self, group: Group, owner: str, *, is_awaited: bool) -> None:
-        """Begin to remove a group whose sites have others by now, or none. owner: see `reaper`."""
+        """Begin to remove a group whose sites now have another one, or none. owner: see `turns`."""
         if not is_awaited:
             owner = group.sites[0].object.owner or owner
         for site in group.sites:
@@ -74,12 +75,12 @@ class Groups:
         self._reaper.begin(group.event, free, owner=owner, is_awaited=is_awaited)
 
     def _widen(self, group: Group, pids: Iterable[int]) -> bool:
-        """Patch further processes as well; report whether the kernel let it."""
+        """Patch further processes, too. Report whether that worked."""
         try:
             for pid in sorted(pids):
                 self._patch(group, pid)
         except OSError as error:
-            _log.info("%s: %s", group.sites[0].object.path, error)
+            _log.info("%s: cannot patch further processes: %s", group.sites[0].object.path, error)
             return False
         group.scope = (group.scope or frozenset()) | frozenset(pids)
         return True
@@ -91,7 +92,7 @@ class Groups:
         plans: Mapping[ArmedSite, ActivePlan],
         refused: dict[ArmedSite, str],
     ) -> None:
-        """Attach sites in a group of their own; one that the kernel refuses is found by halving."""
+        """Attach sites in a new group, or find those that the kernel refuses by halving it."""
         try:
             group = self._attached(sites, scope, plans)
         except (TracefsRejectedError, OSError, TableFullError) as error:
@@ -111,23 +112,23 @@ class Groups:
         window = partition.window
         self._reaper.collect()
         first = self._tables.allocate_group(window)
-        with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as taken_back:
-            taken_back.callback(self._tables.free_group, first, window)
+        with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
+            undo.callback(self._tables.free_group, first, window)
             self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
             name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
             event = self._make_event(self._owner.group, name, [site.definition for site in sites])
-            taken_back.callback(event.remove)
+            undo.callback(event.remove)
             group = Group(event, window, first, scope, list(sites))
             for site in sites:
                 if site.group is None:
-                    # the first hit finds it
+                    # before patching, so that the first hit finds its plan
                     self._tables.set_slot(site.slot, first, plans[site].entry.id)
             for pid in [None] if scope is None else sorted(scope):
                 self._patch(group, pid)
-            taken_back.pop_all()
+            undo.pop_all()
         return group
 
     def _patch(self, group: Group, pid: int | None) -> None:
-        # a process that is gone needs nothing
+        # the process may have ended
         with contextlib.suppress(ProcessLookupError):
             group.event.arm(pid, self._program, group.cookie)

@@ -1,4 +1,4 @@
-"""Room in a table: runs of entries, lent and given back."""
+"""Allocates runs of a table's entries."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 class TableFullError(Exception):
-    """There is no run of so many free entries; its text names the table."""
+    """There is no run of so many free entries. The message names the table."""
 
 
 class Pool:
-    """Lends from `first` on; neighbouring free runs are joined."""
+    """Allocates entries from `first` on. Neighboring free runs are joined."""
 
     def __init__(self, name: str, entries: int, first: int = 0) -> None:
         self._name = name
         self._free = [(first, entries - first)]
 
     def allocate(self, count: int) -> int:
-        """Return where the run begins. Raises TableFullError."""
+        """Return the first entry of the run. Raises TableFullError."""
         for position, (start, length) in enumerate(self._free):
             if length >= count:
                 if length == count:
@@ -44,14 +44,14 @@ class Pool:
 
 
 class Shared(Generic[_K]):
-    """Runs with the same content are lent once, to as many as want it."""
+    """Allocates one run for all users of the same content."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._allocated: dict[_K, tuple[int, int, int]] = {}
 
     def allocate(self, content: _K, count: int) -> tuple[int, bool]:
-        """Return where the run begins, and whether it is new and is to be written. Raises TableFullError."""
+        """Return the first entry of the run, and whether it is new and must be written. Raises TableFullError."""
         start, count, users = self._allocated.get(content) or (self._pool.allocate(count), count, 0)
         self._allocated[content] = start, count, users + 1
         return start, not users

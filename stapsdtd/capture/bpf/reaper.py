@@ -1,7 +1,7 @@
-"""Removes events in a thread of its own: the kernel takes some 100 ms for each, and nobody else needs to wait.
+"""Removes events in a thread of its own, since the kernel takes some 100 ms for each.
 
-More threads would not help: closing an event's last descriptor holds the kernel's event_mutex all the while. See
-`turns` for who comes first.
+More threads would not help: closing an event's last descriptor holds the kernel's event_mutex all the while. `turns`
+decides on the order.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ _log = logging.getLogger(__name__)
 class EventReaper:
     """Called from one thread.
 
-    owner: for whom an event is removed, such as "objects of uid 1000".
+    owner: on whose behalf an event is removed, such as "objects of uid 1000".
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._worker = ThreadPoolExecutor(1, "stapsdtd-reaper")
-        self._gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._on_gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)
         self._refused: list[tuple[str, Event]] = []
         self._is_arming = False
         self._is_finishing = False
 
-    def begin(self, event: Event, gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
-        """Remove an event that no slot goes by any more; gone is for what may be used again then, see collect()."""
-        self._put(owner, Work(partial(self._remove, owner, event, gone), event), is_awaited=is_awaited)
+    def begin(self, event: Event, on_gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
+        """Begin to remove an event that no slot refers to. on_gone: called by collect() after that."""
+        self._put(owner, Work(partial(self._remove, owner, event, on_gone), event), is_awaited=is_awaited)
 
     def try_again(self) -> None:
-        """Remove what the kernel refused to remove, which patches nobody and is merely there."""
+        """Try again to remove events that the kernel refused to remove. They patch nobody any more."""
         with self._changed:
             refused, self._refused = self._refused, []
         for owner, event in refused:
             self._put(owner, Work(partial(self._remove_again, owner, event), event), is_awaited=False)
 
-    def why_not(self, owner: str, most: int = MOST_OF_ALL) -> str | None:
-        """Return why nothing more should be armed that is to be removed for this owner; None where it may be."""
+    def why_not(self, owner: str, limit: int = MOST_OF_ALL) -> str | None:
+        """Return why no more should be armed that will be removed for this owner, or None if it may be."""
         with self._changed:
-            waiting, allowed = self._turns.count(owner), min(most, self._turns.share)
+            waiting, allowed = self._turns.count(owner), min(limit, self._turns.share)
         if waiting < allowed:
             return None
         return f"{owner} come and go faster than the kernel removes events: {waiting} wait"
 
     @contextmanager
     def arming(self, owner: str) -> Iterator[None]:
-        """Remove nothing within, nor for a moment after what is of an owner whose objects come and go all the time."""
+        """Remove nothing during the block. Owners whose objects come and go often wait for a moment longer."""
         with self._changed:
             self._is_arming = True
             self._turns.armed(owner)
@@ -82,7 +82,7 @@ class EventReaper:
         work.run()
         with self._changed:
             waiting = [other for other in self._turns.awaited() if other.is_patched]
-        # their processes are left alone long before their turns come
+        # unpatch their processes long before their turns come
         for other in waiting:
             self._wait_for_arming()
             other.unpatch()
@@ -94,53 +94,53 @@ class EventReaper:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_arming)
 
-    def _remove(self, owner: str, event: Event, gone: Callable[[], None]) -> None:
+    def _remove(self, owner: str, event: Event, on_gone: Callable[[], None]) -> None:
         try:
             event.disarm()
             # the rest holds event_mutex, for which an arming would wait
             self._wait_for_arming()
             event.remove()
         except TracefsRejectedError as error:
-            _log.warning("%s; it is tried again, by the next start at the latest", error)
+            _log.warning("%s; trying again later, at the latest when the daemon starts next", error)
             with self._changed:
                 self._refused.append((owner, event))
-        except Exception:  # noqa: BLE001 - the others are to go as well
-            _log.exception("an event could not be removed")
-        self._gone.put(gone)
+        except Exception:  # noqa: BLE001 - the others must go, too
+            _log.exception("cannot remove an event; the next start of the daemon will")
+        self._on_gone.put(on_gone)
 
     def _remove_again(self, owner: str, event: Event) -> None:
         try:
             event.remove()
         except TracefsRejectedError as error:
-            _log.debug("%s; it is tried again", error)
+            _log.debug("%s; trying again later", error)
             with self._changed:
                 self._refused.append((owner, event))
 
     def collect(self) -> None:
-        """Run in the caller's thread what was to be done when events are gone, of those that are."""
-        for gone in self._finished():
-            gone()
+        """Call on_gone of the events that are gone, in the caller's thread."""
+        for on_gone in self._finished():
+            on_gone()
 
     def _finished(self) -> Iterator[Callable[[], None]]:
         while True:
             try:
-                yield self._gone.get_nowait()
+                yield self._on_gone.get_nowait()
             except Empty:
                 return
 
     def quiesced(self, owner: str = "") -> Future[None]:
-        """Return a future that is done when all that was begun so far for this owner, and is awaited, is gone."""
+        """Return a future that is done when the events begun so far for this owner with is_awaited are gone."""
         done: Future[None] = Future()
         self._put(owner, Work(partial(_settle, done)), is_awaited=True)
         return done
 
     def finish(self) -> None:
-        """Wait until all are gone, but for what the kernel refuses to the end."""
+        """Wait until all events are gone, except those that the kernel still refuses to remove."""
         with self.arming(""):
             with self._changed:
                 self._is_finishing = True
                 waiting = self._turns.items()
-            # at once, since it takes long until the last one's turn comes
+            # now, since it takes long until the last one's turn comes
             for work in waiting:
                 work.unpatch()
         self._worker.shutdown()
@@ -151,7 +151,7 @@ class EventReaper:
 
 
 class Work:
-    """Of the worker. event: what it is to remove. is_patched: whether that is still to be taken out of processes."""
+    """A job of the worker. event: to be removed by it. is_patched: the event is still to be unpatched."""
 
     def __init__(self, run: Callable[[], None], event: Event | None = None) -> None:
         self.run = run
@@ -164,7 +164,7 @@ class Work:
             try:
                 self._event.unpatch()
             except OSError:
-                _log.exception("closing the perf event of a probe failed")
+                _log.exception("cannot close a probe's perf event")
 
 
 def _settle(done: Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""The rings that hits write to: one for each size of record, and a spare one."""
+"""The rings that hits write to: one for each size of record, and a spare for each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RingSet:
         self._make_spares()
 
     def provide(self, classes: Iterable[int], buffer_bytes: int) -> None:
-        """Have rings of these record classes that are at least so large, as far as allowed. Raises OSError."""
+        """Make rings of these record classes, of at least buffer_bytes or the allowed maximum. Raises OSError."""
         for record_class in classes:
             stride = layout.STRIDES[record_class]
             wanted = min(buffer_bytes, self._max_bytes)
@@ -47,9 +47,7 @@ class RingSet:
                     self._reader.retire_ring(old)
 
     def drop_large(self) -> None:
-        """Free what takes much memory, since nobody is subscribed. Putting a ring in place takes a while, so small ones
-        stay.
-        """
+        """Free large rings when nobody is subscribed. Small ones stay, since putting one in place takes a while."""
         for record_class, ring in list(self._rings.items()):
             if ring.size > _KEPT_BYTES:
                 self._loaded.take_ring(record_class)
@@ -65,7 +63,7 @@ class RingSet:
     def _new(self, stride: int, size: int, put: Callable[[int], None]) -> Ring:
         """put: hands the ring's descriptor to the program. Raises OSError."""
         ring = self._loaded.make_ring(stride, size)
-        # hits write to it before put() returns, and plans end meanwhile whose records are to be read first
+        # first, since hits write to it before put() returns, and plans may end meanwhile, which need their records read
         self._reader.add_ring(ring)
         try:
             put(ring.fileno())
@@ -75,11 +73,11 @@ class RingSet:
         return ring
 
     def _make_spares(self) -> None:
-        """Put them in place once and for all, since that takes the kernel a while."""
+        """Put the spare rings in place, once, since that takes the kernel a while."""
         for record_class, stride in enumerate(layout.STRIDES):
             size = max(_SPARE_BYTES, _LEAST_RECORDS * stride)
             try:
                 self._new(stride, size, partial(self._loaded.put_spare, record_class))
             except OSError as error:
-                _log.warning("a process that floods the daemon may cost others events: no spare ring: %s", error)
+                _log.warning("no spare rings, so that a process that fires too fast can cost others events: %s", error)
                 return

@@ -1,9 +1,9 @@
-"""What the program does at a site: test the consumers' filters, and do what their actions take.
+"""Plans what the program does at a site: test the consumers' filters, and carry out their actions.
 
     consumers ──► filters, each once ───────────────────► tests ────┐
               └─► Emit: a record's values, each once ──► operands ──┴─► SitePlan ──Tables.allocate_plan──► ActivePlan
 
-A further action gets an arm in `Emission.of`, which leaves it out, and a part of its own beside `Emission`.
+A new action gets a case in `Emission.of`, which ignores it, and a class of its own beside `Emission`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from stapsdtd.plan.values import Value, united, value_of
 from stapsdtd.query.actions import Emit
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
-"""The program begins a string only where the longest one has room."""
+"""The program begins a string only if there is room for the longest one."""
 
-_OTHERS_FILTERS = 3 * layout.MAX_FILTERS // 4
-_OTHERS_STEPS = 3 * layout.MAX_STEPS // 4
-_OTHERS_CAPTURES = layout.MAX_VALUES // 2
+_RESTRICTED_FILTERS = 3 * layout.MAX_FILTERS // 4
+_RESTRICTED_STEPS = 3 * layout.MAX_STEPS // 4
+_RESTRICTED_CAPTURES = layout.MAX_VALUES // 2
 
 
 def source_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
-    """Return what a record holds for a capture, or the constant or reason that stands in its place."""
+    """Return the value that a record holds for a capture, or the constant or reason that replaces it."""
     source = value_of(capture, argument, architecture)
     if isinstance(source, Value):
         try:
@@ -42,7 +42,7 @@ def source_of(capture: Capture, argument: Argument, architecture: str) -> Value 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """spec: for the program. bits: of each filter. emission: what hits write, for all that want events."""
+    """spec: for the program. bits: each filter's. emission: the record that hits write."""
 
     spec: PlanSpec
     consumers: tuple[Consumer, ...]
@@ -51,35 +51,39 @@ class SitePlan:
 
     @classmethod
     def of(cls, site: ArmedSite) -> SitePlan:
-        """Raises ValueError where more is wanted of a site than the program can do."""
+        """Raises ValueError if the consumers want more than the program can do at one site."""
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
         emission = Emission.of(site)
-        bits = {wanted: bit for bit, wanted in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
-        if len(bits) > layout.MAX_FILTERS or sum(wanted.steps for wanted in bits) > layout.MAX_STEPS:
-            raise ValueError(f"{len(bits)} different filters are wanted of it, more than are possible")
-        read = {Value(index) for wanted in bits for index in wanted.arguments}
+        bits = {each: bit for bit, each in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
+        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each in bits) > layout.MAX_STEPS:
+            raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(bits)}")
+        read = {Value(index) for each in bits for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
-        places = {value.number: place for value, place in emission.positions.items() if not value.is_text}
-        places |= {value.number: place for place, value in enumerate(tested, len(emission.operands))}
+        operand_indexes = {
+            value.argument_index: position for value, position in emission.positions.items() if not value.is_text
+        }
+        operand_indexes |= {
+            value.argument_index: position for position, value in enumerate(tested, len(emission.operands))
+        }
         arguments = _Arguments(site)
         spec = PlanSpec(
             emission.operands,
             [arguments.encode(value) for value in tested],
-            {bit: wanted for wanted, bit in bits.items()},
-            places,
+            {bit: each for each, bit in bits.items()},
+            operand_indexes,
             has_texts=emission.most_bytes > emission.least_bytes,
         )
         return cls(spec, consumers, bits, emission)
 
     def active(self, entry: PlanEntry) -> ActivePlan:
-        """Return how its records are read, once it is in the kernel's table."""
+        """Return the plan for the reader, once it is in the kernel's table."""
         channels = tuple((self.bits[consumer.filter], consumer.channel) for consumer in self.consumers)
         readings = tuple(
             Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for wanted, bit in self.bits.items() if not wanted.accepts_all)
+        tested_bits = sum(1 << bit for each, bit in self.bits.items() if not each.accepts_all)
         abs_ip_at = len(self.emission.operands) - 1
         return ActivePlan(entry, channels, readings, tested_bits, self.emission.constants, abs_ip_at)
 
@@ -88,8 +92,8 @@ class SitePlan:
 class Emission:
     """The one record that a hit writes for all consumers whose action is Emit, and how each of them reads it.
 
-    operands: of the record's values. positions: of each value among them. least_bytes, most_bytes: a record's size.
-    constants: the file's, where values may have to be read from it; the last operand is abs_ip then.
+    operands: of the record's values. positions: each value's among them. least_bytes, most_bytes: of a record.
+    constants: of the file, if values may have to be read from it; then the last operand is abs_ip.
     """
 
     operands: tuple[bytes, ...]
@@ -101,7 +105,7 @@ class Emission:
 
     @classmethod
     def of(cls, site: ArmedSite) -> Emission:
-        """Raises ValueError where a record cannot hold all that is wanted."""
+        """Raises ValueError if a record cannot hold all values."""
         arguments = _Arguments(site)
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
@@ -116,27 +120,29 @@ class Emission:
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
         if len(operands) > layout.MAX_VALUES:
-            raise ValueError(f"{len(operands)} values are wanted of it, and {layout.MAX_VALUES} are possible")
+            raise ValueError(
+                f"its captures take {len(operands)} values, and a record holds at most {layout.MAX_VALUES}"
+            )
         least_bytes = layout.RECORD.itemsize + 8 * len(operands)
         most_bytes = least_bytes + sum(value.limit for value in values)
         if most_bytes > _RECORD_BYTES:
-            raise ValueError(f"{most_bytes} bytes are wanted of it at most, and {_RECORD_BYTES} are possible")
-        places = {value[:2]: place for place, value in enumerate(values)}
+            raise ValueError(f"its captures take up to {most_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
+        by_argument = {value[:2]: position for position, value in enumerate(values)}
         layouts = tuple(
-            (consumer, tuple(arguments.reading_of(capture, source, places) for capture, source in each))
+            (consumer, tuple(arguments.reading_of(capture, source, by_argument) for capture, source in each))
             for consumer, each in sources
         )
-        positions = {value: place for place, value in enumerate(values)}
+        positions = {value: position for position, value in enumerate(values)}
         return cls(tuple(operands), positions, least_bytes, most_bytes, layouts, constants)
 
     @property
     def record_classes(self) -> range:
-        """Sizes of records that its hits may write."""
+        """Return the classes of record sizes that hits may write."""
         return range(layout.record_class(self.least_bytes), layout.record_class(self.most_bytes) + 1)
 
 
 class _Arguments:
-    """A site's arguments, as the program fetches them."""
+    """Encodes a site's arguments for the program, and tells how to read them from a record."""
 
     def __init__(self, site: ArmedSite) -> None:
         self._arguments = site.site.arguments
@@ -147,22 +153,22 @@ class _Arguments:
 
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
-        return encode_value(value, self._arguments[value.number], self._architecture)
+        return encode_value(value, self._arguments[value.argument_index], self._architecture)
 
     def reads_memory(self, value: Value) -> bool:
-        return value.is_text or isinstance(self._arguments[value.number].operand, Memory)
+        return value.is_text or isinstance(self._arguments[value.argument_index].operand, Memory)
 
     def reading_of(
-        self, capture: Capture, source: Value | Constant | Unavailable, places: Mapping[tuple[int, bool], int]
+        self, capture: Capture, source: Value | Constant | Unavailable, positions: Mapping[tuple[int, bool], int]
     ) -> Source:
-        """places: of the record's values, by number and is_string."""
+        """positions: of the record's values, by argument_index and is_string."""
         argument = self._arguments[capture.index]
         match source:
             case Value(is_text=True):
-                return TextAt(places[source[:2]], source.limit, is_raw=not source.is_string)
+                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
             case Value():
                 float_bytes = argument.size if argument.is_float else 0
-                return NumberAt(places[source[:2]], argument.signed, float_bytes)
+                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
             case Constant(value=number):
                 return Fixed(number, argument.signed)
             case Unavailable() if capture.is_string:
@@ -172,13 +178,13 @@ class _Arguments:
 
 
 def _check_shares(consumers: Sequence[Consumer]) -> None:
-    """Keep a part of what a site can do for those who may trace everybody's processes.
+    """Reserve a part of what the program can do at a site for clients that may trace everybody's processes.
 
-    Raises ValueError where others want more than the rest of it.
+    Raises ValueError if the others want more than the rest.
     """
-    others = [consumer for consumer in consumers if consumer.filter.owners is not None]
-    filters = {consumer.filter for consumer in others}
-    captures = {capture for consumer in others for capture in consumer.target.action.captures}
-    steps = sum(wanted.steps for wanted in filters)
-    if len(filters) > _OTHERS_FILTERS or steps > _OTHERS_STEPS or len(captures) > _OTHERS_CAPTURES:
-        raise ValueError("more is wanted of it than those may have who may not trace everybody's processes")
+    restricted = [consumer for consumer in consumers if consumer.filter.owners is not None]
+    filters = {consumer.filter for consumer in restricted}
+    captures = {capture for consumer in restricted for capture in consumer.target.action.captures}
+    steps = sum(each.steps for each in filters)
+    if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:
+        raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")

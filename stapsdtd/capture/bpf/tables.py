@@ -1,4 +1,4 @@
-"""The program's tables: written here, read by every hit.
+"""The program's tables, which are written here and read by every hit.
 
     index ─► slot ─► plan ─► operands, tests, counters
 
@@ -29,7 +29,7 @@ Slot = int
 PlanId = int
 
 Generation = int
-"""Of a plan: never used twice by one daemon, and what its records name it by."""
+"""Identifies a plan in its records; never used twice by one daemon."""
 
 _PLAN = struct.Struct("=QQIII3Bx")
 """As layout.PLAN."""
@@ -37,7 +37,7 @@ _PLAN = struct.Struct("=QQIII3Bx")
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan in the kernel's table. counters: its first cell; bits: of its filters, in their order."""
+    """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order."""
 
     generation: Generation
     counters: int
@@ -51,7 +51,7 @@ class PlanEntry:
         return self.generation & (1 << layout.PLAN_BITS) - 1
 
     def cell(self, counter: Counter, bit: int = 0) -> int:
-        """Return the place of one of its counters; bit names the filter of all but HITS."""
+        """Return the index of one of its counters. bit: names the filter of all but HITS."""
         return self.counters + counter + layout.COUNTERS_OF_FILTER * bit
 
     @property
@@ -63,14 +63,14 @@ class PlanEntry:
 class PlanSpec:
     """What the program is to do at a site.
 
-    values: operands of the record's values, strings or raw bytes among them where it has_texts. tested: operands that
-    only tests read. filters: by their bits. argument_places: where an argument's number is among all operands.
+    values: operands of the record's values. has_texts: there are strings or raw bytes among those. tested: operands
+    that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
     """
 
     values: Sequence[bytes]
     tested: Sequence[bytes]
     filters: Mapping[int, Filter]
-    argument_places: Mapping[int, int]
+    operand_indexes: Mapping[int, int]
     has_texts: bool
 
 
@@ -78,15 +78,15 @@ class Tables:
     """Changed by one thread; counters may be read by another."""
 
     def __init__(self, table: Callable[[str], mmap.mmap], cpus: int) -> None:
-        """table: gives the memory of a map by its name."""
+        """table: returns the memory of a map, by name."""
         self._index: npt.NDArray[np.uint32] = np.frombuffer(table(".bss.index"), "u4", layout.INDEX_ENTRIES)
-        # a slot is read and written whole, so it is one number here: group << 32 | plan
+        # group << 32 | plan: one number, since a slot must be read and written at once
         self._slots: U64 = np.frombuffer(table(".bss.slots"), "u8", layout.MAX_SLOTS)
         self._plans = table(".bss.plans")
         self._operands = np.frombuffer(table(".bss.operands"), layout.OPERAND, layout.MAX_OPERANDS)
         self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
-        # 0 stands for nothing, everywhere
+        # entry 0 stands for none
         self._free_index = Pool("groups", layout.INDEX_ENTRIES, 1)
         self._free_slots = Pool("sites", layout.MAX_SLOTS, 1)
         self._free_plans = Pool("plans", layout.MAX_PLANS, 1)
@@ -120,34 +120,34 @@ class Tables:
         self._free_slots.free(slot, 1)
 
     def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
-        """From now on hits at the site are those of this group, by this plan."""
+        """Have a site's hits count if they are of this group, and go by this plan."""
         self._slots[slot] = group << 32 | plan
 
     def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
         """Write a plan that no slot names yet. Raises TableFullError."""
-        tested = [(bit, wanted) for bit, wanted in plan.filters.items() if not wanted.accepts_all]
-        operands, tests = b"".join((*plan.values, *plan.tested)), encode_filters(tested, plan.argument_places)
+        tested = [(bit, each) for bit, each in plan.filters.items() if not each.accepts_all]
+        operands, tests = b"".join((*plan.values, *plan.tested)), encode_filters(tested, plan.operand_indexes)
         rows = np.frombuffer(tests, layout.TEST)
-        with contextlib.ExitStack() as taken_back:
-            number = self._free_plans.allocate(1)
-            taken_back.callback(self._free_plans.free, number, 1)
+        with contextlib.ExitStack() as undo:
+            plan_id = self._free_plans.allocate(1)
+            undo.callback(self._free_plans.free, plan_id, 1)
             first_operand = self._allocate_operands(operands)
             if operands:
-                taken_back.callback(self._free_operands.free, operands)
+                undo.callback(self._free_operands.free, operands)
             first_test = self._free_tests.allocate(len(rows)) if tests else 0
-            taken_back.callback(self._free_tests.free, first_test, len(rows))
-            generation = next(self._generations) << layout.PLAN_BITS | number
+            undo.callback(self._free_tests.free, first_test, len(rows))
+            generation = next(self._generations) << layout.PLAN_BITS | plan_id
             entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(plan.filters))
             first_counter = self._free_counters.allocate(entry.cells)
-            taken_back.pop_all()
+            undo.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
-        always = sum(1 << bit for bit, wanted in plan.filters.items() if wanted.accepts_all)
-        heads = always, entry.generation, first_operand, first_test, first_counter
-        row = _PLAN.pack(*heads, len(plan.values), bool(tested), plan.has_texts)
-        self._plans[number * _PLAN.size : (number + 1) * _PLAN.size] = row
+        always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
+        firsts = first_operand, first_test, first_counter
+        row = _PLAN.pack(always, entry.generation, *firsts, len(plan.values), bool(tested), plan.has_texts)
+        self._plans[plan_id * _PLAN.size : (plan_id + 1) * _PLAN.size] = row
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
@@ -160,7 +160,7 @@ class Tables:
         return start
 
     def free_plan(self, plan: PlanEntry) -> None:
-        """Allocate its room again: no slot names it, and no hit is on its way through it."""
+        """Free a plan that no slot names and no hit can be using."""
         self._free_plans.free(plan.id, 1)
         if plan.operands:
             self._free_operands.free(plan.operands)
@@ -168,11 +168,11 @@ class Tables:
         self._free_counters.free(plan.counters, plan.cells)
 
     def totals(self) -> U64:
-        """Sum each counter over all CPUs; a plan's are at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""
+        """Return each counter's sum over all CPUs: a plan's at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""
         totals: U64 = self._counters[:, : self._cells_used].sum(axis=0)
         return totals
 
     def sums(self, cells: Sequence[int]) -> list[int]:
-        """Sum some counters over all CPUs, which takes less than all of them where there are many plans."""
+        """Return some counters' sums over all CPUs, which costs less than totals() if there are many plans."""
         sums: list[int] = self._counters[:, cells].sum(axis=0).tolist()
         return sums

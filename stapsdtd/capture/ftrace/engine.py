@@ -1,4 +1,4 @@
-"""The engine of pure tracefs: plans, carries out, and connects what is armed with the reader."""
+"""The ftrace engine: plans steps, has them executed, and connects armed events with the reader."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from stapsdtd.runtime.futures import finished
 _log = logging.getLogger(__name__)
 
 _WAKE_PERCENT = 25
-_PASSING_BUFFER_KIB = 256
-_MAX_PASSING = 128
+_EPHEMERAL_BUFFER_KIB = 256
+_MAX_EPHEMERAL = 128
 _TOO_MANY_EPHEMERAL = (
-    f"the ftrace engine holds {_MAX_PASSING} memfds, deleted files and containers' files for a subscription, not more"
+    f"the ftrace engine arms at most {_MAX_EPHEMERAL} memfds, deleted files and containers' files for a subscription"
 )
 NOT_OWN = 'the ftrace engine cannot tell whose process fires, so it serves roles with trace = "all"; the bpf engine can'
 _TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
@@ -45,7 +45,7 @@ _NO_STRINGS = (
 
 @dataclass(slots=True)
 class _Subscription:
-    """instances: the one of each ephemeral object, and under None the one that all others share."""
+    """instances: one for each ephemeral object and, under None, one for all other objects."""
 
     sink: Sink
     kernel_buffer_kib: int
@@ -60,24 +60,24 @@ class _Subscription:
 class FtraceEngine:
     """See `capture.engine.Engine`.
 
-    An event that is removed empties the rings that it was ever enabled in (`plan.steps`). So an object that may go
-    before the subscription does (Target.is_ephemeral) gets a ring of its own, which is drained and removed with it.
+    Removing an event empties the rings that it was ever enabled in (see `plan.steps`). So an object that may go before
+    the subscription does (Target.is_ephemeral) gets an instance of its own, which is drained and removed with it.
     """
 
     name = "ftrace"
 
     def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf, max_buffer_bytes: int = 1 << 40) -> None:
-        """max_buffer_bytes: of all instances' rings together; who wants more is refused."""
+        """max_buffer_bytes: of all instances' rings together."""
         self._max_buffer_bytes = max_buffer_bytes
         self._buffer_bytes: dict[Instance, int] = {}
         self._tracefs = tracefs
         self._owner = owner
         self._executor = Executor(tracefs, owner.group)
         self._reader = Reader(tracefs, pids_of)
-        self._numbers = itertools.count(1)
+        self._serials = itertools.count(1)
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._doomed: list[Instance] = []
-        self._tidying = False
+        self._is_retrying = False
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         subscription = _Subscription(sink, kernel_buffer_kib)
@@ -99,12 +99,12 @@ class FtraceEngine:
                 f"{buffer_kib} KiB for each CPU are more than is left of the {self._max_buffer_bytes >> 20} MiB "
                 "that this server allows for all kernel buffers"
             )
-        instance = self._owner.instance(next(self._numbers))
+        instance = self._owner.instance(next(self._serials))
         self._tracefs.make_instance(instance)
         base = f"instances/{instance}"
         try:
             self._tracefs.write(f"{base}/trace_clock", "mono")
-            # a full ring drops new events and counts each; one that overwrites may lose count of the old ones
+            # a full ring drops new events and counts each; one that overwrites may miscount the old ones
             self._tracefs.write(f"{base}/options/overwrite", "0")
             self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
             self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
@@ -117,10 +117,10 @@ class FtraceEngine:
         return instance
 
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
-        """A daemon or client that is traced while it handles events would make events of its own without end.
+        """Keep processes from leaving events: a client traced while it handles events would cause more without end.
 
-        Done only where such a process maps the object, since the list costs every context switch of the host. What
-        threads it makes later leave events, which the reader filters.
+        Done only if such a process maps the object, since the list costs every context switch of the host. Threads
+        that it starts later do leave events, which the reader filters.
         """
         new = pids - subscription.excluded
         subscription.excluded |= new
@@ -140,10 +140,10 @@ class FtraceEngine:
             return refusals
         self._reader.exclude(subscription_key, target.exclude_pids | target.exclude_later)
         self._exclude(subscription, target.exclude_pids)
-        if target.is_ephemeral and len(subscription.instances) > _MAX_PASSING:
+        if target.is_ephemeral and len(subscription.instances) > _MAX_EPHEMERAL:
             return refusals + [Refusal(capture.site, _TOO_MANY_EPHEMERAL) for capture in consumers]
         if target.is_ephemeral and key not in subscription.instances:
-            buffer_kib = min(subscription.kernel_buffer_kib, _PASSING_BUFFER_KIB)
+            buffer_kib = min(subscription.kernel_buffer_kib, _EPHEMERAL_BUFFER_KIB)
             try:
                 subscription.instances[key] = self._make_instance(subscription_key, subscription, buffer_kib)
             except LimitReachedError as error:
@@ -172,10 +172,10 @@ class FtraceEngine:
         consumers: Mapping[SiteCapture, SiteConsumer],
         file_path: str,
     ) -> None:
-        """Before an event is enabled the reader learns it, so that it never meets an unknown record."""
-        own = {known: state for known, state in self._executor.state().items() if known == spec}
+        """Define and enable an event. The reader learns of it in between, so that it never meets an unknown record."""
+        installed = {other: state for other, state in self._executor.state().items() if other == spec}
         try:
-            for step in changes({spec}, own):
+            for step in changes({spec}, installed):
                 if isinstance(step, Enable):
                     sites = tuple(consumers[plan.capture] for plan in spec.sites)
                     decoder = Decoder(spec, self._executor.installed[spec].format, sites)
@@ -194,15 +194,15 @@ class FtraceEngine:
         }
 
     def _bring_in_step(self) -> None:
-        """Disarm and remove what nobody wants any more. What the kernel refuses is tried again; see retry_cleanup()."""
+        """Disarm and remove events that nobody wants. What the kernel refuses is tried again; see retry_cleanup()."""
         for step in changes(self._wanted(), self._executor.state()):
             try:
                 self._executor.run([step])
             except TracefsRejectedError as error:
-                self._tell_refusal(error)
+                self._log_refusal(error)
 
-    def _tell_refusal(self, error: TracefsRejectedError) -> None:
-        _log.log(logging.DEBUG if self._tidying else logging.WARNING, "%s; it is tried again later", error)
+    def _log_refusal(self, error: TracefsRejectedError) -> None:
+        _log.log(logging.DEBUG if self._is_retrying else logging.WARNING, "%s; trying again later", error)
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[subscription_key]
@@ -213,7 +213,7 @@ class FtraceEngine:
             self._remove_instance(subscription_key, subscription, instance)
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
-        """It has the rest of the events before it returns."""
+        """Close a subscription; its sink has all events on return."""
         subscription = self._subscriptions.pop(subscription_key)
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.close, subscription_key)
@@ -225,9 +225,9 @@ class FtraceEngine:
     def _remove_instance(
         self, subscription_key: SubscriptionKey, subscription: _Subscription, instance: Instance
     ) -> None:
-        """Deliver what is left in it, remove it, and then the events that wrote to it."""
+        """Deliver what is left in an instance, remove it, and then remove its events."""
         try:
-            # hits of the excluded are counted too, and are no loss
+            # the kernel also counts hits of excluded processes, which are no loss
             hits = None if subscription.excluded else self._hits(instance)
             self._reader.finish(subscription_key, instance, hits)
         finally:
@@ -238,16 +238,16 @@ class FtraceEngine:
         try:
             return self._executor.hits(instance)
         except OSError as error:
-            _log.warning("records that were too large to be kept may be missing from an account: %s", error)
+            _log.warning("cannot count hits, so events too large for the ring are not reported as lost: %s", error)
             return None
 
     def _remove_doomed(self) -> None:
-        """An instance that somebody looks into is busy, and is tried again when the next one goes."""
+        """Remove instances and their events. One that someone has open is busy, and is tried again later."""
         for instance in list(self._doomed):
             try:
                 self._tracefs.remove_instance(instance)
             except TracefsRejectedError as error:
-                self._tell_refusal(error)
+                self._log_refusal(error)
             else:
                 self._doomed.remove(instance)
                 self._buffer_bytes.pop(instance, None)
@@ -255,8 +255,8 @@ class FtraceEngine:
         self._bring_in_step()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        found = fetch(capture, argument, architecture)
-        return found.reason if isinstance(found, Unavailable) else None
+        fetched = fetch(capture, argument, architecture)
+        return fetched.reason if isinstance(fetched, Unavailable) else None
 
     def ask(self) -> Future[None]:
         return self._reader.ask()
@@ -269,19 +269,19 @@ class FtraceEngine:
         return EngineMetrics(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.metrics()))
 
     def quiesced(self, owner: str = "") -> Future[None]:  # noqa: ARG002
-        """It takes events away before it returns."""
+        """Return a finished future: disarm() and close() return only when nothing is patched any more."""
         return finished()
 
     def foreign_hits(self) -> dict[tuple[SubscriptionKey, ObjectKey], int]:
-        """They are not told apart in the kernel, and never counted."""
+        """Return nothing: this engine refuses subscriptions that have foreign hits."""
         return {}
 
     def retry_cleanup(self) -> None:
-        self._tidying = True
+        self._is_retrying = True
         try:
             self._remove_doomed()
         finally:
-            self._tidying = False
+            self._is_retrying = False
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
@@ -292,7 +292,7 @@ class FtraceEngine:
 
 
 def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Refusal]]:
-    """What is fetched of each site and what is wanted of that, and which sites' hits cannot be tested."""
+    """Return the sites to arm, with all values to fetch and their consumers, and refusals of the others."""
     consumers: dict[SiteCapture, SiteConsumer] = {}
     refusals: list[Refusal] = []
     for wanted in target.sites:
@@ -315,7 +315,7 @@ def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Re
 
 
 def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
-    """Return why a predicate is more than this engine can test at a site; None where it can."""
+    """Return why this engine cannot test a predicate at a site, or None if it can."""
     reason = why_not(predicate, site)
     if reason is not None:
         return reason

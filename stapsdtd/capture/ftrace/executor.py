@@ -1,4 +1,4 @@
-"""Carries steps out in tracefs, and takes back what it did when one fails."""
+"""Executes steps in tracefs, and undoes them if one fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HITS = re.compile(r"\s(\S+)\s+(\d+)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class InstalledEvent:
-    """An event that exists in the kernel; format is its fields' offsets, and the id its records carry."""
+    """An event that exists in the kernel. format: its fields' offsets, and the id in its records."""
 
     name: str
     format: EventFormat
@@ -28,23 +28,23 @@ class InstalledEvent:
 
 
 class Executor:
-    """Knows what is installed.
+    """Installs and removes events, and keeps track of them.
 
-    An event's name is never used twice on the whole host, since uprobe_profile shows no group.
+    No name is used twice on the whole host, since uprobe_profile shows an event's name without its group.
     """
 
     def __init__(self, tracefs: Tracefs, group: str) -> None:
         self._tracefs = tracefs
         self._group = group
-        self._numbers = itertools.count()
+        self._serials = itertools.count()
         self.installed: dict[EventSpec, InstalledEvent] = {}
 
     def state(self) -> dict[EventSpec, EventState]:
-        """Return the state that `plan.changes` starts from."""
+        """Return what is installed, for `plan.steps.changes`."""
         return {spec: event.state for spec, event in self.installed.items()}
 
     def instance_gone(self, instance: Instance) -> None:
-        """An instance was removed, and with it the ring that the removal of its events would empty."""
+        """Note that an instance was removed, and with it the ring that removing its events would empty."""
         for spec, event in self.installed.items():
             if spec.instance == instance:
                 event.state = EventState.DEFINED
@@ -56,7 +56,7 @@ class Executor:
         return sum(int(count) for name, count in profile if name in names)
 
     def run(self, steps: Iterable[Step], file_path: str = "") -> None:
-        """Do all or nothing. file_path reaches the object of Define steps. Raises TracefsRejectedError."""
+        """Execute all steps or none. file_path: opens the object of Define steps. Raises TracefsRejectedError."""
         done: list[Step] = []
         try:
             for step in steps:
@@ -64,10 +64,10 @@ class Executor:
                 done.append(step)
         except BaseException:
             for step in reversed(done):
-                self._take_back(step)
+                self._undo(step)
             raise
 
-    def _take_back(self, step: Step) -> None:
+    def _undo(self, step: Step) -> None:
         inverse = undo(step)
         if inverse is None:
             return
@@ -100,14 +100,14 @@ class Executor:
         self._tracefs.write(f"instances/{spec.instance}/events/{self._group}/{name}/enable", value)
 
     def _define(self, spec: EventSpec, file_path: str) -> None:
-        name = f"e{next(self._numbers)}_{self._group.removeprefix('stapsdtd_')}"
+        name = f"e{next(self._serials)}_{self._group.removeprefix('stapsdtd_')}"
         defined = False
         try:
             for position, plan in enumerate(spec.sites):
                 site = plan.capture.site
                 semaphore = "" if site.semaphore_offset is None else f"({site.semaphore_offset:#x})"
-                place = f"{file_path}:{site.site_offset:#x}{semaphore}"
-                self._tracefs.append_definition(f"p:{self._group}/{name} {place} {spec.fetch_arguments(position)}")
+                location = f"{file_path}:{site.site_offset:#x}{semaphore}"
+                self._tracefs.append_definition(f"p:{self._group}/{name} {location} {spec.fetch_arguments(position)}")
                 defined = True
             event_format = EventFormat.parse(self._tracefs.read(f"events/{self._group}/{name}/format"))
         except BaseException:

@@ -1,4 +1,4 @@
-"""The format file of an event: where its fields are.
+"""The format file of an event, which gives its fields' offsets.
 
 name: e1
 ID: 2326
@@ -27,23 +27,23 @@ class FieldPlace:
 
 @dataclass(frozen=True, slots=True)
 class EventFormat:
-    """id is what the field common_type of this event's records holds."""
+    """id: the value of common_type in this event's records."""
 
     id: int
     fields: Mapping[str, FieldPlace]
 
     @classmethod
     def parse(cls, text: str) -> EventFormat:
-        found = re.search(r"^ID: (\d+)$", text, re.MULTILINE)
-        if found is None:
+        match = re.search(r"^ID: (\d+)$", text, re.MULTILINE)
+        if match is None:
             raise ValueError(f"no ID in an event's format file: {text[:80]!r}")
         fields = {name: FieldPlace(int(offset), int(size)) for name, offset, size in _FIELD.findall(text)}
-        return cls(int(found.group(1)), fields)
+        return cls(int(match.group(1)), fields)
 
 
 @dataclass(frozen=True, slots=True)
 class PageFormat:
-    """A page of trace_pipe_raw: data begins behind timestamp and commit; bytes is the whole page's length.
+    """The layout of a page of trace_pipe_raw. data_offset: behind timestamp and commit. bytes: the page's length.
 
     From events/header_page:
 
@@ -57,8 +57,8 @@ class PageFormat:
 
     @classmethod
     def parse(cls, text: str) -> PageFormat:
-        found = re.search(r"char data;\s*offset:(\d+);\s*size:(\d+);", text)
-        if found is None:
+        match = re.search(r"char data;\s*offset:(\d+);\s*size:(\d+);", text)
+        if match is None:
             raise ValueError(f"no data field in events/header_page: {text[:80]!r}")
-        offset, size = map(int, found.groups())
+        offset, size = map(int, match.groups())
         return cls(offset, offset + size)

@@ -1,10 +1,10 @@
-"""Pages of trace_pipe_raw into records (include/linux/ring_buffer.h).
+"""Parses pages of trace_pipe_raw into records (include/linux/ring_buffer.h).
 
     page:   timestamp u64 | commit u64 | records …
     record: type_len 5 bits, time_delta 27 bits | data                     type_len 1 to 28: data of 4 * type_len bytes
             0: length u32, then data | 29: padding | 30: time extend | 31: absolute time stamp
 
-Most neighbours are of one length, since one thread fires one probe; such runs are taken with numpy at once.
+Most neighbors have the same length, since one thread fires one probe; numpy takes such a run at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADER = struct.Struct("=QQ")
 class Records:
     """Records of one CPU in the order of time.
 
-    content: their pages, one behind the other. starts: where each one's data begins in it, in bytes, a multiple of 4.
+    content: their pages, concatenated. starts: the byte offset of each one's data in it, a multiple of 4.
     time_ns: when each fired, by the instance's clock.
     """
 
@@ -53,9 +53,9 @@ class Records:
         return Records(self.cpu, self.content, self.starts[rows], self.time_ns[rows])
 
     def split(self, time_ns: int) -> tuple[Records, Records]:
-        """Those that fired up to that moment, and the later ones."""
-        at = int(np.searchsorted(self.time_ns, time_ns, "right"))
-        return self.take(slice(at)), self.take(slice(at, None))
+        """Return the records that fired up to a moment, and the later ones."""
+        row = int(np.searchsorted(self.time_ns, time_ns, "right"))
+        return self.take(slice(row)), self.take(slice(row, None))
 
     def followed_by(self, later: Records) -> Records:
         return Records(
@@ -69,9 +69,9 @@ class Records:
 def parse_pages(cpu: int, pages: list[bytes], page_format: PageFormat) -> Records:
     starts: list[Indices] = []
     times: list[I64] = []
-    for number, page in enumerate(pages):
+    for index, page in enumerate(pages):
         page_starts, page_times = _parse_page(page, page_format.data_offset)
-        offset = number * page_format.bytes
+        offset = index * page_format.bytes
         starts += [run + offset for run in page_starts]
         times += page_times
     return Records(
@@ -83,7 +83,7 @@ def parse_pages(cpu: int, pages: list[bytes], page_format: PageFormat) -> Record
 
 
 def _parse_page(page: bytes, data_offset: int) -> tuple[list[Indices], list[I64]]:
-    """Return the starts (in bytes) and times of a page's records, as runs."""
+    """Return the byte offsets and times of a page's records, as runs."""
     time, commit = _HEADER.unpack_from(page)
     position = data_offset
     end = position + (commit & _COMMIT_MASK)
@@ -117,9 +117,9 @@ def _parse_page(page: bytes, data_offset: int) -> tuple[list[Indices], list[I64]
             stride = 4 + 4 * kind
             count = _run_length(words, position, end, kind)
             if count < _SHORTEST_RUN:
-                for at in range(position, position + count * stride, stride):
-                    time += int(words[at // 4]) >> _TYPE_BITS
-                    starts.append(at + 4)
+                for offset in range(position, position + count * stride, stride):
+                    time += int(words[offset // 4]) >> _TYPE_BITS
+                    starts.append(offset + 4)
                     stamps.append(time)
             else:
                 runs.append(np.array(starts, np.intp))
@@ -137,7 +137,7 @@ def _parse_page(page: bytes, data_offset: int) -> tuple[list[Indices], list[I64]
 
 
 def _run_length(words: U32, position: int, end: int, kind: int) -> int:
-    """How many records in a row, from this one on, have this one's length."""
+    """Return how many records in a row, from this one on, have this one's length."""
     step = 1 + kind
     first = position // 4
     following = first + step

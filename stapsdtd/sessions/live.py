@@ -1,4 +1,4 @@
-"""What the control thread knows of a subscription that lives."""
+"""The control thread's state of a live subscription."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
 
 
 class Queue(NamedTuple):
-    """A queue of the arming thread: what is done for one client with the objects of one user's processes, in order."""
+    """Names a queue of the arming thread: work for one client on the objects of one user's processes, done in order."""
 
     client: str
     user: int | None = None
@@ -23,10 +23,10 @@ class Queue(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ConsideredObject:
-    """What the selectors choose of an object, and what of that is armed.
+    """The sites of an object that the selectors choose, and which of them are armed.
 
-    is_ephemeral: as `Target` has it. since: when arming it was begun. outcome: None until that is done.
-    is_late: the client was told that it takes long.
+    is_ephemeral: see `Target`. since: when arming began. outcome: None until arming is done.
+    is_late: the client knows that it takes long.
     """
 
     object: Object
@@ -42,17 +42,17 @@ class ConsideredObject:
     def armed(self) -> tuple[SelectedSite, ...]:
         if self.outcome is None:
             return ()
-        return tuple(each for each in self.selected_sites if each.capture.site not in self.outcome.reasons)
+        return tuple(each for each in self.selected_sites if each.capture.site not in self.outcome.refusals)
 
     @property
-    def told_sites(self) -> tuple[SelectedSite, ...]:
-        """Return the sites that the client takes for armed, or about to be."""
+    def reported_sites(self) -> tuple[SelectedSite, ...]:
+        """Return the sites that the client last saw reported as ARMED or ARMING."""
         return self.selected_sites if self.outcome is None and self.is_late else self.armed
 
 
 @dataclass(slots=True, eq=False)
 class Disarming:
-    """Sites on their way out. statuses: what the client is told when they are."""
+    """Sites that are being disarmed. statuses: what to report once they are."""
 
     object: Object
     since: float
@@ -63,7 +63,8 @@ class Disarming:
 class FirstArming:
     """What Subscribe waits for: the engine, and the objects that were mapped when it was called.
 
-    statuses: of those that are armed or refused. done: when all are; has the first error that is not one object's own.
+    statuses: of the sites armed or refused so far. done: set when all are, with the first error that concerns more
+    than one object.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class FirstArming:
         self._error: BaseException | None = None
 
     def add(self) -> None:
-        """Wait for one more."""
+        """Expect one more settle()."""
         self._unsettled += 1
 
     def settle(self, error: BaseException | None = None) -> None:
@@ -88,12 +89,13 @@ class FirstArming:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """considered: the objects that the selectors choose sites of. barred: those that it may not have for a while.
-    pending: those that cannot be opened yet. doubtful: since when it is not known whether their paths lead to them.
+class LiveSubscription:
+    """considered: objects of which the selectors choose sites. barred: objects refused for a while, see ForeignBounds.
+    pending: objects that cannot be opened yet. doubtful: since when the kernel has not known whether their paths lead
+    to them.
 
-    first: None once Subscribe has returned. disarming: what has not left the processes yet.
-    streams: how many are open. lease: when it ends unless one is.
+    first: None once Subscribe has returned. disarming: what may still be patched. streams: how many are open.
+    lease: runs while none is.
     """
 
     subscription: Subscription
@@ -109,7 +111,7 @@ class Held:
     _by_file: dict[tuple[int, int], ConsideredObject] = field(default_factory=dict, init=False)
 
     def version_of(self, key: ObjectKey) -> ConsideredObject | None:
-        """Return the same file with an earlier content."""
+        """Return the considered version of the same file, whatever its content."""
         return self._by_file.get((key.dev, key.inode))
 
     def add(self, considered: ConsideredObject) -> None:
@@ -121,13 +123,13 @@ class Held:
         self.doubtful.pop(key, None)
         return self.considered.pop(key)
 
-    def tell(self, statuses: list[SiteStatus]) -> None:
-        """Tell the stream, or Subscribe as long as that has not returned."""
+    def report(self, statuses: list[SiteStatus]) -> None:
+        """Report to the stream, or to Subscribe until that has returned."""
         self.subscription.changed(statuses)
         if self.first is not None:
-            # a subscription keeps so many at most, and Subscribe is to have all
+            # Subscribe reports all of them, and a subscription keeps only some
             self.first.statuses += self.subscription.new_statuses()
 
-    def status(self, state: SiteState, found: Object, selected: SelectedSite, reason: str = "") -> SiteStatus:
-        site_id = self.subscription.site_id(found, selected)
-        return SiteStatus(state, site_id, found, selected.capture.site, reason)
+    def status(self, state: SiteState, obj: Object, selected: SelectedSite, reason: str = "") -> SiteStatus:
+        site_id = self.subscription.site_id(obj, selected)
+        return SiteStatus(state, site_id, obj, selected.capture.site, reason)
