@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,9 @@ _FILE_BYTES = 1000
 _NOTE_BYTES = 400
 """About what each takes."""
 _LOOKS = 2
-"""How many idle files are looked at for each that is new."""
+"""How many idle files are looked at for each that is new, ..."""
+_UNMAPPED_YET = 64
+"""... but for so many of the latest."""
 
 _FIRST_PROCESS = 1
 _NOTHING = ParsedObject("", None, (), ())
@@ -84,7 +86,7 @@ class ObjectStore:
         # by path, the least recently used first
         self._idle: OrderedDict[ObjectKey, str] = OrderedDict()
         self._idle_bytes = 0
-        self._to_look_at: deque[ObjectKey] = deque()
+        self._to_look_at: OrderedDict[ObjectKey, None] = OrderedDict()
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a cached file that has this path here too and has not changed.
@@ -152,12 +154,14 @@ class ObjectStore:
         if key in self._parsed:
             self._used(key)
             return
+        for _ in range(_LOOKS):
+            # not at those that are about to be mapped
+            if len(self._to_look_at) > _UNMAPPED_YET:
+                self._look_at(self._to_look_at.popitem(last=False)[0])
         self._parsed[key] = parsed
         self._set_idle(key, path)
         while self._idle_bytes > _IDLE_BYTES and len(self._idle) > 1:
             self._forget(next(iter(self._idle)))
-        for _ in range(min(_LOOKS, len(self._to_look_at))):
-            self._look_at(self._to_look_at.popleft())
 
     def _used(self, key: ObjectKey) -> None:
         if key in self._idle:
@@ -166,7 +170,7 @@ class ObjectStore:
     def _set_idle(self, key: ObjectKey, path: str) -> None:
         self._idle[key] = path
         self._idle_bytes += _bytes_of(self._parsed[key])
-        self._to_look_at.append(key)
+        self._to_look_at[key] = None
 
     def _look_at(self, key: ObjectKey) -> None:
         """Forget a file that was deleted or replaced, or that can be reached through a process only."""
@@ -175,7 +179,7 @@ class ObjectStore:
             return
         keys = list(_keys_at(path, self._filesystems))
         if key in keys or None in keys:
-            self._to_look_at.append(key)
+            self._to_look_at[key] = None
         else:
             self._forget(key)
 
@@ -183,6 +187,7 @@ class ObjectStore:
         """Remember an object for as long as processes map it: parsing it anew for each would cost more than memory."""
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(self._parsed[key])
+            self._to_look_at.pop(key, None)
 
     def unmapped(self, found: Object) -> None:
         """Forget an object that nobody maps any more if no name led to it when it was parsed, as to a memfd."""
@@ -199,6 +204,7 @@ class ObjectStore:
         parsed = self._parsed.pop(key)
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(parsed)
+            self._to_look_at.pop(key, None)
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
 
