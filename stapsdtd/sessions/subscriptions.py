@@ -113,7 +113,7 @@ class Subscriptions:
         )
         key = subscription.subscription_key
         try:
-            self._engine.open(key, subscription, spec.kernel_buffer_kib, owner_of(principal))
+            self._engine.open(key, subscription.sink, spec.kernel_buffer_kib, owner_of(principal))
         except BaseException:
             self._admission.release(principal, spec.queue_bytes)
             raise

@@ -154,7 +154,7 @@ def nothing_is_left(engine: BpfEngine, kernel: FakeKernel, before: dict[str, lis
     assert free(engine) == before
     assert not np.frombuffer(kernel.loaded.table(".bss.slots"), "u8").any()
     assert not np.frombuffer(kernel.loaded.table(".bss.index"), "u4").any()
-    assert (engine._reader._plans, engine._reader._told, engine._objects) == ({}, {}, {})
+    assert (engine._reader._plans, engine._reader._counters._by_cell, engine._objects) == ({}, {}, {})
     assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
 
 

@@ -1,13 +1,12 @@
-"""Records into columns, for each subscription its own.
+"""Records into event batches, one per subscription.
 
-    ring ──view──► records ──by plan──► rows of each subscription ──by layout──► blocks
+    ring ──view──► records ──by plan──► rows of each subscription ──gather──► EventBatch
 
-One record serves all subscriptions that its hit matched, and columns that several of them take are gathered once.
+One record serves all subscriptions whose filters its hit passed. Columns that several of them want are gathered once.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,12 +20,12 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoT
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.capture.bpf.unread import Unread
+from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import (
     I32,
     I64,
     U16,
     U64,
-    Block,
     Bools,
     Comms,
     Indices,
@@ -36,132 +35,162 @@ from stapsdtd.events.columns import (
     floats,
 )
 
-_log = logging.getLogger(__name__)
+Rows = Indices | None
+"""Records of a ring by their positions, in rising order; None is all of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Selection:
+    """Records that a filter accepted. Compared by identity, so that what was gathered of them is found again."""
+
+    rows: Rows
+    count: int
+
+    def positions(self) -> Indices:
+        return np.arange(self.count) if self.rows is None else self.rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Body:
-    """A block but for its site_id."""
+class _Head:
+    """The columns that every event has, but for site_id."""
 
     time_ns: I64
     pid: I32
     tid: I32
     cpu: U16
     comm: Comms
-    values: tuple[ValueColumn, ...]
 
 
-Rows = Indices | None
-"""None is all of them."""
+class RecordDecoder:
+    """Reads the records of one ring, which must not be consumed before `events` returned.
 
-
-class Batch:
-    """Records of one ring, to be read before they are consumed.
-
-    from_file, unavailable: what became of values that hits could not read, once blocks() was called.
+    from_file, unavailable: how many values that hits could not read were found in files, and how many were not; known
+    when `events` returned.
     """
 
     def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
+        """raw: the memory from the first record on."""
         self._records = records
         self._raw = raw
         self._stride = stride
-        self._bodies: dict[tuple[Layout, tuple[int, ...]], _Body] = {}
-        self._rows: list[Rows] = []
-        self._some_missing = bool(records["missing"].any())
+        self._heads: dict[tuple[_Selection, ...], _Head] = {}
+        self._tables: dict[tuple[Layout, tuple[_Selection, ...]], tuple[ValueColumn, ...]] = {}
+        # on small arrays several times as fast as any()
+        self._some_missing = np.count_nonzero(records["missing"]) > 0
         self._unread = Unread(records, {})
         self.from_file = self.unavailable = 0
 
-    def blocks(self, plans: Mapping[Generation, ActivePlan]) -> tuple[list[tuple[Channel, Block]], int]:
-        """Return each subscription's events, and how many records are of unknown plans."""
-        self._unread = Unread(self._records, plans)
-        found: dict[tuple[int, Layout], list[tuple[Reading, Rows]]] = {}
+    def events(self, plans: Mapping[Generation, ActivePlan]) -> tuple[list[tuple[Channel, EventBatch]], int]:
+        """Return each subscription's events in the order of the ring, and how many records are of unknown plans."""
+        if self._some_missing:
+            self._unread = Unread(self._records, plans)
+        wanted: dict[Channel, list[tuple[Reading, _Selection]]] = {}
         received: list[tuple[ActivePlan, int, int]] = []
         unknown = 0
-        for generation, rows, count in self._by_plan():
+        for generation, selection in self._by_plan():
             if not generation:
                 continue
             plan = plans.get(generation)
             if plan is None:
-                unknown += count
+                unknown += selection.count
                 continue
-            for bit, own in self._by_bit(plan, rows):
-                received.append((plan, bit, count if own is rows else _length(own)))
+            for bit, accepted in self._by_filter(plan, selection):
+                received.append((plan, bit, accepted.count))
                 for reading in plan.readings:
                     if reading.bit == bit:
-                        found.setdefault((id(reading.channel), reading.layout), []).append((reading, own))
-        blocks = [self._block(layout, parts) for (_, layout), parts in found.items()]
+                        wanted.setdefault(reading.channel, []).append((reading, accepted))
+        batches = [(channel, self._batch(parts)) for channel, parts in wanted.items()]
         for plan, bit, count in received:
             plan.received[bit] = plan.received.get(bit, 0) + count
-        return blocks, unknown
+        return batches, unknown
 
     def unread(self) -> Iterator[tuple[int, int, int]]:
-        """As `Unread.places`, once blocks() was called."""
+        """As `Unread.places`, once `events` returned."""
         return self._unread.places() if self._some_missing else iter(())
 
-    def _by_plan(self) -> list[tuple[Generation, Rows, int]]:
+    def _by_plan(self) -> list[tuple[Generation, _Selection]]:
+        """Split the records by generation. Discarded ones have generation 0."""
         generations: U64 = self._records["generation"]
         discarded = self._records["length"] & DISCARDED
-        if discarded.any():
+        if np.count_nonzero(discarded):
             generations = np.where(discarded, np.uint64(0), generations)
-        if (generations == generations[0]).all():
-            return [(int(generations[0]), self._remember(None), len(generations))]
-        # by the plans' numbers, since 16 bits are sorted by counting
+        if not np.count_nonzero(generations != generations[0]):
+            return [(int(generations[0]), _Selection(None, len(generations)))]
+        # by the low 16 bits, which are the plan's id: numpy sorts 16 bits in linear time
         order = np.argsort(generations.astype(np.uint16), kind="stable")
         in_order = generations[order]
         begins = np.concatenate([[0], np.flatnonzero(np.diff(in_order)) + 1, [len(order)]]).tolist()
-        return [
-            (int(in_order[begin]), self._remember(order[begin:end]), end - begin) for begin, end in pairwise(begins)
-        ]
+        return [(int(in_order[begin]), _Selection(order[begin:end], end - begin)) for begin, end in pairwise(begins)]
 
-    def _by_bit(self, plan: ActivePlan, rows: Rows) -> list[tuple[int, Rows]]:
-        bits = dict.fromkeys(reading.bit for reading in plan.readings)
+    def _by_filter(self, plan: ActivePlan, selection: _Selection) -> list[tuple[int, _Selection]]:
+        """Return the records that each filter whose events are wanted accepted, by the filter's bit."""
         matched: U64 | None = None
-        found: list[tuple[int, Rows]] = []
-        for bit in bits:
+        accepted: list[tuple[int, _Selection]] = []
+        for bit in dict.fromkeys(reading.bit for reading in plan.readings):
             if not plan.tested >> bit & 1:
-                found.append((bit, rows))
+                accepted.append((bit, selection))
                 continue
+            rows = selection.rows
             if matched is None:
                 matched = self._records["matched"] if rows is None else self._records["matched"][rows]
             has = (matched >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
-            if has.all():
-                found.append((bit, rows))
-            elif has.any():
-                found.append((bit, self._remember(np.flatnonzero(has) if rows is None else rows[has])))
-        return found
+            count = int(np.count_nonzero(has))
+            if count == selection.count:
+                accepted.append((bit, selection))
+            elif count:
+                accepted.append((bit, _Selection(np.flatnonzero(has) if rows is None else rows[has], count)))
+        return accepted
 
-    def _remember(self, rows: Rows) -> Rows:
-        """Rows are known by their identity, so they must not be replaced by others while this batch lives."""
-        self._rows.append(rows)
-        return rows
-
-    def _block(self, layout: Layout, parts: Sequence[tuple[Reading, Rows]]) -> tuple[Channel, Block]:
-        channel = parts[0][0].channel
-        key = layout, tuple(id(rows) for _, rows in parts)
+    def _batch(self, parts: Sequence[tuple[Reading, _Selection]]) -> EventBatch:
+        """Gather one subscription's events."""
+        selections = tuple(selection for _, selection in parts)
         if len(parts) == 1:
-            reading, rows = parts[0]
-            body = self._bodies.get(key) or self._body(layout, rows)
-            site_ids = np.full(len(body.time_ns), reading.site_id, np.uint32)
+            ((reading, selection),) = parts
+            rows = selection.rows
+            site_ids = np.full(selection.count, reading.site_id, np.uint32)
+            tables: tuple[ValueTable, ...] = (ValueTable(self._values_of(reading.layout, selections, rows)),)
         else:
-            joined = np.concatenate([rows for _, rows in parts if rows is not None])
-            # in the order of the ring, which is that of time
-            order = np.argsort(joined, kind="stable")
-            body = self._bodies.get(key) or self._body(layout, joined[order])
-            each = [len(rows) for _, rows in parts if rows is not None]
-            site_ids = np.repeat(np.array([reading.site_id for reading, _ in parts], np.uint32), each)[order]
-        self._bodies[key] = body
-        block = Block(body.time_ns, body.pid, body.tid, body.cpu, body.comm, site_ids, body.values)
-        return channel, block
+            rows = np.concatenate([selection.positions() for selection in selections])
+            order = np.argsort(rows, kind="stable")
+            rows = rows[order]
+            part_of = np.repeat(np.arange(len(parts)), [selection.count for selection in selections])[order]
+            site_ids = np.array([reading.site_id for reading, _ in parts], np.uint32)[part_of]
+            tables = self._tables_of(parts, rows, part_of)
+        head = self._heads.get(selections) or self._heads.setdefault(selections, self._head(rows))
+        return EventBatch(head.time_ns, head.pid, head.tid, head.cpu, head.comm, site_ids, tables)
 
-    def _body(self, layout: Layout, rows: Rows) -> _Body:
-        return _Body(
+    def _tables_of(
+        self, parts: Sequence[tuple[Reading, _Selection]], rows: Indices, part_of: Indices
+    ) -> tuple[ValueTable, ...]:
+        """rows: of the whole batch, of which each is of one of the parts."""
+        by_layout: dict[Layout, list[int]] = {}
+        for number, (reading, _) in enumerate(parts):
+            by_layout.setdefault(reading.layout, []).append(number)
+        if len(by_layout) == 1:
+            selections = tuple(selection for _, selection in parts)
+            return tuple(ValueTable(self._values_of(layout, selections, rows)) for layout in by_layout)
+        tables = []
+        for layout, numbers in by_layout.items():
+            selections = tuple(parts[number][1] for number in numbers)
+            members = np.flatnonzero(np.isin(part_of, numbers))
+            tables.append(ValueTable(self._values_of(layout, selections, rows[members]), members))
+        return unite(tables)
+
+    def _head(self, rows: Rows) -> _Head:
+        return _Head(
             self._gather("time_ns", rows).view(np.int64),
             self._gather("pid", rows).view(np.int32),
             self._gather("tid", rows).view(np.int32),
             self._gather("cpu", rows).astype(np.uint16),
             self._gather("comm", rows),
-            tuple(self._column(source, rows) for source in layout),
         )
+
+    def _values_of(self, layout: Layout, selections: tuple[_Selection, ...], rows: Rows) -> tuple[ValueColumn, ...]:
+        """rows: of all the selections together."""
+        columns = self._tables.get((layout, selections))
+        if columns is None:
+            columns = self._tables[layout, selections] = tuple(self._column(source, rows) for source in layout)
+        return columns
 
     def _gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
         """Copy a field out of the ring."""
@@ -202,24 +231,24 @@ class Batch:
                 return Strings.of([None] * count)
 
     def _texts(self, rows: Rows, source: TextAt) -> Strings:
-        places, missing = self._values(source.position, rows), self._missing(source.position, rows)
-        known = {}
+        offsets, missing = self._values(source.position, rows), self._missing(source.position, rows)
+        constants = {}
         if missing is not None:
-            known = self._unread.texts(places, missing, source, rows)
-            places[missing] = 0
-        lengths = np.minimum(places >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
-        firsts = (np.arange(len(places)) if rows is None else rows) * self._stride + RECORD_HEADER
-        begins = firsts + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
+            constants = self._unread.texts(offsets, missing, source, rows)
+            offsets[missing] = 0
+        lengths = np.minimum(offsets >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
+        firsts = (np.arange(len(offsets)) if rows is None else rows) * self._stride + RECORD_HEADER
+        begins = firsts + (offsets & np.uint64(0xFFFFFFFF)).astype(np.intp)
         raw = self._raw
         texts: list[bytes | memoryview] = [
             raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
         ]
-        for row, text in known.items():
+        for row, text in constants.items():
             texts[row] = text
             lengths[row] = len(text)
         if missing is not None:
             before = missing.copy()
-            missing[list(known)] = False
+            missing[list(constants)] = False
             self._count(before, missing)
         return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), missing, source.is_raw)
 
@@ -227,7 +256,3 @@ class Batch:
         left = int(np.count_nonzero(missing))
         self.from_file += int(np.count_nonzero(before)) - left
         self.unavailable += left
-
-
-def _length(rows: Rows) -> int:
-    return 0 if rows is None else len(rows)
