@@ -1364,7 +1364,7 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     opened(engine, 1)
     engine.arm(1, target(kernel, A))
     engine.ask().result(20)
-    monkeypatch.setattr(engine._reader, "_wait", lambda _: 1 // 0)
+    monkeypatch.setattr(engine._reader._poller, "wait", lambda *_: 1 // 0)
     why = wait_for(engine.problem, "the problem")
     assert why == "the thread that reads events ended; restart the daemon"
     with pytest.raises(ThreadEndedError):
@@ -1374,7 +1374,7 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     # nothing can be delivered any more, and nobody waits for it
     closed(engine, 1)
     engine.shutdown()
-    assert (kernel.events, kernel.loaded.is_closed, engine._reader._idle.closed) == ({}, True, True)
+    assert (kernel.events, kernel.loaded.is_closed, engine._reader._poller._idle.closed) == ({}, True, True)
 
 
 class TestForeignHits:

@@ -143,7 +143,7 @@ def test_record_that_came_before_the_flag_was_seen_is_not_waited_for(
             assert ring.put(record(ring.stride, plan.entry.generation, late.pop()))
         set_waiting(waits)
 
-    host.reader._set_waiting = put_just_before
+    host.reader._poller._set_waiting = put_just_before
     host.in_reader(lambda: None)
     wait_for(lambda: numbers(host.sink) == [7], "the event")
 

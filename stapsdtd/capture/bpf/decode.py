@@ -71,11 +71,13 @@ class RecordDecoder:
     def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
         """raw: the memory from the first record on."""
         self._records = records
+        self._values_field: U64 = records["values"]
         self._raw = raw
         self._stride = stride
         self._heads: dict[tuple[_Selection, ...], _Head] = {}
         self._tables: dict[tuple[Layout, tuple[_Selection, ...]], tuple[ValueColumn, ...]] = {}
         # on small arrays several times as fast as any()
+        self._is_shared = False
         self._some_missing = np.count_nonzero(records["missing"]) > 0
         self._unread = Unread(records, {})
         self.from_file = self.unavailable = 0
@@ -99,6 +101,7 @@ class RecordDecoder:
                 for reading in plan.readings:
                     if reading.bit == bit:
                         wanted.setdefault(reading.channel, []).append((reading, accepted))
+        self._is_shared = len(wanted) > 1
         batches = [(channel, self._batch(parts)) for channel, parts in wanted.items()]
         for plan, bit, count in received:
             plan.received[bit] = plan.received.get(bit, 0) + count
@@ -187,9 +190,11 @@ class RecordDecoder:
 
     def _values_of(self, layout: Layout, selections: tuple[_Selection, ...], rows: Rows) -> tuple[ValueColumn, ...]:
         """rows: of all the selections together."""
-        columns = self._tables.get((layout, selections))
+        columns = self._tables.get((layout, selections)) if self._is_shared else None
         if columns is None:
-            columns = self._tables[layout, selections] = tuple(self._column(source, rows) for source in layout)
+            columns = tuple(self._column(source, rows) for source in layout)
+            if self._is_shared:
+                self._tables[layout, selections] = columns
         return columns
 
     def _gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
@@ -198,7 +203,7 @@ class RecordDecoder:
         return column.copy() if rows is None else column[rows]
 
     def _values(self, position: int, rows: Rows) -> U64:
-        values = self._records["values"][:, position]
+        values = self._values_field[:, position]
         return values.copy() if rows is None else values[rows]
 
     def _missing(self, position: int, rows: Rows) -> Bools | None:

@@ -48,6 +48,42 @@ class _Ending:
     done: Future[None] = field(default_factory=Future)
 
 
+class _Poller:
+    """Waits until there is something to read, or a job to do."""
+
+    def __init__(self, jobs: Mailbox, set_waiting: Callable[[bool], None]) -> None:
+        self._set_waiting = set_waiting
+        self._idle = select.epoll()
+        self._idle.register(jobs, select.EPOLLIN)
+        self._busy = select.poll()
+        self._busy.register(jobs, select.POLLIN)
+
+    def add(self, ring: Ring) -> None:
+        self._idle.register(ring, select.EPOLLIN | select.EPOLLET)
+
+    def remove(self, ring: Ring) -> None:
+        self._idle.unregister(ring)
+
+    def close(self) -> None:
+        self._idle.close()
+
+    def wait(self, rings: Sequence[Ring], read: int, idle_seconds: float | None) -> None:
+        """read: how many bytes the last sweep read. idle_seconds: how long to wait if no records come."""
+        if read:
+            is_flood = any(ring.filled > ring.size // 8 for ring in rings)
+            self._busy.poll(0 if is_flood else _SHORT_PAUSE_MS if read > _BYTES_PER_SWEEP // 64 else _PAUSE_MS)
+            return
+        if any(ring.filled for ring in rings):
+            # a record is still being written
+            self._busy.poll(_SHORT_PAUSE_MS)
+            return
+        self._set_waiting(True)
+        # a record written before the flag was set woke nobody
+        if not any(ring.filled for ring in rings):
+            self._idle.poll(idle_seconds)
+        self._set_waiting(False)
+
+
 class Reader:
     """Owns the rings and the thread that reads them.
 
@@ -64,7 +100,6 @@ class Reader:
         memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait.
         """
         self._counters = CounterReader(tables)
-        self._set_waiting = set_waiting
         self._bring_in = bring_in
         self._jobs = Mailbox()
         self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
@@ -74,17 +109,14 @@ class Reader:
         self._endings: list[_Ending] = []
         self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
-        self._idle = select.epoll()
-        self._idle.register(self._jobs, select.EPOLLIN)
-        self._busy = select.poll()
-        self._busy.register(self._jobs, select.POLLIN)
+        self._poller = _Poller(self._jobs, set_waiting)
         self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
         self._thread.start()
 
     def add_ring(self, ring: Ring) -> None:
         def job() -> None:
             self._rings.append(ring)
-            self._idle.register(ring, select.EPOLLIN | select.EPOLLET)
+            self._poller.add(ring)
 
         self._jobs.call(job)
 
@@ -130,7 +162,7 @@ class Reader:
         for ring in self._rings:
             ring.close()
         self._rings.clear()
-        self._idle.close()
+        self._poller.close()
         self._jobs.close()
 
     def ask(self) -> Future[None]:
@@ -158,30 +190,14 @@ class Reader:
             except Exception:  # noqa: BLE001 - later records may be readable
                 _log.exception("reading events failed")
                 read = 0
-            self._wait(read)
+            self._poller.wait(self._rings, read, _IDLE_MS / 1000 if self._plans or self._retired else None)
             self._jobs.run()
-
-    def _wait(self, read: int) -> None:
-        """read: how many bytes the last sweep read."""
-        if read:
-            is_flood = any(ring.filled > ring.size // 8 for ring in self._rings)
-            self._busy.poll(0 if is_flood else _SHORT_PAUSE_MS if read > _BYTES_PER_SWEEP // 64 else _PAUSE_MS)
-            return
-        if any(ring.filled for ring in self._rings):
-            # a record is still being written
-            self._busy.poll(_SHORT_PAUSE_MS)
-            return
-        self._set_waiting(True)
-        # a record written before the flag was set woke nobody
-        if not any(ring.filled for ring in self._rings):
-            self._idle.poll(_IDLE_MS / 1000 if self._plans or self._retired else None)
-        self._set_waiting(False)
 
     def _close_retired(self) -> None:
         for ring in [ring for ring in self._retired if not ring.filled]:
             self._retired.remove(ring)
             self._rings.remove(ring)
-            self._idle.unregister(ring)
+            self._poller.remove(ring)
             ring.close()
 
     def _finish_endings(self) -> None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
 import select
 import threading
 import time
@@ -21,8 +19,8 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.engine import LossStage, RingMetrics, Sink, SubscriptionKey
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
-from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
+from stapsdtd.capture.ftrace.rings import PAGES_PER_READ, Ring, open_rings
 from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
@@ -34,34 +32,6 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.02
 _LOSS_TICK_NS = 200_000_000
 _CLOCK_SKEW_NS = 1_000_000  # trace_clock mono may run ahead of clock_gettime while the clock is adjusted
-_PAGES_PER_SWEEP = 256
-_STATS_BYTES = 4096
-_FILLED = re.compile(r"^bytes: (\d+)$", re.MULTILINE)
-_DROPPED = re.compile(r"^dropped events: (\d+)$|^overrun: (\d+)$|^commit overrun: (\d+)$", re.MULTILINE)
-
-
-@dataclass(slots=True)
-class _Ring:
-    """One CPU's buffer of one instance.
-
-    stats: an open descriptor of its statistics, which stay readable if tracefs is unmounted. held: records that are
-    too recent to be delivered.
-    """
-
-    instance: Instance
-    cpu: int
-    descriptor: int
-    stats: int
-    size_bytes: int
-    page_format: PageFormat
-    held: Records | None = None
-    read: int = 0
-    lost: int = 0
-    filled_bytes: int = 0
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-        os.close(self.stats)
 
 
 @dataclass(slots=True)
@@ -73,7 +43,7 @@ class _Channel:
 
     sink: Sink
     excluded: frozenset[int] = frozenset()
-    rings: list[_Ring] = field(default_factory=list)
+    rings: list[Ring] = field(default_factory=list)
     decoders: dict[Instance, dict[int, Decoder]] = field(default_factory=dict)
     losses_reported_ns: int = 0
 
@@ -112,24 +82,7 @@ class Reader:
 
     def add(self, subscription_key: SubscriptionKey, instance: Instance, cpus: list[int], buffer_kib: int) -> None:
         """Begin to read an existing instance. buffer_kib: of each CPU. Raises OSError."""
-        rings: list[_Ring] = []
-        page_format = PageFormat.parse(self._tracefs.read("events/header_page"))
-        try:
-            for cpu in cpus:
-                base = f"instances/{instance}/per_cpu/cpu{cpu}"
-                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                stats = os.open(self._tracefs.path(f"{base}/stats"), flags)
-                try:
-                    descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-                except OSError:
-                    os.close(stats)
-                    raise
-                rings.append(_Ring(instance, cpu, descriptor, stats, buffer_kib * 1024, page_format))
-        except OSError:
-            # an instance cannot be removed while one of its files is open
-            for ring in rings:
-                ring.close()
-            raise
+        rings = open_rings(self._tracefs, instance, cpus, buffer_kib)
 
         def job() -> None:
             self._channels[subscription_key].decoders[instance] = {}
@@ -199,7 +152,7 @@ class Reader:
 
     def metrics(self) -> list[RingMetrics]:
         """Return the sums of each CPU's rings, at most 200 ms old."""
-        by_cpu: dict[int, list[_Ring]] = {}
+        by_cpu: dict[int, list[Ring]] = {}
         for channel in list(self._channels.values()):
             for ring in list(channel.rings):
                 by_cpu.setdefault(ring.cpu, []).append(ring)
@@ -233,9 +186,9 @@ class Reader:
     def _sweep(self, channel: _Channel) -> int:
         """Read each ring once, deliver what is complete, and return the time up to which that is."""
         complete_ns = time.monotonic_ns()
-        readable: list[tuple[_Ring, Records]] = []
+        readable: list[tuple[Ring, Records]] = []
         for ring in channel.rings:
-            pages = self._read_pages(ring)
+            pages = ring.read_pages()
             if not pages:
                 if ring.held is not None:
                     readable.append((ring, ring.held))
@@ -249,7 +202,7 @@ class Reader:
                     readable.append((ring, ring.held))
                 continue
             ring.read += len(records)
-            if len(pages) == _PAGES_PER_SWEEP and len(records):
+            if len(pages) == PAGES_PER_READ and len(records):
                 # this ring has more, so no other ring may be read beyond this one's last record
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
             readable.append((ring, all_records))
@@ -276,26 +229,7 @@ class Reader:
             self._report_losses(channel)
         return complete_ns
 
-    def _read_pages(self, ring: _Ring) -> list[bytes]:
-        pages: list[bytes] = []
-        while len(pages) < _PAGES_PER_SWEEP:
-            try:
-                page = os.read(ring.descriptor, ring.page_format.bytes)
-            except BlockingIOError:
-                break
-            if not page:
-                break
-            pages.append(page.ljust(ring.page_format.bytes, b"\0"))
-        return pages
-
     def _report_losses(self, channel: _Channel) -> None:
-        """Report what found no room: `dropped events`, as rings that do not overwrite have no overruns."""
         for ring in channel.rings:
-            stats = os.pread(ring.stats, _STATS_BYTES, 0).decode()
-            filled = _FILLED.search(stats)
-            ring.filled_bytes = int(filled[1]) if filled else 0
-            figures = _DROPPED.findall(stats)
-            lost = sum(int(number) for numbers in figures for number in numbers if number)
-            if lost > ring.lost:
-                channel.sink.lost(LossStage.KERNEL_BUFFER, lost - ring.lost)
-                ring.lost = lost
+            if lost := ring.newly_lost():
+                channel.sink.lost(LossStage.KERNEL_BUFFER, lost)
