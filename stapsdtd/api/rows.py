@@ -177,7 +177,18 @@ def _with_reasons(
 
 
 def _value(field: int, content: bytes) -> bytes:
-    return wire.delimited(pb.Event.VALUES_FIELD_NUMBER, wire.delimited(field, content))
+    return _value_head(field, len(content)) + content
+
+
+@lru_cache(4096)
+def _value_head(field: int, byte_count: int) -> bytes:
+    head = wire.head(field, byte_count)
+    return wire.head(pb.Event.VALUES_FIELD_NUMBER, len(head) + byte_count) + head
+
+
+@lru_cache(4096)
+def _event_head(byte_count: int) -> bytes:
+    return wire.head(pb.Rows.EVENTS_FIELD_NUMBER, byte_count)
 
 
 def _joined(fields: Sequence[_Field], count: int) -> list[bytes]:
@@ -194,7 +205,8 @@ def _joined(fields: Sequence[_Field], count: int) -> list[bytes]:
             run.append(field)
     if run:
         pieces.append(_rows(_table(run, count)))
-    return [wire.delimited(pb.Rows.EVENTS_FIELD_NUMBER, b"".join(event)) for event in zip(*pieces, strict=True)]
+    bodies = map(b"".join, zip(*pieces, strict=True))
+    return [_event_head(len(body)) + body for body in bodies]
 
 
 def _rows(table: _U8) -> list[bytes]:

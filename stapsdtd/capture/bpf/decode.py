@@ -10,33 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stapsdtd.capture.bpf.layout import RECORD_HEADER
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.column_reader import ColumnReader, Rows
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Layout, Reading
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
 from stapsdtd.capture.bpf.tables import Generation
-from stapsdtd.capture.bpf.unread import Unread
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
-from stapsdtd.events.columns import (
-    I32,
-    I64,
-    U16,
-    U64,
-    Bools,
-    Comms,
-    Indices,
-    Numbers,
-    Strings,
-    ValueColumn,
-    floats,
-)
-
-Rows = Indices | None
-"""Records of a ring by their positions, in rising order; None is all of them."""
+from stapsdtd.events.columns import I32, I64, U16, U64, Comms, Indices, ValueColumn
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,103 +43,13 @@ class _Head:
     comm: Comms
 
 
-class _ColumnReader:
-    """Makes columns of records. rows: which records.
-
-    from_file, unavailable: how many values that hits could not read were found in files, and how many were not.
-    """
-
-    def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
-        self._records = records
-        self._values_of_records: U64 = records["values"]
-        self._raw = raw
-        self._stride = stride
-        # on small arrays several times as fast as any()
-        self._some_missing = np.count_nonzero(records["missing"]) > 0
-        self._unread = Unread(records, {})
-        self.from_file = self.unavailable = 0
-
-    def use(self, plans: Mapping[Generation, ActivePlan]) -> None:
-        """Take values that hits could not read from the files of these plans."""
-        if self._some_missing:
-            self._unread = Unread(self._records, plans)
-
-    def unread(self) -> Iterator[tuple[int, int, int]]:
-        return self._unread.places() if self._some_missing else iter(())
-
-    def gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
-        """Copy a field out of the ring."""
-        column = self._records[name]
-        return column.copy() if rows is None else column[rows]
-
-    def _values(self, position: int, rows: Rows) -> U64:
-        values = self._values_of_records[:, position]
-        return values.copy() if rows is None else values[rows]
-
-    def _missing(self, position: int, rows: Rows) -> Bools | None:
-        if not self._some_missing:
-            return None
-        missing = (self.gather("missing", rows) >> np.uint64(position) & np.uint64(1)).astype(np.bool_)
-        return missing if missing.any() else None
-
-    def column(self, source: Source, rows: Rows) -> ValueColumn:
-        count = len(self._records) if rows is None else len(rows)
-        match source:
-            case NumberAt(position, is_signed, float_bytes):
-                numbers, missing = self._values(position, rows), self._missing(position, rows)
-                if missing is not None:
-                    before = missing.copy()
-                    self._unread.fill_numbers(numbers, missing, position, rows)
-                    self._count(before, missing)
-                if float_bytes:
-                    return Numbers(floats(numbers, float_bytes), missing)
-                return Numbers(numbers.view(np.int64) if is_signed else numbers, missing)
-            case TextAt():
-                return self._texts(rows, source)
-            case Fixed(value, is_signed, is_float):
-                missing = np.ones(count, np.bool_) if value is None else None
-                if is_float:
-                    return Numbers(np.zeros(count, np.float64), missing)
-                bits = np.full(count, (value or 0) % (1 << 64), np.uint64)
-                return Numbers(bits.view(np.int64) if is_signed else bits, missing)
-            case NoText():
-                return Strings.of([None] * count)
-
-    def _texts(self, rows: Rows, source: TextAt) -> Strings:
-        offsets, missing = self._values(source.position, rows), self._missing(source.position, rows)
-        constants = {}
-        if missing is not None:
-            constants = self._unread.texts(offsets, missing, source, rows)
-            offsets[missing] = 0
-        lengths = np.minimum(offsets >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
-        firsts = (np.arange(len(offsets)) if rows is None else rows) * self._stride + RECORD_HEADER
-        begins = firsts + (offsets & np.uint64(0xFFFFFFFF)).astype(np.intp)
-        raw = self._raw
-        texts: list[bytes | memoryview] = [
-            raw[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
-        ]
-        for row, text in constants.items():
-            texts[row] = text
-            lengths[row] = len(text)
-        if missing is not None:
-            before = missing.copy()
-            missing[list(constants)] = False
-            self._count(before, missing)
-        return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), missing, source.is_raw)
-
-    def _count(self, before: Bools, missing: Bools) -> None:
-        left = int(np.count_nonzero(missing))
-        self.from_file += int(np.count_nonzero(before)) - left
-        self.unavailable += left
-
-
 class RecordDecoder:
     """Reads the records of one ring, which must not be consumed before `events` returned."""
 
     def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
         """raw: the memory from the first record on."""
         self._records = records
-        self._reader = _ColumnReader(records, raw, stride)
+        self._reader = ColumnReader(records, raw, stride)
         self._heads: dict[tuple[_Selection, ...], _Head] = {}
         self._columns: dict[tuple[Layout, tuple[_Selection, ...]], tuple[ValueColumn, ...]] = {}
 
@@ -252,7 +144,7 @@ class RecordDecoder:
     def _tables_of(
         self, parts: Sequence[tuple[Reading, _Selection]], rows: Indices, part_of: Indices
     ) -> tuple[ValueTable, ...]:
-        """rows: of the whole batch, of which each is of one of the parts."""
+        """rows: of the whole batch; part_of: which of the parts each is from."""
         by_layout: dict[Layout, list[int]] = {}
         for number, (reading, _) in enumerate(parts):
             by_layout.setdefault(reading.layout, []).append(number)
@@ -261,8 +153,10 @@ class RecordDecoder:
             return tuple(ValueTable(self._columns_of(layout, selections, rows)) for layout in by_layout)
         tables = []
         for layout, numbers in by_layout.items():
+            is_member = np.zeros(len(parts), np.bool_)
+            is_member[numbers] = True
+            members = np.flatnonzero(is_member[part_of])
             selections = tuple(parts[number][1] for number in numbers)
-            members = np.flatnonzero(np.isin(part_of, numbers))
             tables.append(ValueTable(self._columns_of(layout, selections, rows[members]), members))
         return unite(tables)
 
