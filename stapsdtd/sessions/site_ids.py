@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, SiteCapture
 
-RETIRED_KEPT = 10_000
+_RETIRED_KEPT = 10_000
 _RETIRED_SECONDS = 60.0
 """Longer than it takes for the last events of a disarmed site to arrive."""
 
@@ -48,7 +48,7 @@ class SiteIds:
     """
 
     def __init__(
-        self, why_not: WhyNot, clock: Callable[[], float] = time.monotonic, retired_kept: int = RETIRED_KEPT
+        self, why_not: WhyNot, clock: Callable[[], float] = time.monotonic, retired_kept: int = _RETIRED_KEPT
     ) -> None:
         """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most."""
         self._why_not = why_not

@@ -19,7 +19,7 @@ from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.sink import Account, EventSink
-from stapsdtd.sessions.site_ids import RETIRED_KEPT, KnownSite, SiteIds, WhyNot
+from stapsdtd.sessions.site_ids import KnownSite, SiteIds, WhyNot
 
 _log = logging.getLogger(__name__)
 
@@ -109,11 +109,9 @@ class Subscription:
         client: Principal | None = None,
         clients: ConnectedClients | None = None,
         clock: Callable[[], float] = time.monotonic,
-        retired_kept: int = RETIRED_KEPT,
     ) -> None:
         """why_not: the engine's. clients: whose events are left out unless the spec says otherwise.
 
-        clock, retired_kept: see `SiteIds`.
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
@@ -127,7 +125,7 @@ class Subscription:
         self.log = EventLog(spec.queue_bytes, self._notify)
         client_filter = None if clients is None else spec.filter_of(clients)
         self.sink = EventSink(ident, self.log, self.client, client_filter, self._notify)
-        self._sites = SiteIds(why_not, clock, retired_kept)
+        self._sites = SiteIds(why_not, clock)
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._end: EndReason | None = None

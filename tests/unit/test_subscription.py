@@ -259,19 +259,3 @@ def test_site_that_is_armed_again_is_not_forgotten() -> None:
     now += 61
     subscription.changed([])
     assert subscription.known_sites([1])
-
-
-def test_only_so_many_sites_of_gone_objects_are_remembered() -> None:
-    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, spec, OWN_PID, lambda *_: None, retired_kept=2)
-    staying = SelectedSite(captured(A), frozenset({11}))
-    subscription.changed([status(subscription, staying)])
-    for inode in range(2, 8):
-        gone = sample_object(A, inode=inode)
-        number = subscription.site_id(gone, staying)
-        for state in (SiteState.ARMED, SiteState.DISARMED):
-            subscription.changed([SiteStatus(state, number, gone, A)])
-    assert sorted(subscription.known_sites(range(1, 10))) == [1, 6, 7]
-    assert subscription.site_id(FOUND, staying) == 1
-    assert subscription.site_id(sample_object(A, inode=7), staying) == 7
-    assert subscription.site_id(sample_object(A, inode=2), staying) == 8
