@@ -23,7 +23,10 @@ _FIXED_BYTES = 8 + 4 + 4 + 2 + 16 + 4
 
 @dataclass(frozen=True, slots=True)
 class ValueTable:
-    """The values of those events of a batch that have the same types. rows: which events, rising; None if all."""
+    """The values of those events of a batch whose values have the same types.
+
+    rows: the events' positions in the batch, in rising order; None if these are all events.
+    """
 
     columns: tuple[ValueColumn, ...]
     rows: Indices | None = None
@@ -39,9 +42,9 @@ class ValueTable:
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
-    """time_ns is CLOCK_MONOTONIC at the hit; pid and tid are of the daemon's pid namespace; comm is NUL-padded.
+    """Events in columns, and their values in tables. Each event is in one table, and each table has another layout.
 
-    tables: each event is in one of them. No two have the same layout.
+    time_ns is CLOCK_MONOTONIC at the hit; pid and tid are of the daemon's pid namespace; comm is NUL-padded.
     """
 
     time_ns: I64
@@ -60,6 +63,8 @@ class EventBatch:
         """The memory that the columns take, approximately."""
         nbytes = _FIXED_BYTES * len(self.time_ns)
         for table in self.tables:
+            if table.rows is not None:
+                nbytes += table.rows.nbytes
             for column in table.columns:
                 nbytes += column.nbytes
         return nbytes
@@ -68,8 +73,10 @@ class EventBatch:
         """Return each event's share of nbytes."""
         sizes = np.full(len(self), _FIXED_BYTES, np.intp)
         for table in self.tables:
+            rows = table.positions(len(self))
+            sizes[rows] += 0 if table.rows is None else rows.itemsize
             for column in table.columns:
-                sizes[... if table.rows is None else table.rows] += column.row_bytes()
+                sizes[rows] += column.row_bytes()
         return sizes
 
     def site_ids(self) -> list[int]:

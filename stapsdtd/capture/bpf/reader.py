@@ -102,7 +102,7 @@ class Reader:
         self._counters = CounterReader(tables)
         self._bring_in = bring_in
         self._jobs = Mailbox()
-        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
+        self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
         self._plans: dict[Generation, ActivePlan] = {}
@@ -170,7 +170,7 @@ class Reader:
 
     def problem(self) -> str | None:
         """Return why no events are being read, or None if they are. May be called from any thread."""
-        return self._pulse.problem()
+        return self._heartbeat.problem()
 
     def _run(self) -> None:
         try:

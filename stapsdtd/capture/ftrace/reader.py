@@ -59,7 +59,7 @@ class Reader:
         self._pids_of = pids_of
         self._channels: dict[SubscriptionKey, _Channel] = {}
         self._jobs = Mailbox()
-        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
+        self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
@@ -148,7 +148,7 @@ class Reader:
 
     def problem(self) -> str | None:
         """Return why no events are being read, or None if they are."""
-        return self._pulse.problem()
+        return self._heartbeat.problem()
 
     def metrics(self) -> list[RingMetrics]:
         """Return the sums of each CPU's rings, at most 200 ms old."""
