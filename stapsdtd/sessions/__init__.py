@@ -1,5 +1,5 @@
 """From the engine to the clients.
 
-Sink.deliver ──► Subscription: scope, sequence numbers ──► EventLog (bounded) ──► api.Stream
+EventSink.deliver: quota, fairness ──► EventLog: sequence numbers, bounded ──► api.stream
 Registry changes ──► Subscriptions: which sites each one wants ──► Engine.arm / disarm
 """
