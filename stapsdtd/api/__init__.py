@@ -19,6 +19,8 @@ watch         one WatchProbes call: the registry's changes, passed to the event 
 streams       the open Stream calls
 stream        one Stream call: a subscription's log as messages
 rows          events as Rows messages
+columns       events as Columns messages
+wire          protobuf's wire format, which these two write by hand
 calls         what a call leaves to the control thread when it ends
 convert       the model to protobuf
 cgroup_scope  the cgroups and containers that a request names

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
-
-import numpy.typing as npt
 
 from stapsdtd.api.access import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
-from stapsdtd.events.columns import Strings, ValueColumn
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.nops import NopRewriting
@@ -29,11 +25,10 @@ from stapsdtd.model import (
     Unavailable,
 )
 from stapsdtd.runtime.fair_thread import Backlog
-from stapsdtd.sessions.log import Entry, Numbered
+from stapsdtd.sessions.sink import Account
+from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.sessions.subscription import (
-    Account,
     EndReason,
-    KnownSite,
     SiteState,
     SiteStatus,
     Subscription,
@@ -234,47 +229,3 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         )
         message.probes.append(pb.Description(probe=probe_message, captures=captures))
     return message
-
-
-def columns(entry: Entry, realtime_offset_ns: int) -> pb.Columns:
-    blocks = (_block(numbered, realtime_offset_ns) for numbered in entry.blocks)
-    return pb.Columns(blocks=blocks, next_seq=entry.next_seq)
-
-
-def _block(numbered: Numbered, realtime_offset_ns: int) -> pb.ColumnBlock:
-    block = numbered.block
-    return pb.ColumnBlock(
-        count=len(block),
-        seq=_bytes(numbered.seq, "<u8"),
-        time_ns=_bytes(block.time_ns + realtime_offset_ns, "<i8"),
-        pid=_bytes(block.pid, "<i4"),
-        tid=_bytes(block.tid, "<i4"),
-        cpu=_bytes(block.cpu, "<u2"),
-        comm=block.comm.tobytes(),
-        site_id=_bytes(block.site_id, "<u4"),
-        values=map(_column, block.values),
-    )
-
-
-def _column(column: ValueColumn) -> pb.Column:
-    unavailable = b"" if column.unavailable is None else column.unavailable.astype("u1").tobytes()
-    if isinstance(column, Strings):
-        return pb.Column(
-            type=pb.Column.TYPE_BYTES if column.is_raw else pb.Column.TYPE_STRING,
-            data=column.data,
-            ends=_bytes(column.ends, "<u4"),
-            unavailable=unavailable,
-        )
-    kind, type_code = _NUMBER_COLUMNS[column.layout]
-    return pb.Column(type=kind, data=_bytes(column.data, type_code), unavailable=unavailable)
-
-
-_NUMBER_COLUMNS = {
-    "signed": (pb.Column.TYPE_SIGNED, "<i8"),
-    "unsigned": (pb.Column.TYPE_UNSIGNED, "<u8"),
-    "float": (pb.Column.TYPE_FLOAT, "<f8"),
-}
-
-
-def _bytes(column: npt.NDArray[Any], type_code: str) -> bytes:
-    return column.astype(type_code, copy=False).tobytes()

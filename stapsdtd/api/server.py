@@ -7,6 +7,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -47,6 +48,9 @@ class Server:
         self._listening: list[ListeningSocket] = open_listeners(listeners)
         self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))))
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
+        # replaces the generated handler: messages of streams are already serialized
+        stream: Any = grpc.unary_stream_rpc_method_handler(servicer.Stream, stapsdt_pb2.StreamRequest.FromString, None)
+        self._server.add_registered_method_handlers(SERVICE, {"Stream": stream})
         self._directory: int | None = None
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

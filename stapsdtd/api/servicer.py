@@ -184,7 +184,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         for subscription in subscriptions:
             self._backend.subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
-    async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[pb.StreamResponse]:  # noqa: N802
+    async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("stream", context)
             ident = request.subscription_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
-from stapsdtd.api import convert, rows
+from stapsdtd.api import columns, convert, rows
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.sessions.log import Entry
@@ -44,8 +44,8 @@ class SubscriptionStream:
         self._stopped = error
         self._woken.set()
 
-    async def messages(self) -> AsyncIterator[pb.StreamResponse]:
-        """Raises the error passed to `stop`."""
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield serialized StreamResponses. Raises the error passed to `stop`."""
         loop = asyncio.get_running_loop()
         if self._seq is not None:
             self._subscription.log.resume(self._seq)
@@ -72,7 +72,9 @@ class SubscriptionStream:
                     self._seq = entry.next_seq
                 if end is not None:
                     account = convert.account(self._subscription.account())
-                    yield pb.StreamResponse(end=pb.End(reason=convert.END_REASONS[end], account=account))
+                    yield pb.StreamResponse(
+                        end=pb.End(reason=convert.END_REASONS[end], account=account)
+                    ).SerializeToString()
                     return
                 await self._woken.wait()
         finally:
@@ -84,27 +86,28 @@ class SubscriptionStream:
             self._waking = True
             loop.call_soon_threadsafe(self._woken.set)
 
-    def _statuses_and_losses(self) -> Iterator[pb.StreamResponse]:
+    def _statuses_and_losses(self) -> Iterator[bytes]:
         statuses = self._subscription.new_statuses()
         if statuses:
-            yield pb.StreamResponse(status=pb.Status(sites=map(convert.site_status, statuses)))
+            status = pb.Status(sites=map(convert.site_status, statuses))
+            yield pb.StreamResponse(status=status).SerializeToString()
         for stage, total in self._subscription.losses().items():
             reported = self._reported_losses[stage]
             if total > reported:
                 self._reported_losses[stage] = total
                 loss = pb.Loss(stage=convert.LOSS_STAGES[stage], count=total - reported, total=total)
-                yield pb.StreamResponse(loss=loss)
+                yield pb.StreamResponse(loss=loss).SerializeToString()
 
-    def _events(self, entry: Entry) -> Iterator[tuple[pb.StreamResponse, int]]:
+    def _events(self, entry: Entry) -> Iterator[tuple[bytes, int]]:
         """Yield messages, each with the seq of the next event that a client lacks once it has received it."""
-        site_ids = {site_id for numbered in entry.blocks for site_id in numbered.block.site_ids()}
-        sites = self._subscription.known_sites(sorted(site_ids))
+        sites = self._subscription.known_sites(entry.batch.site_ids())
         undescribed = {site_id: site for site_id, site in sites.items() if site_id not in self._described}
         if undescribed:
             self._described |= undescribed.keys()
-            yield pb.StreamResponse(descriptions=convert.descriptions(undescribed)), entry.first_seq
+            descriptions = pb.StreamResponse(descriptions=convert.descriptions(undescribed))
+            yield descriptions.SerializeToString(), entry.first_seq
         offset_ns = self._subscription.realtime_offset_ns
         if self._as_rows:
             yield from rows.messages(entry, offset_ns, sites)
         else:
-            yield pb.StreamResponse(columns=convert.columns(entry, offset_ns)), entry.next_seq
+            yield columns.message(entry, offset_ns), entry.next_seq

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Expression
@@ -29,8 +28,8 @@ class LossStage(Enum):
 class Sink(Protocol):
     """Receives one subscription's events, on the engine's reader thread; it must not block."""
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        """Events of one stretch of time; each call's are later than those of the calls before."""
+    def deliver(self, batch: EventBatch) -> None:
+        """Take events, in the order of time, that are not earlier than those of the calls before."""
 
     def fired(self, count: int) -> None:
         """Count more hits, by the count of the kernel. Each is also delivered, filtered or lost, before or after."""

@@ -171,6 +171,7 @@ class Armer:
                 live.report(_statuses(live, considered, outcome.refusals))
             else:
                 self._forget(live, considered)
+                live.subscription.not_wanted(considered.object, considered.selected_sites)
         elif is_wanted:
             live.pop(considered.object.key)
             error = self._on_error(live, considered, pids, done.exception())

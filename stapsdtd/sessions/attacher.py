@@ -103,7 +103,7 @@ class Attacher:
         try:
             self._engine.open(
                 subscription.subscription_key,
-                subscription,
+                subscription.sink,
                 subscription.spec.kernel_buffer_kib,
                 owner_of(subscription.client),
             )
@@ -181,7 +181,7 @@ class Attacher:
             tuple(
                 TargetSite(
                     each.capture.site,
-                    subscription.site_id(obj, each),
+                    subscription.id_to_arm(obj, each),
                     Emit(each.capture.captures),
                     wanted_pids(spec.scope, each),
                 )

@@ -1,73 +1,54 @@
 """A subscription's bounded log of events.
 
 Events stay after they were delivered, until newer ones need their room, so that a client that lost its connection can
-go on from a sequence number. What makes room before it was ever delivered is lost, and counted.
+resume at a sequence number. Events that are discarded before they were ever delivered are counted as lost.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 
-from stapsdtd.events.columns import U64, Block, joined
+from stapsdtd.events.batch import EventBatch, join
+from stapsdtd.sessions.seq_ranges import SeqRanges
 
 _ROWS_PER_ENTRY = 16384
 _BYTES_PER_ENTRY = 2 << 20  # gRPC's default limit for a message is 4 MiB
-_JOINED_PART = 16  # of the room, at most, for what is joined to one entry
+_JOINED_PART = 16
+"""Small batches are joined to an entry as long as it takes no more than this part of the room."""
 ENTRY_OVERHEAD = 2048
 """Bytes of the arrays' own headers, which outweigh an entry of one event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """A block with the sequence numbers of its events, which rise."""
-
-    seq: U64
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """count events from first_seq on, without gaps, spread over blocks by layout."""
+    """Events in the order of their sequence numbers, which are first_seq, first_seq + 1, ….
+
+    end_bytes: the size of all entries of the log so far, including this one and those discarded.
+    """
 
     first_seq: int
-    count: int
+    batch: EventBatch
     nbytes: int
-    blocks: tuple[Numbered, ...]
     end_bytes: int = 0
-    """Of all entries until here, since the log began."""
 
     @property
     def next_seq(self) -> int:
-        return self.first_seq + self.count
+        return self.first_seq + len(self.batch)
 
     def starting_at(self, seq: int) -> Entry:
-        """Drop what is before seq."""
+        """Leave out the events before seq."""
         if seq <= self.first_seq:
             return self
-        blocks = tuple(
-            Numbered(numbered.seq[rows], numbered.block.take(rows))
-            for numbered in self.blocks
-            if len(rows := np.flatnonzero(numbered.seq >= seq))
-        )
-        return Entry(seq, self.next_seq - seq, self.nbytes, blocks, self.end_bytes)
+        return replace(self, first_seq=seq, batch=self.batch.slice(seq - self.first_seq, len(self.batch)))
 
     def followed_by(self, later: Entry) -> Entry:
-        """One entry of both, whose blocks of the same layout are one."""
-        by_layout: dict[tuple[str, ...], list[Numbered]] = {}
-        for numbered in (*self.blocks, *later.blocks):
-            by_layout.setdefault(numbered.block.layout, []).append(numbered)
-        blocks = tuple(
-            Numbered(np.concatenate([each.seq for each in group]), joined([each.block for each in group]))
-            for group in by_layout.values()
-        )
-        nbytes = self.nbytes + later.nbytes - ENTRY_OVERHEAD
-        return Entry(self.first_seq, self.count + later.count, nbytes, blocks)
+        return Entry(self.first_seq, join([self.batch, later.batch]), self.nbytes + later.nbytes - ENTRY_OVERHEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,54 +61,11 @@ class LogCounts:
     pending: int
 
 
-class Positions(NamedTuple):
-    """How many bytes, of all that ever came in, were handed out or made room; and how many came in."""
-
-    read: int
-    end: int
-
-
-class SeqRanges:
-    """A set of sequence numbers that come in long runs."""
-
-    def __init__(self) -> None:
-        self._runs: list[tuple[int, int]] = []
-        self.count = 0
-
-    def add(self, first: int, end: int) -> int:
-        """Add the numbers from first to before end; return how many are new."""
-        if end <= first:
-            return 0
-        before = self.count
-        touching = [run for run in self._runs if run[0] <= end and first <= run[1]]
-        joined = (min([first, *(run[0] for run in touching)]), max([end, *(run[1] for run in touching)]))
-        self._replace(touching, [joined])
-        return self.count - before
-
-    def remove(self, first: int, end: int) -> int:
-        """Take the numbers from first to before end out; return how many there were."""
-        before = self.count
-        touched = [run for run in self._runs if run[0] < end and first < run[1]]
-        rest = [(run[0], first) for run in touched if run[0] < first] + [
-            (end, run[1]) for run in touched if end < run[1]
-        ]
-        self._replace(touched, rest)
-        return before - self.count
-
-    def _replace(self, old: list[tuple[int, int]], new: list[tuple[int, int]]) -> None:
-        if old or new:
-            self._runs = sorted([run for run in self._runs if run not in old] + new)
-            self.count += sum(end - first for first, end in new) - sum(end - first for first, end in old)
-
-
 class EventLog:
-    """Written by the engine's reader thread, read by the API's.
-
-    notify is called, in the writer's thread, after each append.
-    """
+    """Written by the engine's reader thread and read by the API's. notify is called by the writer after each append."""
 
     def __init__(self, max_bytes: int, notify: Callable[[], None]) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._notify = notify
         self._lock = threading.Lock()
         self._entries: OrderedDict[int, Entry] = OrderedDict()
@@ -140,18 +78,17 @@ class EventLog:
         self._read_to = 1
         self._lost = SeqRanges()
 
-    def append(self, blocks: Sequence[Block], *, is_short: bool = False) -> None:
-        """Number events of one stretch of time across blocks, each of which is in the order of time: all of them, or
-        where it raises, none.
+    def append(self, batch: EventBatch, *, is_short: bool = False) -> None:
+        """Number events, which are in the order of time. If it raises, none of them was added.
 
-        is_short: room is, so that a few events join the entry before, if nobody has read that.
+        is_short: room is scarce, so a small batch is joined to the last entry if no stream has read that.
         """
-        # only this thread makes entries, so that what may fail can be done before anything is changed
+        # only this thread makes entries, so whatever may fail is done before anything is changed
         entries: list[Entry] = []
         next_seq = self._next_seq
-        for part in _parts(blocks):
-            entries.append(_numbered(part, next_seq))
-            next_seq = entries[-1].next_seq
+        for part, nbytes in _parts(batch):
+            entries.append(Entry(next_seq, part, ENTRY_OVERHEAD + nbytes))
+            next_seq += len(part)
         with self._lock:
             if is_short and entries:
                 entries[0] = self._joined(entries[0])
@@ -160,9 +97,9 @@ class EventLog:
         self._notify()
 
     def _joined(self, entry: Entry) -> Entry:
-        """Return it with the events of the entry before, where nobody has read that and there is room."""
+        """Return the entry with the events of the last one, if no stream has read that and there is room."""
         last = self._last_unread()
-        joins = last is not None and last.nbytes + entry.nbytes - ENTRY_OVERHEAD <= self._max_bytes // _JOINED_PART
+        joins = last is not None and last.nbytes + entry.nbytes - ENTRY_OVERHEAD <= self.max_bytes // _JOINED_PART
         return last.followed_by(entry) if last is not None and joins else entry
 
     def _add(self, entry: Entry) -> None:
@@ -170,9 +107,9 @@ class EventLog:
         nbytes = entry.nbytes - (old.nbytes if old else 0)
         self._bytes += nbytes
         self._end_bytes += nbytes
-        self._entries[entry.first_seq] = replace(entry, end_bytes=self._end_bytes)
+        self._entries[entry.first_seq] = Entry(entry.first_seq, entry.batch, entry.nbytes, self._end_bytes)
         self._next_seq = entry.next_seq
-        while self._bytes > self._max_bytes and len(self._entries) > 1:
+        while self._bytes > self.max_bytes and len(self._entries) > 1:
             self._evict()
 
     def _last_unread(self) -> Entry | None:
@@ -189,9 +126,9 @@ class EventLog:
             self._handed_to = oldest.next_seq
 
     def resume(self, seq: int) -> None:
-        """A client named the first number that it lacks.
+        """Resume at the first number that a client lacks.
 
-        So what was sent before it has arrived, and what was sent from it on and is no longer kept is lost after all.
+        Events before it have arrived. Events from it on that were sent and are no longer kept are lost after all.
         """
         with self._lock:
             seq = min(seq, self._read_to)
@@ -200,10 +137,10 @@ class EventLog:
             self._delivered -= self._lost.add(seq, min(first_kept, self._handed_to))
 
     def read(self, seq: int | None) -> Entry | None:
-        """Return an entry that begins at seq, or None where there is none yet.
+        """Return an entry that begins at seq, or None if there is none yet.
 
-        What is no longer kept is passed over, and seq None is the first that was not handed out yet, as is any beyond
-        it.
+        Numbers that are no longer kept are skipped. None, or a number beyond those handed out, is the first one that
+        was not handed out yet.
         """
         with self._lock:
             seq = self._handed_to if seq is None else min(seq, self._handed_to)
@@ -216,7 +153,7 @@ class EventLog:
         return entry.starting_at(seq)
 
     def handed_out(self, entry: Entry, next_seq: int) -> None:
-        """Count an entry up to a number as delivered, also where it made room while it was being sent."""
+        """Count an entry up to next_seq as delivered, even if it was discarded while it was being sent."""
         with self._lock:
             self._delivered += self._lost.remove(entry.first_seq, next_seq)
             self._count_delivered(max(entry.first_seq, self._handed_to), next_seq)
@@ -224,7 +161,7 @@ class EventLog:
                 self._read_bytes = max(self._read_bytes, entry.end_bytes)
 
     def forget(self) -> None:
-        """Keep no events any more, since nobody will read them. The figures stay."""
+        """Discard all events, since nobody will read them. Counts stay as they are."""
         with self._lock:
             self._entries.clear()
             self._bytes = 0
@@ -236,7 +173,7 @@ class EventLog:
 
     @property
     def next_seq(self) -> int:
-        """The number of the next event to come."""
+        """The number that the next event will have."""
         with self._lock:
             return self._next_seq
 
@@ -248,19 +185,27 @@ class EventLog:
 
     @property
     def unread_bytes(self) -> int:
-        """What waits to be handed out for the first time."""
-        positions = self.positions()
-        return positions.end - positions.read
+        """The size of what was never handed out."""
+        with self._lock:
+            return self._end_bytes - self._read_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """The size of all entries that were handed out or discarded; see `Entry.end_bytes`."""
+        with self._lock:
+            return self._read_bytes
+
+    @property
+    def end_bytes(self) -> int:
+        """The size of all entries so far."""
+        with self._lock:
+            return self._end_bytes
 
     @property
     def kept_bytes(self) -> int:
-        """What it holds, delivered or not."""
+        """The size of all events that are kept, delivered or not."""
         with self._lock:
             return self._bytes
-
-    def positions(self) -> Positions:
-        with self._lock:
-            return Positions(self._read_bytes, self._end_bytes)
 
     def counts(self) -> LogCounts:
         with self._lock:
@@ -269,42 +214,12 @@ class EventLog:
             return LogCounts(received, self._delivered, lost, received - self._delivered - lost)
 
 
-def _numbered(blocks: Sequence[Block], first_seq: int) -> Entry:
-    """Number events in the order of time, from first_seq on."""
-    count = sum(map(len, blocks))
-    numbers = np.arange(first_seq, first_seq + count, dtype=np.uint64)
-    if len(blocks) > 1:
-        order = np.argsort(np.concatenate([block.time_ns for block in blocks]), kind="stable")
-        numbers[order] = numbers.copy()
-    ends = np.cumsum([len(block) for block in blocks]).tolist()
-    numbered = tuple(Numbered(numbers[end - len(block) : end], block) for block, end in zip(blocks, ends, strict=True))
-    return Entry(first_seq, count, ENTRY_OVERHEAD + rows_bytes(blocks), numbered)
-
-
-def rows_bytes(blocks: Sequence[Block]) -> int:
-    """What events take of the room with their numbers, the overhead of an entry besides."""
-    return sum(8 * len(block) + block.nbytes for block in blocks)
-
-
-def _parts(blocks: Sequence[Block]) -> list[Sequence[Block]]:
-    """Cut large batches at moments of time, so that no entry outgrows a message."""
-    count = sum(map(len, blocks))
-    if count <= _ROWS_PER_ENTRY and sum(block.nbytes for block in blocks) <= _BYTES_PER_ENTRY:
-        return [blocks] if count else []
-    times = np.concatenate([block.time_ns for block in blocks])
-    order = np.argsort(times, kind="stable")
-    bytes_before = np.cumsum(np.concatenate([block.row_bytes() for block in blocks])[order])
-    portions = np.maximum(bytes_before // _BYTES_PER_ENTRY, np.arange(count) // _ROWS_PER_ENTRY)
-    cuts = times[order][1:][np.diff(portions) > 0]
-    parts: list[Sequence[Block]] = []
-    begins = [0] * len(blocks)
-    for cut in [*np.unique(cuts).tolist(), None]:
-        part = []
-        for number, block in enumerate(blocks):
-            end = len(block) if cut is None else int(np.searchsorted(block.time_ns, cut, "left"))
-            if end > begins[number]:
-                part.append(block.slice(begins[number], end))
-                begins[number] = end
-        if part:
-            parts.append(part)
-    return parts
+def _parts(batch: EventBatch) -> list[tuple[EventBatch, int]]:
+    """Split a large batch, so that no entry exceeds the size of a message. Return each part with its size in bytes."""
+    count, nbytes = len(batch), batch.nbytes
+    if count <= _ROWS_PER_ENTRY and nbytes <= _BYTES_PER_ENTRY:
+        return [(batch, nbytes)] if count else []
+    part_of = np.maximum(np.cumsum(batch.row_bytes()) // _BYTES_PER_ENTRY, np.arange(count) // _ROWS_PER_ENTRY)
+    cuts = (np.flatnonzero(np.diff(part_of)) + 1).tolist()
+    parts = [batch.slice(begin, end) for begin, end in pairwise([0, *cuts, count])]
+    return [(part, part.nbytes) for part in parts]

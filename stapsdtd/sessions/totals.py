@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-from stapsdtd.sessions.subscription import Account, Subscription
+from stapsdtd.sessions.sink import Account
+from stapsdtd.sessions.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from stapsdtd.capture.engine import (
 )
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
@@ -89,7 +89,7 @@ class FakeEngine:
         self.armed: dict[tuple[SubscriptionKey, ObjectKey], Target] = {}
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
-        self.last_events: list[Block] = []
+        self.last_events: list[EventBatch] = []
         self.calls: list[str] = []
         self.trouble: str | None = None
         self.disarmed: Future[None] = Future()
@@ -129,7 +129,7 @@ class FakeEngine:
         sink = self.sinks.pop(subscription_key)
         self.armed = {key: target for key, target in self.armed.items() if key[0] != subscription_key}
         if self.last_events:
-            sink.deliver(self.last_events)
+            sink.deliver(merge(self.last_events))
         self._begin("close")
         return self.last_read or self.quiesced()
 
@@ -371,8 +371,8 @@ class Served:
         (sink,) = self.engine.sinks.values()
         return sink
 
-    def fire(self, *blocks: Block) -> None:
-        self.sink.deliver(blocks)
+    def fire(self, *batches: EventBatch) -> None:
+        self.sink.deliver(merge(batches))
 
     def lose(self, stage: LossStage, count: int) -> None:
         self.sink.lost(stage, count)

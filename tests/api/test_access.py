@@ -22,7 +22,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
-from tests.unit.samples import block, site
+from tests.unit.samples import batch, site
 from tests.users import ANNE, BERT, User, public_folder
 
 ADDED, REMOVED, COMPLETE = (
@@ -227,7 +227,7 @@ class TestOthersSubscriptions:
         call = stream(connect(BERT), ident)
         server.wait_until_streaming()
         refused(lambda: next(stream(anne, ident)))
-        server.fire(block([1]))
+        server.fire(batch([1]))
         assert next(call).WhichOneof("payload") == "rows"
         assert server.held()[0].streaming
 
@@ -316,7 +316,7 @@ class TestPolicyChanges:
     def test_subscription_and_stream_end(self, server: Served, anne: StapsdtServiceStub, pids: dict[str, int]) -> None:
         server.map(pids["anne"], server.file_object(site("a")))
         ident = subscribe(anne).subscription_id
-        server.fire(block([1, 2]))
+        server.fire(batch([1, 2]))
         call = stream(anne, ident)
         server.wait_until_streaming()
         assert apply(server, OPERATOR, self.NONE) == 1
@@ -332,7 +332,7 @@ class TestPolicyChanges:
         # more than the connection holds
         rows, times = 10_000, 20
         for number in range(times):
-            server.fire(block(range(number * rows, (number + 1) * rows)))
+            server.fire(batch(range(number * rows, (number + 1) * rows)))
         assert apply(server, OPERATOR, self.NONE) == 1
         messages = list(call)
         assert sum(len(message.rows.events) for message in messages) == rows * times
@@ -342,7 +342,7 @@ class TestPolicyChanges:
         self, server: Served, anne: StapsdtServiceStub, connect: Connect
     ) -> None:
         ident = subscribe(anne).subscription_id
-        server.fire(block([1, 2]))
+        server.fire(batch([1, 2]))
         other = connect(User(ANNE.uid, (64111,)))
         assert apply(server, OPERATOR, self.NONE) == 1
         assert refused(lambda: next(stream(other, ident)))[0] is grpc.StatusCode.NOT_FOUND
@@ -363,7 +363,7 @@ class TestPolicyChanges:
         call = stream(anne, subscribe(anne).subscription_id)
         server.wait_until_streaming()
         assert apply(server, OPERATOR, to) == 0
-        server.fire(block([1]))
+        server.fire(batch([1]))
         assert next(call).WhichOneof("payload") in {"descriptions", "rows"}
         assert server.held()[0].streaming
 
@@ -438,7 +438,7 @@ class TestPolicyChanges:
     def test_quota_of_a_living_subscription(self, server: Served, anne: StapsdtServiceStub) -> None:
         ident = subscribe(anne).subscription_id
         apply(server, OPERATOR, replace(USER, quotas=Quotas(max_events_per_second=3)))
-        server.fire(block(range(10)))
+        server.fire(batch(range(10)))
         account = server.unsubscribe(ident)
         assert (account.fired, account.in_flight, account.lost_quota) == (10, 3, 7)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stapsdtd.config import OPERATOR
-from stapsdtd.errors import ObjectPendingError, TracefsRejectedError
-from stapsdtd.model import Object
+from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejectedError
+from stapsdtd.model import Mapping, Object
 from stapsdtd.procs.objects import open_object
 from stapsdtd.sessions import attacher
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -206,6 +206,81 @@ def test_what_goes_before_its_turn_is_never_armed(
     assert told == [("a", ARMING), ("b", ARMING), ("b", DISARMED), ("a", DISARMED)]
     assert server.held()[0].account.sites == 0
     call.cancel()
+
+
+def test_disarming_comes_before_everything_that_waits(
+    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+) -> None:
+    """Else a file that was written to would stay patched until its turn, and a later arming could be undone."""
+    call = server.stream(server.subscribe().subscription_id)
+    gone = server.file_object(site("gone"), name="gone", path="/memfd:gone")
+    server.map(pids[0], gone, "gone")
+    assert next_states(call) == [("gone", ARMED)]
+    arming = stuck("arm")
+    for number in range(3):
+        found = server.file_object(site(f"a{number}"), name=f"app{number}")
+        server.begin_map(pids[0], found, f"app{number}")
+    assert arming.began.wait(PATIENCE_SECONDS)
+    server.begin_unmap(pids[0], gone)
+    server.begin_map(pids[1], gone, "gone")
+    before = len(server.engine.calls)
+    arming.release()
+    server.settle()
+    assert server.engine.calls[before:] == ["arm", "disarm", "arm", "arm", "arm"]
+    assert len(server.engine.armed) == 4
+    call.cancel()
+
+
+def test_object_whose_first_process_ended_meanwhile_is_armed_through_the_others(
+    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[set[int]] = []
+
+    def open_of_second(found: Object, mappings: Iterable[tuple[int, Mapping]], *arguments: Any) -> int:
+        living = {pid: mapping for pid, mapping in mappings if pid == pids[1]}
+        tried.append(set(living))
+        return open_object(found, living.items(), *arguments)
+
+    monkeypatch.setattr(attacher, "open_object", open_of_second)
+    with served(tmp_path) as server:
+        call = server.stream(server.subscribe().subscription_id)
+        found = server.file_object(site("a"), path="/memfd:jit")
+        held = threading.Event()
+        server.arming.submit(None, lambda: held.wait(PATIENCE_SECONDS))
+        server.begin_map(pids[0], found)
+        server.begin_map(pids[1], found)
+        server.begin_unmap(pids[0], found)
+        held.set()
+        assert next_states(call) == [("a", ARMED)]
+        assert tried == [set(), {pids[1]}]
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ObjectGoneError("/app"), (DISARMED, "")), (ZeroDivisionError("a bug"), (REFUSED, "a bug"))],
+    ids=["gone", "defect"],
+)
+def test_what_was_told_to_be_arming_is_told_how_it_ended(
+    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception, told: tuple[int, str]
+) -> None:
+    released = threading.Event()
+
+    def open_late(*_: Any) -> int:
+        assert released.wait(PATIENCE_SECONDS)
+        raise error
+
+    monkeypatch.setattr(attacher, "open_object", open_late)
+    with served(tmp_path) as server:
+        server.servicer.arm_seconds = 0.05
+        server.map(pids[0], server.file_object(site("a")))
+        answer = server.subscribe()
+        assert states(answer.sites) == [("a", ARMING)]
+        call = server.stream(answer.subscription_id)
+        released.set()
+        (status,) = next(call).status.sites
+        assert (status.state, status.reason) == told
+        call.cancel()
 
 
 def test_unsubscribe_does_not_wait_for_the_arming(

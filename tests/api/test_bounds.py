@@ -16,7 +16,7 @@ from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
-from tests.unit.samples import block, site
+from tests.unit.samples import batch, site
 
 BOUNDED = Role(
     "bounded", everybody=True, list=("all",), trace=("all",), quotas=Quotas(max_foreign_hits_per_second=1000)
@@ -122,7 +122,7 @@ def test_what_ended_subscriptions_hold_counts_until_it_is_forgotten(
 
         def leave_events_behind() -> str:
             ident = server.subscribe(queue_bytes=2 << 20).subscription_id
-            server.fire(block(range(20_000), site_id=1))
+            server.fire(batch(range(20_000), site_id=1))
             server.unsubscribe(ident)
             return ident
 

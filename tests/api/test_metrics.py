@@ -31,7 +31,7 @@ from stapsdtd.sessions import subscriptions as under_test
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import ROOT, wait_for
-from tests.unit.samples import block, site
+from tests.unit.samples import batch, site
 
 Figures = dict[str, float]
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -137,7 +137,7 @@ def test_attachments_rings_and_queues(server: Served, scraped: Scraped) -> None:
         assert figures["stapsdtd_arm_seconds_count"] == number
     assert (figures["stapsdtd_ring_filled_bytes[64]"], figures["stapsdtd_ring_size_bytes[64]"]) == (128, 4096)
     assert figures["stapsdtd_queue_unread_bytes"] == 0
-    next(iter(server.engine.sinks.values())).deliver([block([1, 2])])
+    next(iter(server.engine.sinks.values())).deliver(batch([1, 2]))
     assert scraped["queue_unread_bytes"] > 0
 
 
@@ -157,7 +157,7 @@ def test_events_that_are_on_their_way_through_the_kernel_are_in_flight(server: S
     server.sink.fired(10)
     server.sink.filtered(2)
     server.lose(LossStage.KERNEL_BUFFER, 1)
-    server.fire(block([1, 2, 3]))
+    server.fire(batch([1, 2, 3]))
     (held,) = server.held()
     account = held.account
     assert (account.fired, account.in_flight, account.filtered, account.lost_kernel_buffer) == (10, 7, 2, 1)
@@ -183,7 +183,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
 ) -> None:
     monkeypatch.setattr(under_test, "_ENDED_KEPT_SECONDS", 0.2)
     ident = server.subscribe().subscription_id
-    server.fire(block([1, 2, 3]))
+    server.fire(batch([1, 2, 3]))
     server.sink.filtered(10)
     for count, stage in zip((20, 30, 40, 50), LossStage, strict=True):
         server.lose(stage, count)
@@ -191,7 +191,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     messages = server.stream(ident)
     assert next(message for message in messages if message.HasField("rows"))
     wait_for(lambda: scraped["events_total[delivered]"] == 3, "the events to be delivered")
-    server.engine.last_events = [block([4, 5])]
+    server.engine.last_events = [batch([4, 5])]
     account = server.unsubscribe(ident)
     end = next(message for message in messages if message.HasField("end")).end.account
     assert (account.in_flight + account.delivered, end.delivered) == (5, 5)
@@ -200,7 +200,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     # another one counts on, and leaves what nobody read
     ident = server.subscribe().subscription_id
     server.engine.last_events = []
-    server.fire(block([6]))
+    server.fire(batch([6]))
     server.unsubscribe(ident)
     wait_for(lambda: scraped["events_total[unread]"] == 1, "the subscription to be forgotten")
     figures = scraped.figures()
@@ -216,7 +216,7 @@ def test_slow_reader_of_an_ended_subscription_is_still_counted(
     # more than what gRPC and sockets hold
     blocks = 100
     for number in range(blocks):
-        server.fire(block(range(number * 10_000, (number + 1) * 10_000)))
+        server.fire(batch(range(number * 10_000, (number + 1) * 10_000)))
     messages = server.stream(ident)
     next(messages)
     server.unsubscribe(ident)
@@ -233,14 +233,14 @@ def test_slow_reader_of_an_ended_subscription_is_still_counted(
 def test_totals_never_get_less(server: Served, scraped: Scraped) -> None:
     """A client that lost what it was sent, and comes back when that is no longer kept, changes delivered to lost."""
     ident = server.subscribe(queue_bytes=4096).subscription_id
-    server.fire(block(range(10)))
+    server.fire(batch(range(10)))
     messages = server.stream(ident)
     assert next(message for message in messages if message.HasField("rows"))
     wait_for(lambda: scraped["events_total[delivered]"] == 10, "the events to be delivered")
     messages.cancel()
     server.wait_until_streaming(False)
-    server.fire(block(range(10, 100)))
-    server.fire(block(range(100, 110)))
+    server.fire(batch(range(10, 100)))
+    server.fire(batch(range(100, 110)))
     messages = server.stream(ident, from_seq=1)
     loss = next(message for message in messages if message.HasField("loss")).loss
     account = server.held()[0].account
@@ -250,7 +250,7 @@ def test_totals_never_get_less(server: Served, scraped: Scraped) -> None:
     server.wait_until_streaming(False)
     before = scraped["events_total[delivered]"]
     server.subscriptions.get(ident).log.resume(1)
-    server.fire(block(range(110, 200)))
+    server.fire(batch(range(110, 200)))
     server.subscriptions.get(ident).log.resume(1)
     assert server.held()[0].account.delivered < before
     assert scraped["events_total[delivered]"] == before

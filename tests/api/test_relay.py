@@ -42,14 +42,14 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api import http2
 from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.support import descriptors, wait_for
-from tests.unit.samples import block, site
+from tests.unit.samples import batch, site
 from tests.users import ANNE, BERT, User, public_folder
 
 T = TypeVar("T")
 BOUNDED = Role("bounded", quotas=Quotas(max_connections=3))
 ROLES = (OPERATOR, USER, BOUNDED)
 MOST_CONNECTIONS = 24
-EVENTS = block(range(10_000))
+EVENTS = batch(range(10_000))
 CONNECT = (
     "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('there', flush=True); input()"
 )
@@ -148,10 +148,10 @@ def test_processes_that_are_connected_leave_no_events_in_others_subscriptions(se
     ident = server.subscribe("app:*").subscription_id
     with connecting_as(server, ANNE) as child:
         only_peer_of(server, ANNE)
-        server.fire(block([1, 2, 3], pid=[child.pid, 10, os.getpid()]))
+        server.fire(batch([1, 2, 3], pid=[child.pid, 10, os.getpid()]))
         child.kill()
         wait_for_connections(server, 1)
-        server.fire(block([4], pid=[child.pid]))
+        server.fire(batch([4], pid=[child.pid]))
     account = server.unsubscribe(ident)
     assert (account.in_flight, account.filtered, account.fired) == (3, 1, 4)
 
@@ -164,14 +164,14 @@ def test_number_of_a_process_that_connected_and_ended_is_anybodys(server: Served
         assert child.stdout is not None
         assert child.stdout.readline() == "there\n"
         only_peer_of(server, ANNE)
-        server.fire(block([1], pid=[child.pid]))
+        server.fire(batch([1], pid=[child.pid]))
         assert child.stdin is not None
         print(file=child.stdin, flush=True)
         heir = int(child.stdout.readline())
         assert child.wait(PATIENCE_SECONDS) == 0
         wait_for(lambda: child.pid not in server.connected.pids.tolist(), "it to be gone")
         assert len(peers(server)) == 2
-        server.fire(block([2], pid=[child.pid]))
+        server.fire(batch([2], pid=[child.pid]))
         os.kill(heir, signal.SIGKILL)
     wait_for_connections(server, 1)
     account = server.unsubscribe(ident)
@@ -185,7 +185,7 @@ def test_processes_that_are_connected_are_traced_where_they_are_named(server: Se
             ident = server.subscribe("app:*", scope=scope).subscription_id
             (held,) = server.held()
             assert held.scope == scope
-            server.fire(block([1], pid=[child.pid]))
+            server.fire(batch([1], pid=[child.pid]))
             assert server.unsubscribe(ident).in_flight == 1
 
 

@@ -29,7 +29,7 @@ from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
-from tests.unit.samples import argument, block, signed, site, strings, unsigned
+from tests.unit.samples import argument, batch, signed, site, strings, unsigned
 
 Row = tuple[Any, ...]
 ARMED, DISARMED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_DISARMED
@@ -125,11 +125,11 @@ class TestEncodings:
     def events(self, server: Served, encoding: str) -> tuple[list[pb.StreamResponse], int]:
         ident = server.subscribe("app:text(arg0:str, arg1)", "app:*").subscription_id
         server.fire(
-            block([100, 400], site_id=1, comm=[b"naive", b"\xff\xfe"], cpu=[3, 65535], tid=[2**22, 1]),
-            block([200, 500], signed(-(1 << 63), None), unsigned(None, None), site_id=2),
-            block([150, 300, 600], strings(b"SELECT", None, b""), unsigned((1 << 64) - 1, 0, 5), site_id=3),
+            batch([100, 400], site_id=1, comm=[b"naive", b"\xff\xfe"], cpu=[3, 65535], tid=[2**22, 1]),
+            batch([200, 500], signed(-(1 << 63), None), unsigned(None, None), site_id=2),
+            batch([150, 300, 600], strings(b"SELECT", None, b""), unsigned((1 << 64) - 1, 0, 5), site_id=3),
         )
-        server.fire(block([700], site_id=1))
+        server.fire(batch([700], site_id=1))
         ((subscription, *_),) = server.subscriptions.all()
         server.unsubscribe(ident)
         return finished(server, ident, encoding, from_seq=1), subscription.realtime_offset_ns
@@ -177,8 +177,8 @@ class TestEncodings:
         ident = server.subscribe("app:text(arg0:str)", "app:*").subscription_id
         times = np.arange(20_000)
         server.fire(
-            block(times[::2].tolist(), strings(*[b"x" * 200] * 10_000), site_id=3),
-            block(times[1::2].tolist(), site_id=1),
+            batch(times[::2].tolist(), strings(*[b"x" * 200] * 10_000), site_id=3),
+            batch(times[1::2].tolist(), site_id=1),
         )
         server.unsubscribe(ident)
         following = 1
@@ -192,14 +192,14 @@ class TestEncodings:
     @pytest.mark.parametrize("encoding", ["ROWS", "COLUMNS"])
     def test_long_strings_make_no_message_beyond_grpcs_limit(self, server: Served, encoding: str) -> None:
         ident = server.subscribe("app:text(arg0:str)", "app:number()").subscription_id
-        server.fire(block(range(3000), strings(*[b"x" * 4000] * 3000), site_id=3))
+        server.fire(batch(range(3000), strings(*[b"x" * 4000] * 3000), site_id=3))
         server.unsubscribe(ident)
         messages = finished(server, ident, encoding)
         assert [row[0] for row in (rows(messages) or columns(messages))] == list(range(1, 3001))
 
     def test_rows_come_in_messages_of_some_hundred(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
-        server.fire(block(range(2500), site_id=1))
+        server.fire(batch(range(2500), site_id=1))
         server.unsubscribe(ident)
         messages = finished(server, ident)
         assert [len(message.rows.events) for message in messages if message.HasField("rows")] == [1000, 1000, 500]
@@ -209,7 +209,7 @@ class TestEncodings:
 class TestOrder:
     def test_sites_are_described_once_and_before_use(self, server: Served) -> None:
         ident = server.subscribe("app:text(arg1, arg0:str)", "app:*").subscription_id
-        server.fire(block([1], site_id=1))
+        server.fire(batch([1], site_id=1))
         call = server.stream(ident)
         (description,) = next(call).descriptions.probes
         assert (description.probe.name, description.probe.sites[0].site_id, list(description.captures)) == (
@@ -218,7 +218,7 @@ class TestOrder:
             [],
         )
         assert seqs([next(call)]) == [1]
-        server.fire(block([2, 3], site_id=1), block([4], unsigned(1), strings(b""), site_id=3))
+        server.fire(batch([2, 3], site_id=1), batch([4], unsigned(1), strings(b""), site_id=3))
         (description,) = next(call).descriptions.probes
         assert description.probe.name == "text"
         assert [(each.index, each.is_string) for each in description.captures] == [(1, False), (0, True)]
@@ -240,7 +240,7 @@ class TestOrder:
         call = server.stream(ident)
         server.wait_until_streaming()
         for number in range(1, 4):
-            server.fire(block([number], site_id=1))
+            server.fire(batch([number], site_id=1))
             if number == 1:
                 assert kinds([next(call)]) == ["descriptions"]
             assert seqs([next(call)]) == [number]
@@ -266,7 +266,7 @@ class TestOrder:
     def test_slow_client_is_told_what_made_room(self, server: Served) -> None:
         ident = server.subscribe(queue_bytes=10_000).subscription_id
         for number in range(20):
-            server.fire(block([number], site_id=1))
+            server.fire(batch([number], site_id=1))
         server.unsubscribe(ident)
         loss, _, *events, end = finished(server, ident)
         assert loss.loss.stage == pb.Loss.STAGE_QUEUE
@@ -279,7 +279,7 @@ class TestOrder:
     def test_events_that_the_engine_filters_are_counted_and_not_numbered(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
         server.sink.filtered(1)
-        server.fire(block([2], pid=[12], site_id=1))
+        server.fire(batch([2], pid=[12], site_id=1))
         server.sink.filtered(1)
         account = server.unsubscribe(ident)
         assert (account.filtered, account.in_flight, account.delivered, account.fired) == (2, 1, 0, 3)
@@ -294,7 +294,7 @@ class TestEnds:
         ident = server.subscribe().subscription_id
         call = server.stream(ident)
         server.wait_until_streaming()
-        server.engine.last_events = [block(range(3000), site_id=1)]
+        server.engine.last_events = [batch(range(3000), site_id=1)]
         account = server.unsubscribe(ident)
         assert account.fired == 3000
         messages = list(call)
@@ -318,9 +318,9 @@ class TestEnds:
         wait_for(lambda: not server.held(), "it to be disarmed")
         assert server.subscribe().subscription_id != ident
         sink.fired(2)
-        sink.deliver([block([1], site_id=1)])
+        sink.deliver(batch([1], site_id=1))
         assert not unsubscribing.done()
-        sink.deliver([block([2], site_id=1)])
+        sink.deliver(batch([2], site_id=1))
         server.engine.last_read.set_result(None)
         assert unsubscribing.result().account.fired == 2
         messages = list(call)
@@ -331,14 +331,14 @@ class TestEnds:
 
     def test_stream_may_begin_after_the_end_again_and_again(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
-        server.fire(block([1], site_id=1))
+        server.fire(batch([1], site_id=1))
         server.unsubscribe(ident)
         assert kinds(finished(server, ident)) == ["descriptions", "rows", "end"]
         assert kinds(finished(server, ident)) == ["end"]
         assert seqs(finished(server, ident, from_seq=1)) == [1]
 
     def test_lease_runs_out_without_a_stream(self, server: Served) -> None:
-        server.engine.last_events = [block([1], site_id=1)]
+        server.engine.last_events = [batch([1], site_id=1)]
         ident = server.subscribe(lease_seconds=1).subscription_id
         wait_for(lambda: not server.held(), "the lease to run out")
         assert server.engine.sinks == {}
@@ -373,12 +373,12 @@ class TestEnds:
 class TestComingBack:
     def test_from_a_number(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
-        server.fire(block([1, 2, 3, 4], site_id=1))
+        server.fire(batch([1, 2, 3, 4], site_id=1))
         call = server.stream(ident)
         assert seqs([next(call), next(call)]) == [1, 2, 3, 4]
         call.cancel()
         server.wait_until_streaming(False)
-        server.fire(block([5, 6], site_id=1))
+        server.fire(batch([5, 6], site_id=1))
         server.unsubscribe(ident)
         assert seqs(finished(server, ident, from_seq=3)) == [3, 4, 5, 6]
         assert seqs(finished(server, ident, "COLUMNS", from_seq=3)) == []
@@ -388,7 +388,7 @@ class TestComingBack:
 
     def test_without_a_number_from_what_no_stream_had(self, server: Served) -> None:
         ident = server.subscribe().subscription_id
-        server.fire(block([1, 2], site_id=1))
+        server.fire(batch([1, 2], site_id=1))
         call = server.stream(ident)
         assert seqs([next(call), next(call)]) == [1, 2]
         # the message behind is asked for, so the ones before were handed out
@@ -397,7 +397,7 @@ class TestComingBack:
         call.cancel()
         # a call that was cancelled and is still there might be given the next ones
         server.wait_until_streaming(False)
-        server.fire(block([3], site_id=1))
+        server.fire(batch([3], site_id=1))
         server.unsubscribe(ident)
         assert seqs(finished(server, ident)) == [3]
 
@@ -405,11 +405,11 @@ class TestComingBack:
         ident = server.subscribe().subscription_id
         first = server.stream(ident)
         server.wait_until_streaming()
-        server.fire(block([1], site_id=1))
+        server.fire(batch([1], site_id=1))
         assert seqs([next(first), next(first)]) == [1]
         second = server.stream(ident)
         assert ended_with(first) == (grpc.StatusCode.ABORTED, "another stream of this subscription took over")
-        server.fire(block([2], site_id=1))
+        server.fire(batch([2], site_id=1))
         assert seqs([next(second), next(second)]) == [2]
         assert [each.streaming for each in server.held()] == [True]
         server.unsubscribe(ident)
@@ -424,7 +424,7 @@ class TestComingBack:
             server.wait_until_streaming()
             call.cancel()
             server.wait_until_streaming(False)
-        server.fire(block(range(300_000), site_id=1))
+        server.fire(batch(range(300_000), site_id=1))
         call = server.stream(ident)
         server.wait_until_streaming()
         assert kinds([next(call)]) == ["descriptions"]
@@ -572,12 +572,12 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     """Its successor begins with the same events, and is the one to say whether they were delivered."""
     spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
     subscription = Subscription("id", 1, spec, 999, lambda *_: None)
-    subscription.deliver([block([1, 2])])
+    subscription.sink.deliver(batch([1, 2]))
     stream = SubscriptionStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
 
     async def read() -> None:
         messages = stream.messages()
-        assert seqs([await anext(messages)]) == [1, 2]
+        assert seqs([pb.StreamResponse.FromString(await anext(messages))]) == [1, 2]
         stream.stop(TakenOverError())
         with pytest.raises(TakenOverError):
             await anext(messages)

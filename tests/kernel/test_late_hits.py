@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.elf import parse_object
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Capture, Object, ObjectKey
 from stapsdtd.query.actions import Emit
@@ -41,9 +41,8 @@ class CountingSink:
         self.fired_count = self.filtered_count = 0
         self.losses: Counter[LossStage] = Counter()
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        for block in blocks:
-            self.pids.update(block.pid.tolist())
+    def deliver(self, batch: EventBatch) -> None:
+        self.pids.update(batch.pid.tolist())
 
     def fired(self, count: int) -> None:
         self.fired_count += count

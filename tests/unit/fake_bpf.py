@@ -28,7 +28,7 @@ from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
 from tests.unit.samples import event_rows
 
@@ -56,8 +56,8 @@ class RecordingSink:
         self.fired_count = 0
         self.filtered_count = 0
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        self.calls.append([row for block in blocks for row in event_rows(block)])
+    def deliver(self, batch: EventBatch) -> None:
+        self.calls.append(event_rows(batch))
 
     def fired(self, count: int) -> None:
         self.fired_count += count

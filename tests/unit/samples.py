@@ -1,4 +1,4 @@
-"""Small sites, objects and blocks to test with."""
+"""Small sites, objects and batches to test with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from stapsdtd.capture.bpf.reading import Channel, Reading
 from stapsdtd.capture.engine import TargetSite
-from stapsdtd.events.columns import COMM_BYTES, Block, Numbers, Strings, ValueColumn
+from stapsdtd.events.batch import EventBatch, ValueTable
+from stapsdtd.events.columns import COMM_BYTES, Numbers, Strings, ValueColumn
 from stapsdtd.model import (
     Argument,
     Capture,
@@ -74,20 +75,20 @@ def sample_object(
     return Object(of or key(inode), path, ParsedObject("x86-64", "c0ffee", sites, tuple(problems)))
 
 
-def block(
+def batch(
     times: Sequence[int], *values: ValueColumn, site_id: int | Sequence[int] = 1, **columns: Sequence[Any]
-) -> Block:
+) -> EventBatch:
     """Events of thread 11 in process 10, named app, where columns do not say otherwise."""
     count = len(times)
     given = {"pid": [10] * count, "tid": [11] * count, "cpu": [0] * count, "comm": [b"app"] * count} | columns
-    return Block(
+    return EventBatch(
         np.array(times, np.int64),
         np.array(given["pid"], np.int32),
         np.array(given["tid"], np.int32),
         np.array(given["cpu"], np.uint16),
         np.array(given["comm"], f"S{COMM_BYTES}"),
         np.array([site_id] * count if isinstance(site_id, int) else site_id, np.uint32),
-        values,
+        (ValueTable(values),),
     )
 
 
@@ -116,10 +117,18 @@ def value_list(column: ValueColumn) -> list[int | bytes | None]:
     return [None if absent else number for number, absent in zip(column.data.tolist(), missing.tolist(), strict=True)]
 
 
-def event_rows(found: Block) -> list[tuple[object, ...]]:
-    """A block's events, one tuple each."""
-    columns = [
-        found.time_ns.tolist(), found.pid.tolist(), found.tid.tolist(), found.cpu.tolist(), found.comm.tolist(),
-        found.site_id.tolist(), *(value_list(column) for column in found.values),
-    ]  # fmt: skip
-    return list(zip(*columns, strict=True))
+def columns_of(events: EventBatch) -> tuple[ValueColumn, ...]:
+    """Return the values of a batch whose events all have values of the same types."""
+    (table,) = events.tables
+    return table.columns
+
+
+def event_rows(events: EventBatch) -> list[tuple[object, ...]]:
+    """Return (time_ns, pid, tid, cpu, comm, site_id, values…) of each event."""
+    head = events.time_ns, events.pid, events.tid, events.cpu, events.comm, events.site_id
+    values: list[list[object]] = [[] for _ in range(len(events))]
+    for table in events.tables:
+        rows = range(len(events)) if table.rows is None else table.rows.tolist()
+        for row, *row_values in zip(rows, *map(value_list, table.columns), strict=True):
+            values[row] = row_values
+    return [(*cells[:-1], *cells[-1]) for cells in zip(*(column.tolist() for column in head), values, strict=True)]

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.api import rows
-from stapsdtd.api.convert import columns, descriptions
+from stapsdtd.api import columns, rows
+from stapsdtd.api.convert import descriptions
 from stapsdtd.client import DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
 from stapsdtd.client.messages import Value
-from stapsdtd.events.columns import Block, Numbers, Strings, ValueColumn
+from stapsdtd.events.batch import EventBatch, ValueTable, join
+from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.model import Capture
-from stapsdtd.sessions.log import Entry, Numbered
-from stapsdtd.sessions.subscription import KnownSite
+from stapsdtd.sessions.log import Entry
+from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.unit.samples import argument, captured, sample_object, site
 
@@ -48,7 +49,7 @@ _events = st.lists(
 _Event = tuple[int, int, int, int, bytes, int, int, int | None, bytes | None, float | None]
 
 
-def _block(events: list[_Event], *, with_string: bool) -> Block:
+def _batch(events: list[_Event], *, with_string: bool) -> EventBatch:
     times, pids, tids, cpus, comms, site_ids, signed, unsigned, strings, floats = zip(*events, strict=True)
     missing = np.array([number is None for number in unsigned])
     numbers = np.array([number or 0 for number in unsigned], np.uint64)
@@ -64,14 +65,14 @@ def _block(events: list[_Event], *, with_string: bool) -> Block:
                 np.array([0.0 if number is None else number for number in floats]), absent if absent.any() else None
             )
         )
-    return Block(
+    return EventBatch(
         np.array(times, np.int64),
         np.array(pids, np.int32),
         np.array(tids, np.int32),
         np.array(cpus, np.uint16),
         np.array(comms, "S16"),
         np.array(site_ids, np.uint32),
-        tuple(values),
+        (ValueTable(tuple(values)),),
     )
 
 
@@ -102,39 +103,60 @@ _KNOWN = KnownSite(
 _SITES = _AnySite()
 
 
-def _entry(first_seq: int, blocks: list[Block]) -> Entry:
+def _entry(first_seq: int, batches: list[EventBatch]) -> Entry:
     """Their events take turns, for as long as there are several."""
-    count = sum(map(len, blocks))
-    places = sorted((row, number) for number, block in enumerate(blocks) for row in range(len(block)))
-    seqs: list[list[int]] = [[] for _ in blocks]
-    for seq, (_, number) in enumerate(places, first_seq):
-        seqs[number].append(seq)
-    numbered = (Numbered(np.array(each, np.uint64), block) for each, block in zip(seqs, blocks, strict=True))
-    return Entry(first_seq, count, 0, tuple(numbered))
+    joined = join(batches)
+    turns = sorted((row, number) for number, batch in enumerate(batches) for row in range(len(batch)))
+    begins = [sum(map(len, batches[:number])) for number in range(len(batches))]
+    return Entry(first_seq, joined.take(np.array([begins[number] + row for row, number in turns])), 0)
+
+
+def _as_rows(entry: Entry) -> list[tuple[pb.Rows, int]]:
+    messages = rows.messages(entry, _OFFSET_NS, _SITES)
+    return [(pb.StreamResponse.FromString(message).rows, next_seq) for message, next_seq in messages]
+
+
+def _as_columns(entry: Entry) -> pb.Columns:
+    return pb.StreamResponse.FromString(columns.message(entry, _OFFSET_NS)).columns
+
+
+def _taking_turns(numbers: list[_Event], strings: list[_Event]) -> list[tuple[_Event, bool]]:
+    """Events with whether they have a string, in the order of `_entry`."""
+    turns = [(row, False, event) for row, event in enumerate(numbers)]
+    turns += [(row, True, event) for row, event in enumerate(strings)]
+    return [(event, with_string) for _, with_string, event in sorted(turns, key=lambda turn: turn[:2])]
 
 
 @given(_events, _events, st.integers(1, 1 << 62))
 def test_every_field_arrives_in_the_order_of_seq(numbers: list[_Event], strings: list[_Event], first_seq: int) -> None:
-    blocks = [_block(numbers, with_string=False), _block(strings, with_string=True)]
-    entry = _entry(first_seq, blocks)
-    ((message, next_seq),) = rows.messages(entry, _OFFSET_NS, _SITES)
-    wanted = [
+    entry = _entry(first_seq, [_batch(numbers, with_string=False), _batch(strings, with_string=True)])
+    ((message, next_seq),) = _as_rows(entry)
+    assert list(message.events) == [
         _wanted(seq, event, with_string=with_string)
-        for numbered, events, with_string in zip(entry.blocks, (numbers, strings), (False, True), strict=True)
-        for seq, event in zip(numbered.seq.tolist(), events, strict=True)
+        for seq, (event, with_string) in enumerate(_taking_turns(numbers, strings), first_seq)
     ]
-    assert list(message.rows.events) == sorted(wanted, key=lambda event: event.seq)
     assert next_seq == entry.next_seq
+
+
+@given(_events, st.integers(1, 1 << 62), st.booleans())
+def test_events_of_one_layout_arrive(events: list[_Event], first_seq: int, with_string: bool) -> None:
+    ((message, next_seq),) = _as_rows(_entry(first_seq, [_batch(events, with_string=with_string)]))
+    assert list(message.events) == [
+        _wanted(seq, event, with_string=with_string) for seq, event in enumerate(events, first_seq)
+    ]
+    assert next_seq == first_seq + len(events)
 
 
 def test_a_message_is_no_larger_than_a_client_takes() -> None:
     string = b"x" * 60_000
     event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, string, 0.5)
-    many = list(rows.messages(_entry(1, [_block([event] * 2500, with_string=False)]), _OFFSET_NS, _SITES))
+    many = _as_rows(_entry(1, [_batch([event] * 2500, with_string=False)]))
     assert [next_seq for _, next_seq in many] == [1001, 2001, 2501]
-    long = list(rows.messages(_entry(1, [_block([event] * 100, with_string=True)]), _OFFSET_NS, _SITES))
+    assert [event.seq for message, _ in many for event in message.events] == list(range(1, 2501))
+    long = _as_rows(_entry(1, [_batch([event] * 100, with_string=True)]))
     assert max(message.ByteSize() for message, _ in long) < 2 << 20
-    assert sum(len(message.rows.events) for message, _ in long) == 100
+    assert [event.seq for message, _ in long for event in message.events] == list(range(1, 101))
+    assert [next_seq for _, next_seq in long] == [message.events[-1].seq + 1 for message, _ in long]
 
 
 def _described(site_ids: Iterable[int]) -> dict[int, DescribedSite]:
@@ -169,16 +191,18 @@ def _as_client(event: pb.Event, described: DescribedSite) -> Event:
 
 @given(_events, _events, st.integers(1, 1 << 62))
 def test_a_client_reads_the_same_from_columns(numbers: list[_Event], strings: list[_Event], first_seq: int) -> None:
-    entry = _entry(first_seq, [_block(numbers, with_string=False), _block(strings, with_string=True)])
-    ((message, _),) = rows.messages(entry, _OFFSET_NS, _SITES)
-    described = _described({event.site_id for event in message.rows.events})
-    wanted = tuple(_as_client(event, described[event.site_id]) for event in message.rows.events)
-    assert event_batch(columns(entry, _OFFSET_NS), described).events == wanted
+    entry = _entry(first_seq, [_batch(numbers, with_string=False), _batch(strings, with_string=True)])
+    ((message, _),) = _as_rows(entry)
+    described = _described({event.site_id for event in message.events})
+    wanted = tuple(_as_client(event, described[event.site_id]) for event in message.events)
+    found = _as_columns(entry)
+    assert event_batch(found, described).events == wanted
+    assert (len(found.blocks), found.next_seq) == (2, entry.next_seq)
 
 
 def test_columns_that_do_not_fit_together_are_an_error() -> None:
     event: _Event = (1, 2, 3, 4, b"comm", 5, 6, 7, b"x", 0.5)
-    sent = columns(_entry(1, [_block([event] * 3, with_string=True)]), _OFFSET_NS)
+    sent = _as_columns(_entry(1, [_batch([event] * 3, with_string=True)]))
     for field in ("seq", "pid", "comm", "site_id"):
         short = pb.Columns()
         short.CopyFrom(sent)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.decode import Batch
+from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.columns import Block
-from tests.unit.samples import block, channels_of, event_rows, signed, strings, value_list
+from stapsdtd.events.batch import EventBatch
+from tests.unit.samples import batch, channels_of, columns_of, event_rows, signed, strings, value_list
 
 STRIDE = layout.STRIDES[3]
 DISCARDED = 1 << 30
@@ -45,11 +45,11 @@ class Hit:
 
 class Recorder:
     def __init__(self) -> None:
-        self.calls: list[list[Block]] = []
+        self.calls: list[EventBatch] = []
         self.filtered_count = 0
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        self.calls.append(list(blocks))
+    def deliver(self, batch: EventBatch) -> None:
+        self.calls.append(batch)
 
     def fired(self, count: int) -> None:
         raise AssertionError(count)
@@ -79,12 +79,12 @@ def record(hit: Hit, stride: int = STRIDE) -> bytes:
     return content.ljust(stride, b"\xcc")
 
 
-def batch_of(memory: bytes | bytearray, stride: int = STRIDE) -> Batch:
-    return Batch(np.frombuffer(memory, record_dtype(stride)), memoryview(memory), stride)
+def decoder_of(memory: bytes | bytearray, stride: int = STRIDE) -> RecordDecoder:
+    return RecordDecoder(np.frombuffer(memory, record_dtype(stride)), memoryview(memory), stride)
 
 
-def batch(*hits: Hit) -> Batch:
-    return batch_of(b"".join(map(record, hits)))
+def decoder(*hits: Hit) -> RecordDecoder:
+    return decoder_of(b"".join(map(record, hits)))
 
 
 def channel(subscription_key: int = 1, excluded: Iterable[int] = ()) -> Channel:
@@ -96,30 +96,30 @@ def active(number: int, *readings: Reading, tested: int = 0) -> ActivePlan:
     return ActivePlan(PlanEntry(number, 0, b"", 0, 0, bits), channels_of(readings), readings, tested)
 
 
-def decode(plans: Iterable[ActivePlan], *hits: Hit) -> list[tuple[Channel, Block]]:
-    blocks, unknown = batch(*hits).blocks({plan.entry.generation: plan for plan in plans})
+def decode(plans: Iterable[ActivePlan], *hits: Hit) -> list[tuple[Channel, EventBatch]]:
+    batches, unknown = decoder(*hits).events({plan.entry.generation: plan for plan in plans})
     assert unknown == 0
-    return blocks
+    return batches
 
 
 def columns(sources: Layout, *records: Sequence[Value]) -> list[list[Value]]:
     """Answer the values of each source, one an event."""
     plan = active(1, Reading(channel(), 0, 1, sources))
     ((_, found),) = decode([plan], *(Hit(1, values) for values in records))
-    return [value_list(column) for column in found.values]
+    return [value_list(column) for column in columns_of(found)]
 
 
 def layout_of(source: Source) -> str:
     plan = active(1, Reading(channel(), 0, 1, (source,)))
     ((_, found),) = decode([plan], Hit(1, [b"x"]), Hit(1, [None]))
-    (name,) = found.layout
+    ((name,),) = (table.layout for table in found.tables)
     return name
 
 
-def seen(blocks: Iterable[tuple[Channel, Block]]) -> dict[int, list[list[tuple[Any, ...]]]]:
-    """Answer each subscription's blocks, as (time_ns, site_id, values…) of their events."""
+def seen(batches: Iterable[tuple[Channel, EventBatch]]) -> dict[int, list[list[tuple[Any, ...]]]]:
+    """Return each subscription's batches, as (time_ns, site_id, values…) of their events."""
     found: dict[int, list[list[tuple[Any, ...]]]] = {}
-    for where, each in blocks:
+    for where, each in batches:
         found.setdefault(where.subscription_key, []).append([(row[0], *row[5:]) for row in event_rows(each)])
     return found
 
@@ -136,14 +136,14 @@ def test_who_when_and_where() -> None:
     ]  # fmt: skip
 
 
-def test_columns_have_the_types_of_a_block() -> None:
+def test_columns_have_the_types_of_a_batch() -> None:
     plan = active(1, Reading(channel(), 0, 7, (NumberAt(0, is_signed=True), NumberAt(0, is_signed=False))))
     for hits in ([Hit(1, [1])], [Hit(1, [1])] * 3, [Hit(1, [1]), Hit(1, [2], is_discarded=True)]):
         ((_, found),) = decode([plan], *hits)
-        reference = block([1])
+        reference = batch([1])
         for name in ("time_ns", "pid", "tid", "cpu", "comm", "site_id"):
             assert getattr(found, name).dtype == getattr(reference, name).dtype, name
-        assert found.layout == ("signed", "unsigned")
+        assert [table.layout for table in found.tables] == [("signed", "unsigned")]
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1))
@@ -168,7 +168,7 @@ def test_what_could_not_be_read_has_no_value() -> None:
 def test_column_with_all_its_values_says_so() -> None:
     plan = active(1, Reading(channel(), 0, 1, (NumberAt(0, is_signed=True), TextAt(1, 8))))
     ((_, found),) = decode([plan], Hit(1, [1, b"a", None]), Hit(1, [2, b"b", 3]))
-    assert [column.unavailable for column in found.values] == [None, None]
+    assert [column.unavailable for column in columns_of(found)] == [None, None]
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
@@ -211,11 +211,11 @@ def test_records_of_each_size(stride: int) -> None:
     ]
     plan = active(1, Reading(channel(), 0, 1, (NumberAt(0, is_signed=True), TextAt(1, room), TextAt(2, room))))
     memory = b"".join(record(Hit(1, values), stride) for values in events)
-    ((_, found),), _ = batch_of(memory, stride).blocks({1: plan})
-    assert list(zip(*map(value_list, found.values), strict=True)) == list(map(tuple, events))
+    ((_, found),), _ = decoder_of(memory, stride).events({1: plan})
+    assert list(zip(*map(value_list, columns_of(found)), strict=True)) == list(map(tuple, events))
 
 
-def test_sites_of_one_layout_become_one_block_in_the_rings_order() -> None:
+def test_sites_of_one_layout_become_one_table_in_the_rings_order() -> None:
     where = channel()
     plans = [
         active(number, Reading(where, 0, 100 + number, (NumberAt(0, is_signed=True), TextAt(1, 8))))
@@ -228,7 +228,7 @@ def test_sites_of_one_layout_become_one_block_in_the_rings_order() -> None:
     }
 
 
-def test_sites_of_other_layouts_become_blocks_of_their_own() -> None:
+def test_sites_of_other_layouts_become_tables_of_their_own() -> None:
     where = channel()
     plans = [
         active(1, Reading(where, 0, 7, (NumberAt(0, is_signed=True),))),
@@ -236,7 +236,25 @@ def test_sites_of_other_layouts_become_blocks_of_their_own() -> None:
         active(3, Reading(where, 0, 9, (TextAt(0, 8),))),
     ]
     hits = [Hit(1, [-1], 1), Hit(3, [b"a"], 2), Hit(2, [-1], 3), Hit(1, [5], 4)]
-    assert sorted(seen(decode(plans, *hits))[1]) == [[(1, 7, -1), (4, 7, 5)], [(2, 9, b"a")], [(3, 8, ALL_BITS)]]
+    ((_, found),) = decode(plans, *hits)
+    assert seen([(where, found)]) == {1: [[(1, 7, -1), (2, 9, b"a"), (3, 8, ALL_BITS), (4, 7, 5)]]}
+    layouts = {table.layout: table.positions(len(found)).tolist() for table in found.tables}
+    assert layouts == {("signed",): [0, 3], ("string",): [1], ("unsigned",): [2]}
+
+
+def test_values_of_one_type_that_come_from_different_places_share_a_table() -> None:
+    where = channel()
+    plans = [
+        active(1, Reading(where, 0, 7, (NumberAt(0, is_signed=True), TextAt(1, 8)))),
+        active(2, Reading(where, 0, 8, (Fixed(5, is_signed=True), TextAt(0, 4)))),
+        active(3, Reading(where, 0, 9, ())),
+    ]
+    hits = [Hit(2, [b"a"], 1), Hit(1, [-1, b"bc"], 2), Hit(3, [], 3), Hit(2, [b"defgh"], 4), Hit(1, [None, b""], 5)]
+    ((_, found),) = decode(plans, *hits)
+    assert seen([(where, found)]) == {
+        1: [[(1, 8, 5, b"a"), (2, 7, -1, b"bc"), (3, 9), (4, 8, 5, b"defg"), (5, 7, None, b"")]]
+    }
+    assert sorted(table.layout for table in found.tables) == [(), ("signed", "string")]
 
 
 def test_each_subscription_of_a_site_reads_it_its_own_way() -> None:
@@ -292,16 +310,16 @@ def test_room_that_was_lent_again_amid_a_batch() -> None:
 
 def test_records_of_unknown_plans_are_counted() -> None:
     plan = active(2, Reading(channel(), 0, 1, ()))
-    blocks, unknown = batch(Hit(1), Hit(2, time_ns=5), Hit(3), Hit(1)).blocks({2: plan})
-    assert (seen(blocks), unknown) == ({1: [[(5, 1)]]}, 3)
-    assert batch(Hit(1), Hit(1)).blocks({2: plan}) == ([], 2)
+    batches, unknown = decoder(Hit(1), Hit(2, time_ns=5), Hit(3), Hit(1)).events({2: plan})
+    assert (seen(batches), unknown) == ({1: [[(5, 1)]]}, 3)
+    assert decoder(Hit(1), Hit(1)).events({2: plan}) == ([], 2)
 
 
 def test_generations_of_one_plans_number_are_no_others() -> None:
     plan = active(1, Reading(channel(), 0, 1, ()))
     numbers = (1, 65537, 1, 131073, 65537, 1)
-    blocks, unknown = batch(*(Hit(number, time_ns=time) for time, number in enumerate(numbers))).blocks({1: plan})
-    assert (seen(blocks), unknown) == ({1: [[(0, 1), (2, 1), (5, 1)]]}, 3)
+    batches, unknown = decoder(*(Hit(number, time_ns=time) for time, number in enumerate(numbers))).events({1: plan})
+    assert (seen(batches), unknown) == ({1: [[(0, 1), (2, 1), (5, 1)]]}, 3)
     assert plan.received == {0: 3}
 
 
@@ -311,8 +329,8 @@ def test_discarded_records_are_nothing_at_all(kept: int) -> None:
     plan = active(1, Reading(channel(), 0, 1, (TextAt(0, 4096),)))
     garbage = Hit(1, [ALL_BITS], is_discarded=True)
     hits = [garbage, *(Hit(1, [b"text"], time_ns=time) for time in range(kept)), garbage, Hit(9, is_discarded=True)]
-    blocks, unknown = batch(*hits).blocks({1: plan})
-    assert seen(blocks) == ({1: [[(time, 1, b"text") for time in range(kept)]]} if kept else {})
+    batches, unknown = decoder(*hits).events({1: plan})
+    assert seen(batches) == ({1: [[(time, 1, b"text") for time in range(kept)]]} if kept else {})
     assert unknown == 0
     assert plan.received.get(0, 0) == kept
 
@@ -330,8 +348,8 @@ def test_garbage_of_an_unknown_plan_disturbs_no_other(garbage: list[bytes], plac
     ]
     records.insert(place, record(Hit(1, [-7, b"text", 8], time_ns=5)))
     sources = NumberAt(0, is_signed=True), TextAt(1, 8), NumberAt(2, is_signed=False)
-    blocks, unknown = batch_of(b"".join(records)).blocks({1: active(1, Reading(channel(), 0, 1, sources))})
-    assert (seen(blocks), unknown) == ({1: [[(5, 1, -7, b"text", 8)]]}, len(garbage))
+    batches, unknown = decoder_of(b"".join(records)).events({1: active(1, Reading(channel(), 0, 1, sources))})
+    assert (seen(batches), unknown) == ({1: [[(5, 1, -7, b"text", 8)]]}, len(garbage))
 
 
 @pytest.mark.parametrize("records", [1, 2, 3])
@@ -339,7 +357,7 @@ def test_garbage_of_an_unknown_plan_disturbs_no_other(garbage: list[bytes], plac
 def test_blocks_do_not_change_when_the_rings_room_is_used_again(records: int, tested: int) -> None:
     memory = bytearray(b"".join(record(Hit(1, [5, b"text"], 9, matched=1)) for _ in range(records)))
     plan = active(1, Reading(channel(), 0, 1, (NumberAt(0, is_signed=True), TextAt(1, 8))), tested=tested)
-    ((_, found),), _ = batch_of(memory).blocks({1: plan})
+    ((_, found),), _ = decoder_of(memory).events({1: plan})
     before = event_rows(found)
     memory[:] = record(Hit(2, [6, b"next"], 10, 0, 20, 21, 3, b"other")) * records
     assert event_rows(found) == before == [(9, 10, 11, 0, b"app", 1, 5, b"text")] * records
@@ -434,63 +452,62 @@ def test_each_subscription_gets_what_was_written_for_it(given_: tuple[dict[int, 
         plans.append(active(number, *readings, tested=case.tested))
     found = seen(decode(plans, *hits))
     for subscription_key in channels:
-        rows = [row for block in found.get(subscription_key, []) for row in block]
-        assert sorted(rows, key=lambda row: row[0]) == expected_rows(cases, hits, subscription_key)
-        for each in found.get(subscription_key, []):
-            assert [row[0] for row in each] == sorted(row[0] for row in each)
+        rows = expected_rows(cases, hits, subscription_key)
+        # one batch, in the order of time
+        assert found.get(subscription_key, []) == ([rows] if rows else [])
 
 
 # delivery
 
 
-def delivered(where: Channel) -> list[list[tuple[Any, ...]]]:
+def delivered(where: Channel) -> list[tuple[Any, ...]]:
     assert isinstance(where.sink, Recorder)
-    (blocks,) = where.sink.calls
-    return [event_rows(each) for each in blocks]
+    (events,) = where.sink.calls
+    return event_rows(events)
 
 
-def test_blocks_of_one_layout_are_delivered_as_one_in_the_order_of_time() -> None:
+def test_batches_are_delivered_as_one_in_the_order_of_time() -> None:
     where = channel()
-    blocks = [
-        block([1, 4], signed(-1, None)),
-        block([2, 3], strings(b"a", None)),
-        block([0, 2], signed(5, 6), site_id=2),
+    batches = [
+        batch([1, 4], signed(-1, None)),
+        batch([2, 3], strings(b"a", None)),
+        batch([0, 2], signed(5, 6), site_id=2),
     ]
-    where.deliver(blocks)
-    assert [[(row[0], *row[5:]) for row in rows] for rows in delivered(where)] == [
-        [(0, 2, 5), (1, 1, -1), (2, 2, 6), (4, 1, None)], [(2, 1, b"a"), (3, 1, None)],
+    where.deliver(batches)
+    assert [(row[0], *row[5:]) for row in delivered(where)] == [
+        (0, 2, 5), (1, 1, -1), (2, 1, b"a"), (2, 2, 6), (3, 1, None), (4, 1, None),
     ]  # fmt: skip
 
 
 def test_excluded_processes_count_as_filtered() -> None:
     where = channel(excluded=[20, 30])
-    blocks = [
-        block([1, 2, 3, 4], signed(1, 2, 3, 4), pid=[10, 20, 30, 40]),
-        block([5, 6, 7], strings(b"a", b"bc", None), pid=[30, 10, 10]),
-        block([8, 9], signed(8, 9), pid=[20, 20]),
+    batches = [
+        batch([1, 2, 3, 4], signed(1, 2, 3, 4), pid=[10, 20, 30, 40]),
+        batch([5, 6, 7], strings(b"a", b"bc", None), pid=[30, 10, 10]),
+        batch([8, 9], signed(8, 9), pid=[20, 20]),
     ]
-    where.deliver(blocks)
-    assert [[(row[0], row[1], row[-1]) for row in rows] for rows in delivered(where)] == [
-        [(1, 10, 1), (4, 40, 4)], [(6, 10, b"bc"), (7, 10, None)],
+    where.deliver(batches)
+    assert [(row[0], row[1], row[-1]) for row in delivered(where)] == [
+        (1, 10, 1), (4, 40, 4), (6, 10, b"bc"), (7, 10, None),
     ]  # fmt: skip
     assert isinstance(where.sink, Recorder)
     assert where.sink.filtered_count == 5
 
 
-def test_nothing_is_left_when_all_processes_are_excluded() -> None:
+def test_nothing_is_delivered_when_all_processes_are_excluded() -> None:
     where = channel(excluded=[10])
-    where.deliver([block([1, 2])])
+    where.deliver([batch([1, 2])])
     assert isinstance(where.sink, Recorder)
-    assert where.sink.calls == [[]]
+    assert where.sink.calls == []
     assert where.sink.filtered_count == 2
 
 
 @pytest.mark.parametrize("excluded", [[], [99]])
 def test_processes_that_are_not_excluded_are_not_filtered(excluded: list[int]) -> None:
     where = channel(excluded=excluded)
-    where.deliver([block([1, 2], pid=[10, 20])])
+    where.deliver([batch([1, 2], pid=[10, 20])])
     assert isinstance(where.sink, Recorder)
-    assert [row[1] for row in delivered(where)[0]] == [10, 20]
+    assert [row[1] for row in delivered(where)] == [10, 20]
     assert where.sink.filtered_count == 0
 
 

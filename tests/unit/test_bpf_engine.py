@@ -154,7 +154,7 @@ def nothing_is_left(engine: BpfEngine, kernel: FakeKernel, before: dict[str, lis
     assert free(engine) == before
     assert not np.frombuffer(kernel.loaded.table(".bss.slots"), "u8").any()
     assert not np.frombuffer(kernel.loaded.table(".bss.index"), "u4").any()
-    assert (engine._reader._plans, engine._reader._told, engine._objects) == ({}, {}, {})
+    assert (engine._reader._plans, engine._reader._counters._by_cell, engine._objects) == ({}, {}, {})
     assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
 
 
@@ -1366,7 +1366,7 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     opened(engine, 1)
     engine.arm(1, target(kernel, A))
     engine.ask().result(20)
-    monkeypatch.setattr(engine._reader, "_wait", lambda _: 1 // 0)
+    monkeypatch.setattr(engine._reader._poller, "wait", lambda *_: 1 // 0)
     why = wait_for(engine.problem, "the problem")
     assert why == "the thread that reads events ended; restart the daemon"
     with pytest.raises(ThreadEndedError):
@@ -1376,7 +1376,7 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     # nothing can be delivered any more, and nobody waits for it
     closed(engine, 1)
     engine.shutdown()
-    assert (kernel.events, kernel.loaded.is_closed, engine._reader._idle.closed) == ({}, True, True)
+    assert (kernel.events, kernel.loaded.is_closed, engine._reader._poller._idle.closed) == ({}, True, True)
 
 
 class TestForeignHits:

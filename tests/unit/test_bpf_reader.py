@@ -14,7 +14,7 @@ import pytest
 
 from stapsdtd.capture.bpf import layout, rings
 from stapsdtd.capture.bpf import reader as reader_module
-from stapsdtd.capture.bpf.decode import Batch
+from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reader import Reader
@@ -22,7 +22,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import PlanSpec, Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Memory, Operand
 from stapsdtd.plan.values import Value
 from stapsdtd.runtime.mailbox import ThreadEndedError
@@ -143,7 +143,7 @@ def test_record_that_came_before_the_flag_was_seen_is_not_waited_for(
             assert ring.put(record(ring.stride, plan.entry.generation, late.pop()))
         set_waiting(waits)
 
-    host.reader._set_waiting = put_just_before
+    host.reader._poller._set_waiting = put_just_before
     host.in_reader(lambda: None)
     wait_for(lambda: numbers(host.sink) == [7], "the event")
 
@@ -184,10 +184,10 @@ def test_of_several_rings_nothing_is_told_that_is_later_than_the_look_at_them(
     early: list[int] = []
     deliver = host.sink.deliver
 
-    def watched(blocks: Sequence[Block]) -> None:
+    def watched(batch: EventBatch) -> None:
         if time.monotonic_ns() < start:
-            early.extend(len(block) for block in blocks)
-        deliver(blocks)
+            early.append(len(batch))
+        deliver(batch)
 
     monkeypatch.setattr(host.sink, "deliver", watched)
     host.in_reader(*(partial(host.put, ring, plan, 1, time_ns=start) for ring in (small, large)))
@@ -361,7 +361,7 @@ def test_plan_that_ended_is_forgotten_and_its_generation_is_nobodys(
     assert ring.put(record(ring.stride, plan.entry.generation, 1))
     host.loaded.wake_up(ring)
     wait_for(lambda: host.reader.unknown == 1, "the stray")
-    assert (host.sink.told, host.reader._plans, host.reader._told) == ((0, 0, 0, {}), {}, {})
+    assert (host.sink.told, host.reader._plans, host.reader._counters._by_cell) == ((0, 0, 0, {}), {}, {})
     wait_for(lambda: "1 records name plans that are not known" in caplog.text, "the log")
 
 
@@ -450,7 +450,7 @@ def test_sink_that_raises_does_not_hold_up_an_ending(host: Host, monkeypatch: py
     host.end(plan)
     host.end(other)
     assert sink.told == (1, 0, 0, {LossStage.KERNEL_BUFFER: 1})
-    assert (host.reader._plans, host.reader._told) == ({}, {})
+    assert (host.reader._plans, host.reader._counters._by_cell) == ({}, {})
 
 
 def test_what_was_counted_and_never_came_is_lost(host: Host) -> None:
@@ -473,7 +473,7 @@ def test_last_figures_that_cannot_be_had_do_not_hold_up_an_ending(host: Host, mo
         patch.setattr(host.tables, "totals", fails)
         host.end(plan, closing=[channel])
     assert not channel.is_open
-    assert (host.reader._plans, host.reader._told) == ({}, {})
+    assert (host.reader._plans, host.reader._counters._by_cell) == ({}, {})
 
 
 def test_end_of_one_plan_leaves_the_others(host: Host) -> None:
@@ -495,8 +495,8 @@ def test_jobs_are_done_while_events_come_without_end(host: Host, monkeypatch: py
     ring, plan = host.add_ring(), host.begin()
     deliver = host.sink.deliver
 
-    def one_more(blocks: Sequence[Block]) -> None:
-        deliver(blocks)
+    def one_more(batch: EventBatch) -> None:
+        deliver(batch)
         host.put(ring, plan, 1)
 
     monkeypatch.setattr(host.sink, "deliver", one_more)
@@ -522,7 +522,7 @@ def test_sink_that_raises_loses_its_own_events_and_no_others(host: Host, monkeyp
     ring, plan = host.add_ring(), host.begin(bad, good)
     deliver = bad.deliver
 
-    def fails(_blocks: Sequence[Block]) -> None:
+    def fails(_batch: EventBatch) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(bad, "deliver", fails)
@@ -541,14 +541,14 @@ def test_records_that_cannot_be_decoded_are_lost_when_their_plan_ends(
     ring, plan = host.add_ring(), host.begin()
     failures = [ZeroDivisionError()]
 
-    by_plan = Batch._by_plan
+    by_plan = RecordDecoder._by_plan
 
-    def fails(batch: Batch) -> object:
+    def fails(decoder: RecordDecoder) -> object:
         if failures:
             raise failures.pop()
-        return by_plan(batch)
+        return by_plan(decoder)
 
-    monkeypatch.setattr(Batch, "_by_plan", fails)
+    monkeypatch.setattr(RecordDecoder, "_by_plan", fails)
     host.in_reader(*(partial(host.put, ring, plan, number) for number in range(3)))
     wait_for(lambda: not failures and not ring.filled, "the failure")
     host.put(ring, plan, 3)
@@ -642,14 +642,14 @@ def test_records_that_cannot_be_made_columns_are_lost_when_their_plan_ends(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring, plan = host.add_ring(), host.begin()
-    body, failures = Batch._body, [ZeroDivisionError()]
+    head, failures = RecordDecoder._head, [ZeroDivisionError()]
 
-    def failing(batch: Batch, *arguments: Any) -> Any:
+    def failing(decoder: RecordDecoder, *arguments: Any) -> Any:
         if failures:
             raise failures.pop()
-        return body(batch, *arguments)
+        return head(decoder, *arguments)
 
-    monkeypatch.setattr(Batch, "_body", failing)
+    monkeypatch.setattr(RecordDecoder, "_head", failing)
     host.in_reader(*(partial(host.put, ring, plan, number) for number in range(3)))
     wait_for(lambda: not failures and not ring.filled, "the records to be read")
     host.end(plan)
@@ -662,7 +662,7 @@ def test_sink_that_raises_loses_what_was_for_it_and_not_what_was_left_out(
     ring, plan = host.add_ring(), host.begin()
     plan.readings[0].channel.excluded = frozenset({8})
 
-    def failing(_blocks: object) -> None:
+    def failing(_batch: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(host.sink, "deliver", failing)

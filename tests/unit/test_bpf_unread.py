@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf import layout, unread
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
-from stapsdtd.capture.bpf.decode import Batch
+from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.encode import encode_value
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
@@ -26,7 +26,7 @@ from stapsdtd.events.columns import Strings
 from stapsdtd.model import Argument, FileOffset, Memory, ReadOnlySegment, Register, Vaddr
 from stapsdtd.plan.values import Value
 from tests.unit.fake_bpf import RecordingSink
-from tests.unit.samples import argument, channels_of, event_rows
+from tests.unit.samples import argument, channels_of, columns_of, event_rows
 
 STRIDE = layout.STRIDES[3]
 ALL_BITS = (1 << 64) - 1
@@ -92,9 +92,9 @@ def record(
     return body.ljust(STRIDE, b"\xcc")
 
 
-def batch(*records: bytes) -> Batch:
+def decoder(*records: bytes) -> RecordDecoder:
     memory = b"".join(records)
-    return Batch(np.frombuffer(memory, record_dtype(STRIDE)), memoryview(memory), STRIDE)
+    return RecordDecoder(np.frombuffer(memory, record_dtype(STRIDE)), memoryview(memory), STRIDE)
 
 
 def plan(
@@ -109,18 +109,18 @@ def by_generation(plans: Iterable[ActivePlan]) -> Mapping[int, ActivePlan]:
     return {each.entry.generation: each for each in plans}
 
 
-def values(found: Batch, *plans: ActivePlan) -> list[tuple[Any, ...]]:
+def values(found: RecordDecoder, *plans: ActivePlan) -> list[tuple[Any, ...]]:
     """Of each event, in the order of time."""
-    blocks, unknown = found.blocks(by_generation(plans))
+    batches, unknown = found.events(by_generation(plans))
     assert unknown == 0
-    rows = sorted((row for _, block in blocks for row in event_rows(block)), key=operator.itemgetter(0))
+    rows = sorted((row for _, batch in batches for row in event_rows(batch)), key=operator.itemgetter(0))
     return [row[6:] for row in rows]
 
 
 def test_texts_that_are_constants_are_taken_from_the_file(file: ReadOnlyFile) -> None:
     only = plan(1, [STRING], TextAt(0, 16), known=constants(file))
     at = layout.RECORD.itemsize + 2 * 8
-    found = batch(
+    found = decoder(
         record(1, there(0x1000), time_ns=1),
         record(1, 4 << 32 | at, missing=0, texts=b"read", time_ns=2),
         record(1, there(0x1010), time_ns=3),
@@ -133,12 +133,12 @@ def test_texts_that_are_constants_are_taken_from_the_file(file: ReadOnlyFile) ->
 
 def test_each_subscription_has_its_own_bound(file: ReadOnlyFile) -> None:
     only = plan(1, [STRING], TextAt(0, 4), TextAt(0, 16), known=constants(file))
-    assert values(batch(record(1, there(0x1020))), only) == [(b"text", b"text 2  ")]
+    assert values(decoder(record(1, there(0x1020))), only) == [(b"text", b"text 2  ")]
 
 
 def test_raw_bytes_are_taken_from_the_file(file: ReadOnlyFile) -> None:
     only = plan(1, [raw_operand(24)], TextAt(0, 24, is_raw=True), known=constants(file))
-    found = batch(record(1, there(0x8000)), record(1, there(0x10000 - 23), time_ns=1))
+    found = decoder(record(1, there(0x8000)), record(1, there(0x10000 - 23), time_ns=1))
     assert values(found, only) == [(bytes(range(24)),), (None,)]
 
 
@@ -155,7 +155,7 @@ def test_numbers_are_narrowed_as_the_program_does(
     file: ReadOnlyFile, size: int, signed: bool, place: int, expected: int
 ) -> None:
     only = plan(1, [number_operand(size, signed=signed)], NumberAt(0, signed), known=constants(file))
-    found = batch(record(1, operand_at(there(place))), record(1, 7, missing=0, time_ns=1))
+    found = decoder(record(1, operand_at(there(place))), record(1, 7, missing=0, time_ns=1))
     assert values(found, only) == [(expected,), (7,)]
     assert (found.from_file, found.unavailable) == (1, 0)
 
@@ -175,13 +175,13 @@ def test_floating_point_numbers_are_taken_from_the_file(tmp_path: Path, size: in
         file = ReadOnlyFile(opened.fileno(), [replace(SEGMENT, size=0x20 + size)])
         operand = number_operand(size, signed=True, is_float=True)
         only = plan(1, [operand], NumberAt(0, is_signed=True, float_bytes=size), known=constants(file))
-        assert values(batch(record(1, operand_at(there(0x20)))), only) == [(-1.5,)]
+        assert values(decoder(record(1, operand_at(there(0x20)))), only) == [(-1.5,)]
 
 
 def test_operand_that_was_not_read_is_no_address_of_a_text(file: ReadOnlyFile) -> None:
     """A pointer in memory that is not there: what it points to is not known."""
     only = plan(1, [STRING], TextAt(0, 16), known=constants(file))
-    found = batch(record(1, operand_at(there(0x1000))))
+    found = decoder(record(1, operand_at(there(0x1000))))
     assert values(found, only) == [(None,)]
     assert (found.from_file, found.unavailable) == (0, 1)
 
@@ -191,7 +191,7 @@ def test_nothing_is_known_of_a_site_without_constants(file: ReadOnlyFile) -> Non
         plan(1, [STRING], TextAt(0, 16), known=None), plan(2, [STRING], TextAt(0, 16), known=constants(file)),
         plan(3, [number_operand(4)], NumberAt(0, is_signed=False), known=None),
     )  # fmt: skip
-    found = batch(
+    found = decoder(
         record(1, there(0x1000)), record(2, there(0x1000), time_ns=1), record(3, operand_at(there(0x8000)), time_ns=2)
     )
     assert values(found, *plans) == [(None,), (b"text 0  ",), (None,)]
@@ -206,7 +206,7 @@ def test_many_plans_of_one_batch_have_constants_of_their_own(file: ReadOnlyFile)
         made.readings = (replace(made.readings[0], channel=where),)
         plans.append(made)
     order = [(number * 37) % 100 + 1 for number in range(300)]
-    found = batch(
+    found = decoder(
         *(
             record(number, there(0x1000 + 16 * number), site=SITE * number, time_ns=time)
             for time, number in enumerate(order)
@@ -220,7 +220,7 @@ def test_only_so_many_different_constants_are_read_at_once(file: ReadOnlyFile) -
     only = plan(1, [STRING], TextAt(0, 16), known=constants(file))
     most = unread._MOST_CONSTANTS
     numbers = [*range(most + 50), *range(most + 50)]
-    found = batch(*(record(1, there(0x1000 + 16 * number), time_ns=time) for time, number in enumerate(numbers)))
+    found = decoder(*(record(1, there(0x1000 + 16 * number), time_ns=time) for time, number in enumerate(numbers)))
     expected = [(b"text %-3d" % number,) if number < most else (None,) for number in numbers]
     assert values(found, only) == expected
     assert (found.from_file, found.unavailable) == (2 * most, 100)
@@ -239,12 +239,12 @@ def test_no_address_is_ever_delivered(rows: list[tuple[int, int, int]], has_cons
         operands = [number_operand(8), STRING, raw_operand(16)]
         sources = NumberAt(0, is_signed=False), TextAt(1, 16), TextAt(2, 16, is_raw=True), NumberAt(0, True, 8)
         only = plan(1, operands, *sources, known=constants(file) if has_constants else None)
-        found = batch(*(record(1, *row, time_ns=time) for time, row in enumerate(rows)))
-        blocks, _ = found.blocks({1: only})
-    for _, block in blocks:
-        for row in event_rows(block):
+        found = decoder(*(record(1, *row, time_ns=time) for time, row in enumerate(rows)))
+        batches, _ = found.events({1: only})
+    for _, batch in batches:
+        for row in event_rows(batch):
             assert set(row[6:]) <= {None, 0, b"", bytes(16)}
-        for column in block.values:
+        for column in columns_of(batch):
             data = column.data if isinstance(column, Strings) else column.data.tobytes()
             assert not any(struct.pack("=Q", address) in data for row in rows for address in row)
 
@@ -254,7 +254,7 @@ def test_what_is_missing_is_told_with_its_process_and_size(file: ReadOnlyFile) -
     made = plan(1, operands[:3], known=None)
     # a further operand that only tests read is in no record
     made.entry = replace(made.entry, operands=b"".join(operands))
-    found = batch(
+    found = decoder(
         record(1, operand_at(0x7000), 5, 0x8000, missing=0b101, pid=7),
         record(1, 1, 2, 3, missing=0),
         record(1, 1, 0x9000, 3, missing=0b010, pid=8),
@@ -262,15 +262,15 @@ def test_what_is_missing_is_told_with_its_process_and_size(file: ReadOnlyFile) -
         record(1, operand_at(0x7000), 0x7000, 0x7000, is_discarded=True),
     )
     assert list(found.unread()) == []
-    found.blocks({1: made})
+    found.events({1: made})
     assert list(found.unread()) == [(7, 0x7000, 4), (7, 0x8000, 24), (8, 0x9000, 17)]
     assert file.segments
 
 
 def test_only_so_many_places_of_a_batch_are_told(file: ReadOnlyFile) -> None:
     only = plan(1, [STRING], known=constants(file))
-    found = batch(*(record(1, 0x1000 * number) for number in range(1, 200)))
-    found.blocks({1: only})
+    found = decoder(*(record(1, 0x1000 * number) for number in range(1, 200)))
+    found.events({1: only})
     assert len(list(found.unread())) == unread._MOST_PLACES
 
 
@@ -283,7 +283,7 @@ def test_records_grow_by_so_many_bytes_of_constants_at_most(tmp_path: Path) -> N
         file = ReadOnlyFile(opened.fileno(), [SEGMENT])
         greedy = plan(1, [operand] * 3, *(TextAt(position, 4096) for position in range(3)), known=constants(file))
         modest = plan(2, [operand], TextAt(0, 16), known=constants(file))
-        found = batch(*[record(1, *[there(0x1000)] * 3)] * 2000, record(2, there(0x1000), time_ns=1))
+        found = decoder(*[record(1, *[there(0x1000)] * 3)] * 2000, record(2, there(0x1000), time_ns=1))
         rows = values(found, greedy, modest)
     grown = sum(len(value) for row in rows for value in row if value is not None)
     assert (7 << 20) < grown <= (8 << 20) + 16
@@ -296,7 +296,9 @@ def test_only_so_many_constants_of_a_batch_are_read(file: ReadOnlyFile) -> None:
         plan(number, [STRING] * 8, *(TextAt(at, 16) for at in range(8)), known=constants(file)) for number in (1, 2)
     ]
     rows = [[there(0x1000 + 16 * ((200 * at + number) % 600)) for at in range(8)] for number in range(200)]
-    found = batch(*(record(1, *row, time_ns=time) for time, row in enumerate(rows)), record(2, *rows[0], time_ns=1000))
+    found = decoder(
+        *(record(1, *row, time_ns=time) for time, row in enumerate(rows)), record(2, *rows[0], time_ns=1000)
+    )
     assert values(found, *plans)[-1] == tuple(b"text %-3d" % (200 * at % 600) for at in range(8))
     assert found.from_file <= 1024
 
@@ -304,8 +306,8 @@ def test_only_so_many_constants_of_a_batch_are_read(file: ReadOnlyFile) -> None:
 def test_every_process_has_a_place_told_beside_one_that_misses_much(file: ReadOnlyFile) -> None:
     only = plan(1, [STRING] * 8, known=constants(file))
     flood = [record(1, *range(0x1000 * row, 0x1000 * row + 0x8000, 0x1000), pid=7) for row in range(8, 2000)]
-    found = batch(*flood, record(1, *[0x7000] * 8, pid=8))
-    found.blocks({1: only})
+    found = decoder(*flood, record(1, *[0x7000] * 8, pid=8))
+    found.events({1: only})
     told = list(found.unread())
     assert (8, 0x7000, 17) in told
     assert len(told) == 64

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, SiteConsumer, decode_records
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace, PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
-from stapsdtd.events.columns import I32, Block
+from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import I32
 from stapsdtd.model import Argument, Capture, Constant, Memory, Register, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, group_sites
 from tests.unit.ring_pages import EVENT_ID, HEADER, PAGE_BYTES, Data, Kernel, page
-from tests.unit.samples import argument, captured, event_rows, key, site, value_list
+from tests.unit.samples import argument, captured, columns_of, event_rows, key, site, value_list
 
 PID_OFFSET = 1000
 
@@ -30,13 +31,13 @@ def records_of(contents: Sequence[bytes], cpu: int = 2) -> Records:
     return parse_pages(cpu, [data], PageFormat(HEADER, PAGE_BYTES))
 
 
-def decode_one(spec: EventSpec, *records: bytes, site_ids: tuple[int, ...] | None = None) -> list[Block]:
+def decode_one(spec: EventSpec, *records: bytes, site_ids: tuple[int, ...] | None = None) -> list[EventBatch]:
     ids = site_ids or range(1, len(spec.sites) + 1)
     wishes = (SiteConsumer(ident, len(plan.capture.captures)) for ident, plan in zip(ids, spec.sites, strict=True))
     decoder = Decoder(spec, Kernel(spec).format, tuple(wishes))
     decoded = decode_records(records_of(records), {EVENT_ID: decoder}, pids_of)
     assert (decoded.filtered, decoded.unknown) == (0, 0)
-    return decoded.blocks
+    return decoded.batches
 
 
 def spec_of(*captures: SiteCapture) -> EventSpec:
@@ -44,10 +45,10 @@ def spec_of(*captures: SiteCapture) -> EventSpec:
     return spec
 
 
-def one_value(found: Argument, capture: Capture, **fields: Any) -> Any:
-    spec = spec_of(captured(site(arguments=[found]), capture))
-    (block,) = decode_one(spec, Kernel(spec).record(0, **fields))
-    return value_list(block.values[0])[0]
+def one_value(operand: Argument, capture: Capture, **fields: Any) -> Any:
+    spec = spec_of(captured(site(arguments=[operand]), capture))
+    (found,) = decode_one(spec, Kernel(spec).record(0, **fields))
+    return value_list(columns_of(found)[0])[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -104,8 +105,8 @@ def test_fields_are_read_wherever_the_kernel_puts_them() -> None:
     kernel = Kernel(spec)
     assert kernel.fields["s0"].offset % 4 == 3
     record = kernel.record(0, b0=0xF1, w0=0xF345, d0=0xF6789ABC, q0=(1 << 64) - 2, s0=b"first", s1=b"second")
-    (block,) = decode_one(spec, record)
-    assert [value_list(column)[0] for column in block.values] == [
+    (found,) = decode_one(spec, record)
+    assert [value_list(column)[0] for column in columns_of(found)] == [
         0xF1, 0xF345, 0xF6789ABC, (1 << 64) - 2, b"first", b"second",
     ]  # fmt: skip
 
@@ -121,11 +122,11 @@ def test_numbers_at_any_offset(offset: int, size: int, value: int) -> None:
         "q0": FieldPlace(16 + offset, size),
     }  # fmt: skip
     decoder = Decoder(spec, EventFormat(EVENT_ID, fields), (SiteConsumer(1, 1),))
-    (block,) = decode_records(records_of([bytes(content)]), {EVENT_ID: decoder}, pids_of).blocks
-    assert value_list(block.values[0]) == [value]
+    (found,) = decode_records(records_of([bytes(content)]), {EVENT_ID: decoder}, pids_of).batches
+    assert value_list(columns_of(found)[0]) == [value]
 
 
-def test_sites_of_one_event_become_blocks_of_their_own() -> None:
+def test_sites_of_one_event_become_batches_of_their_own() -> None:
     sites = [
         captured(site(f"n{number}", number, [argument(Register(name), 4, signed=True)]))
         for number, name in enumerate(("rax", "rdx"))
@@ -141,8 +142,8 @@ def test_sites_of_one_event_become_blocks_of_their_own() -> None:
 def test_who_and_where() -> None:
     spec = spec_of(captured(site()))
     kernel = Kernel(spec)
-    (block,) = decode_one(spec, kernel.record(0, tid=1042, comm=b"fifteen-letters"), kernel.record(0, comm=b""))
-    assert event_rows(block) == [
+    (found,) = decode_one(spec, kernel.record(0, tid=1042, comm=b"fifteen-letters"), kernel.record(0, comm=b""))
+    assert event_rows(found) == [
         (101, 42, 1042, 2, b"fifteen-letters", 1), (102, 11, 1011, 2, b"", 1),
     ]  # fmt: skip
 
@@ -155,8 +156,8 @@ def test_comm_at_the_very_end_of_the_last_page() -> None:
     data = page(100, Data(1, b"\xff" * padded, large=True), Data(1, record))
     records = parse_pages(0, [data], PageFormat(HEADER, PAGE_BYTES)).take(slice(1, None))
     decoder = Decoder(spec, Kernel(spec).format, (SiteConsumer(1, 0),))
-    (block,) = decode_records(records, {EVENT_ID: decoder}, pids_of).blocks
-    assert block.comm.tolist() == [b"ab"]
+    (found,) = decode_records(records, {EVENT_ID: decoder}, pids_of).batches
+    assert found.comm.tolist() == [b"ab"]
 
 
 def test_records_of_unknown_events_are_counted() -> None:
@@ -165,6 +166,6 @@ def test_records_of_unknown_events_are_counted() -> None:
     decoder = Decoder(spec, known.format, (SiteConsumer(1, 0),))
     records = records_of([known.record(0), unknown.record(0), unknown.record(0), known.record(0)])
     decoded = decode_records(records, {EVENT_ID: decoder}, pids_of)
-    assert ([len(block) for block in decoded.blocks], decoded.filtered, decoded.unknown) == ([2], 0, 2)
+    assert ([len(batch) for batch in decoded.batches], decoded.filtered, decoded.unknown) == ([2], 0, 2)
     assert decode_records(records_of([]), {EVENT_ID: decoder}, pids_of) == Decoded([], 0, 0)
     assert decode_records(records, {}, pids_of) == Decoded([], 0, 4)

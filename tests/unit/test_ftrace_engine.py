@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from stapsdtd.capture.ftrace import engine as engine_module
 from stapsdtd.capture.ftrace.engine import FtraceEngine
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import LimitReachedError, TracefsRejectedError
-from stapsdtd.events.columns import I32, Block
+from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import I32
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
 from stapsdtd.query.expression import Expression
@@ -37,15 +38,15 @@ TICKET = 1
 
 class RecordingSink:
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.batches: list[EventBatch] = []
         self.losses: list[tuple[LossStage, int]] = []
         self.filtered_count = 0
 
     def fired(self, count: int) -> None:
         raise AssertionError(count)
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
-        self.blocks += blocks
+    def deliver(self, batch: EventBatch) -> None:
+        self.batches.append(batch)
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
@@ -55,7 +56,7 @@ class RecordingSink:
 
     def values(self) -> list[tuple[object, ...]]:
         """(site, values…) of each event, in the order in which they came."""
-        return [row[5:] for block in self.blocks for row in event_rows(block)]
+        return [row[5:] for batch in self.batches for row in event_rows(batch)]
 
 
 def pids_of(tids: I32) -> I32:
@@ -127,7 +128,7 @@ def test_events_that_are_not_wanted_are_counted(
     put(tracefs, instance, *(kernel.record(number, tid=tid, q0=value) for number, tid, value in fired))
     wait_for(lambda: len(sink.values()) == 4, "the events")
     assert sorted(sink.values(), key=str) == [(1, 1), (1, 6), (2, 0), (2, 6)]
-    assert sorted(block.tid.tolist() for block in sink.blocks) == [[7, 8, 9, 7]]
+    assert sorted(batch.tid.tolist() for batch in sink.batches) == [[7, 8, 9, 7]]
     engine.close(TICKET)
     assert (sink.filtered_count, sink.losses) == (3, [])
 
@@ -160,7 +161,7 @@ def test_argument_that_is_captured_as_a_string_is_fetched_as_a_number_too(
     ((line,),) = tracefs.definitions.values()
     assert "s0=+0(%di):ustring" in line
     assert "q0=%di:u64" in line
-    assert sink.blocks == []
+    assert sink.batches == []
 
 
 def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
@@ -180,7 +181,7 @@ def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
     }
     ((line,),) = tracefs.definitions.values()
     assert ":0x10 " in line
-    assert sink.blocks == []
+    assert sink.batches == []
 
 
 @pytest.mark.parametrize("field", ["uid", "gid"])
@@ -192,7 +193,7 @@ def test_what_the_engine_does_not_know_is_refused(
         f"the ftrace engine cannot filter by {field}; the bpf engine can"
     }
     assert len(refusals) == 3
-    assert (tracefs.definitions, len(tracefs.instances()), sink.blocks) == ({}, 1, [])
+    assert (tracefs.definitions, len(tracefs.instances()), sink.batches) == ({}, 1, [])
 
 
 def test_excluded_processes_that_leave_events_all_the_same_are_filtered(
@@ -215,7 +216,7 @@ def test_ring_is_set_up_before_anything_writes_to_it(tracefs: FakeTracefs, sink:
         f"instances/{instance}/buffer_size_kb 64",
         f"instances/{instance}/buffer_percent 25",
     ]
-    assert sink.blocks == []
+    assert sink.batches == []
 
 
 def test_close_delivers_what_is_left_and_tells_the_last_losses(
@@ -234,7 +235,7 @@ def test_close_delivers_what_is_left_and_tells_the_last_losses(
     assert len(sink.values()) == 500
     # two more hits than the ring says anything of: records larger than a page
     assert sum(count for stage, count in sink.losses if stage is LossStage.KERNEL_BUFFER) == 9
-    assert all(block.cpu.tolist() == [cpu] * len(block) for block in sink.blocks)
+    assert all(batch.cpu.tolist() == [cpu] * len(batch) for batch in sink.batches)
 
 
 def test_hits_of_the_excluded_are_no_loss(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
@@ -328,7 +329,7 @@ def test_event_that_cannot_be_enabled_leaves_nothing(
     assert (tracefs.definitions, tracefs.enabled) == ({}, set())
     tracefs.refuse = lambda _path, _line: False
     assert engine.arm(TICKET, target()) == []
-    assert sink.blocks == []
+    assert sink.batches == []
 
 
 def test_passing_object_has_a_ring_of_its_own_which_goes_with_it(
@@ -376,7 +377,7 @@ def test_two_subscriptions_do_not_touch_each_other(
     (kernel,) = kernels(engine)
     put(tracefs, instance, kernel.record(0, q0=9))
     wait_for(lambda: sink.values() == [(1, 9)], "the event")
-    assert other.blocks == []
+    assert other.batches == []
     assert len(tracefs.enabled) == 1
 
 
@@ -467,7 +468,7 @@ def test_threads_are_looked_up_once_for_each_page_of_them(tracefs: FakeTracefs) 
     put(tracefs, tracefs.instances()[0], *[kernel.record(0, tid=7, q0=1)] * 40)
     wait_for(lambda: asked == [40], "the look-up")
     engine.shutdown()
-    assert [block.pid.tolist() for block in sink.blocks] == [[42] * 40]
+    assert [batch.pid.tolist() for batch in sink.batches] == [[42] * 40]
 
 
 @pytest.mark.usefixtures("sink")
@@ -484,7 +485,7 @@ def test_event_that_cannot_be_removed_harms_no_other_subscription(tracefs: FakeT
 
 
 def test_figures_are_of_all_rings_by_cpu(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
-    assert sink.blocks == []
+    assert sink.batches == []
     engine.arm(TICKET, target())
     figures = engine.metrics()
     assert (figures.attachments, figures.groups) == (len(FOUND.parsed.sites), len(tracefs.definitions))

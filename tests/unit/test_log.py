@@ -9,22 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stapsdtd.events.columns import Block
-from stapsdtd.sessions.log import Entry, EventLog, SeqRanges
-from tests.unit.samples import block, event_rows, signed, strings, unsigned
+from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.sessions.log import Entry, EventLog
+from stapsdtd.sessions.seq_ranges import SeqRanges
+from tests.unit.samples import batch, event_rows, signed, strings, unsigned
 
 ROOM = 1 << 20
 
 
 def numbers_of(entry: Entry | None) -> list[int]:
     assert entry is not None
-    return sorted(seq for numbered in entry.blocks for seq in numbered.seq.tolist())
+    return list(range(entry.first_seq, entry.first_seq + len(entry.batch)))
 
 
 def times_of(entry: Entry) -> list[int]:
     """In the order of their numbers."""
-    pairs = [pair for each in entry.blocks for pair in zip(each.seq.tolist(), each.block.time_ns.tolist(), strict=True)]
-    return [time for _, time in sorted(pairs)]
+    times: list[int] = entry.batch.time_ns.tolist()
+    return times
 
 
 def log_of(max_bytes: int = ROOM) -> EventLog:
@@ -34,7 +35,7 @@ def log_of(max_bytes: int = ROOM) -> EventLog:
 def one_entry_bytes() -> int:
     """What an entry of one event takes of the room."""
     log = log_of()
-    log.append([block([1])])
+    log.append(batch([1]))
     entry = log.read(None)
     assert entry is not None
     return entry.nbytes
@@ -62,7 +63,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.integers(0, 5), max_size=3), is_short=st.booleans())
     def append(self, sizes: list[int], is_short: bool) -> None:
-        self.log.append([block(range(size)) for size in sizes], is_short=is_short)
+        self.log.append(batch(range(sum(sizes))), is_short=is_short)
         self.fired += sum(sizes)
 
     @precondition(lambda self: self.reading is None)
@@ -120,25 +121,25 @@ TestAccounting.settings = settings(TestAccounting.settings, max_examples=60, sta
 )
 def test_numbers_follow_time_across_layouts(batches: list[list[tuple[int, bool]]]) -> None:
     log = log_of()
-    for batch in batches:
-        first = sorted(time for time, is_string in batch if not is_string)
-        second = sorted(time for time, is_string in batch if is_string)
-        found: list[Block] = []
-        if first:
-            found.append(block(first, signed(*first)))
-        if second:
-            found.append(block(second, strings(*(b"%d" % time for time in second))))
-        log.append(found)
+    for events in batches:
+        first = sorted(time for time, is_string in events if not is_string)
+        second = sorted(time for time, is_string in events if is_string)
+        found: list[EventBatch] = [
+            batch(first, signed(*first)),
+            batch(second, strings(*(b"%d" % time for time in second))),
+        ]
+        log.append(merge(found))
     entries = read_all(log)
     assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, sum(map(len, batches)) + 1))
-    assert [times_of(entry) for entry in entries] == [sorted(time for time, _ in batch) for batch in batches if batch]
+    wanted = [sorted(time for time, _ in events) for events in batches if events]
+    assert [times_of(entry) for entry in entries] == wanted
 
 
 def test_writer_notifies_after_the_events_are_there() -> None:
     told: list[int] = []
     log = EventLog(ROOM, lambda: told.append(log.counts().pending))
-    log.append([block([1, 2])])
-    log.append([block([3])])
+    log.append(batch([1, 2]))
+    log.append(batch([3]))
     assert told == [2, 3]
 
 
@@ -146,9 +147,9 @@ def test_read_answers_nothing_where_there_is_nothing_yet() -> None:
     log = log_of()
     assert log.read(None) is None
     assert log.read(1) is None
-    log.append([])
+    log.append(batch([]))
     assert log.read(None) is None
-    log.append([block([1])])
+    log.append(batch([1]))
     read_all(log)
     assert log.read(None) is None
     assert log.read(2) is None
@@ -156,26 +157,25 @@ def test_read_answers_nothing_where_there_is_nothing_yet() -> None:
 
 def test_replay_from_the_middle_of_an_entry() -> None:
     log = log_of()
-    log.append([block([1, 3, 5], signed(10, 30, 50)), block([2, 4, 6], unsigned(20, 40, 60))])
-    log.append([block([7])])
+    log.append(merge([batch([1, 3, 5], signed(10, 30, 50)), batch([2, 4, 6], unsigned(20, 40, 60))]))
+    log.append(batch([7]))
     read_all(log)
     entry = log.read(4)
     assert entry is not None
-    assert (entry.first_seq, entry.next_seq, entry.count) == (4, 7, 3)
-    rows = [row for numbered in entry.blocks for row in event_rows(numbered.block)]
-    assert [(row[0], row[-1]) for row in rows] == [(5, 50), (4, 40), (6, 60)]
+    assert (entry.first_seq, entry.next_seq) == (4, 7)
+    assert [(row[0], row[-1]) for row in event_rows(entry.batch)] == [(4, 40), (5, 50), (6, 60)]
     assert numbers_of(log.read(entry.next_seq)) == [7]
     assert numbers_of(log.read(6)) == [6]
-    assert [len(each.blocks) for each in [log.read(6)] if each] == [1]
+    assert [len(each.batch.tables) for each in [log.read(6)] if each] == [1]
     assert log.counts().delivered == 7
 
 
 def test_a_number_beyond_what_was_handed_out_is_the_first_that_was_not() -> None:
     log = log_of()
-    log.append([block([1, 2])])
+    log.append(batch([1, 2]))
     read_all(log)
-    log.append([block([3])])
-    log.append([block([4])])
+    log.append(batch([3]))
+    log.append(batch([4]))
     for seq in (None, 3, 4, 1000):
         assert numbers_of(log.read(seq)) == [3]
 
@@ -183,7 +183,7 @@ def test_a_number_beyond_what_was_handed_out_is_the_first_that_was_not() -> None
 def test_what_is_no_longer_kept_is_passed_over() -> None:
     log = log_of(2 * one_entry_bytes())
     for time in range(1, 6):
-        log.append([block([time])])
+        log.append(batch([time]))
     assert numbers_of(log.read(1)) == [4]
     assert numbers_of(log.read(None)) == [4]
     assert log.counts().lost == 3
@@ -193,7 +193,7 @@ def test_what_is_no_longer_kept_is_passed_over() -> None:
 def test_eviction_of_what_was_delivered_loses_nothing() -> None:
     log = log_of(2 * one_entry_bytes())
     for time in range(1, 6):
-        log.append([block([time])])
+        log.append(batch([time]))
         read_all(log)
     figures = log.counts()
     assert (figures.delivered, figures.lost) == (5, 0)
@@ -202,11 +202,11 @@ def test_eviction_of_what_was_delivered_loses_nothing() -> None:
 
 def test_what_makes_room_while_it_is_being_sent_is_delivered() -> None:
     log = log_of(2 * one_entry_bytes())
-    log.append([block([1])])
+    log.append(batch([1]))
     entry = log.read(None)
     assert entry is not None
     for time in range(2, 6):
-        log.append([block([time])])
+        log.append(batch([time]))
     log.handed_out(entry, entry.next_seq)
     figures = log.counts()
     assert (figures.delivered, figures.lost, figures.pending) == (1, 2, 2)
@@ -214,10 +214,10 @@ def test_what_makes_room_while_it_is_being_sent_is_delivered() -> None:
 
 def test_what_made_room_before_a_broken_stream_came_back_is_lost() -> None:
     log = log_of(2 * one_entry_bytes())
-    log.append([block([1])])
+    log.append(batch([1]))
     assert log.read(None) is not None
     for time in range(2, 6):
-        log.append([block([time])])
+        log.append(batch([time]))
     read_all(log)
     figures = log.counts()
     assert (figures.delivered, figures.lost, figures.pending) == (2, 3, 0)
@@ -225,13 +225,14 @@ def test_what_made_room_before_a_broken_stream_came_back_is_lost() -> None:
 
 def test_few_events_join_an_entry_that_nobody_read_where_room_is_short() -> None:
     log = log_of()
-    log.append([block([1], signed(1)), block([2], strings(b"2"))])
-    log.append([block([3], strings(b"3"))], is_short=True)
+    log.append(merge([batch([1], signed(1)), batch([2], strings(b"2"))]))
+    log.append(batch([3], strings(b"3")), is_short=True)
     assert log.unread_bytes < 2 * one_entry_bytes()
     entry = log.read(None)
     assert entry is not None
     assert numbers_of(entry) == times_of(entry) == [1, 2, 3]
-    log.append([block([4])], is_short=True)
+    assert [row[-1] for row in event_rows(entry.batch)] == [1, b"2", b"3"]
+    log.append(batch([4]), is_short=True)
     log.handed_out(entry, entry.next_seq)
     assert [numbers_of(each) for each in read_all(log)] == [[4]]
     figures = log.counts()
@@ -241,21 +242,21 @@ def test_few_events_join_an_entry_that_nobody_read_where_room_is_short() -> None
 def test_what_joins_an_entry_is_bounded() -> None:
     log = log_of(100 * one_entry_bytes())
     for time in range(100):
-        log.append([block([time] * 10)], is_short=True)
+        log.append(batch([time] * 10), is_short=True)
     assert max(entry.nbytes for entry in read_all(log)) <= 7 * one_entry_bytes()
     assert log.counts().lost == 0
 
 
 def test_one_entry_is_kept_however_little_room_there_is() -> None:
     log = log_of(1)
-    log.append([block(range(100))])
+    log.append(batch(range(100)))
     assert numbers_of(log.read(None)) == list(range(1, 101))
 
 
 def test_memory_is_bounded() -> None:
     log = log_of(100_000)
     for start in range(0, 50_000, 100):
-        log.append([block(range(start, start + 100), signed(*range(100)))])
+        log.append(batch(range(start, start + 100), signed(*range(100))))
     entries = read_all(log)
     assert sum(entry.nbytes for entry in entries) <= 100_000
     assert entries[-1].next_seq == 50_001
@@ -265,25 +266,28 @@ def test_memory_is_bounded() -> None:
 def test_large_batches_are_split_in_the_order_of_time(distinct_times: bool) -> None:
     log = log_of(64 << 20)
     times = np.arange(20_000) if distinct_times else np.repeat(np.arange(20), 1000)
-    log.append(
-        [block(times[::2].tolist(), signed(*range(10_000))), block(times[1::2].tolist(), unsigned(*range(10_000)))]
-    )
+    even, odd = np.arange(0, 20_000, 2), np.arange(1, 20_000, 2)
+    log.append(merge([batch(times[even].tolist(), signed(*even)), batch(times[odd].tolist(), unsigned(*odd))]))
     entries = read_all(log)
     assert len(entries) >= 2
-    assert max(entry.count for entry in entries) <= 16384
+    assert max(len(entry.batch) for entry in entries) <= 16384
     assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, 20_001))
     assert [time for entry in entries for time in times_of(entry)] == times.tolist()
+    values = [row[-1] for entry in entries for row in event_rows(entry.batch)]
+    assert sorted(map(int, map(str, values))) == list(range(20_000))
 
 
-def test_a_moment_with_more_events_than_an_entry_takes_is_not_split() -> None:
+def test_a_moment_with_more_events_than_an_entry_takes_is_split_as_any_other() -> None:
     log = log_of()
-    log.append([block([7] * 10_000)])
-    assert [entry.count for entry in read_all(log)] == [10_000]
+    log.append(batch([7] * 20_000, signed(*range(20_000))))
+    entries = read_all(log)
+    assert [len(entry.batch) for entry in entries] == [16384, 20_000 - 16384]
+    assert [row[-1] for entry in entries for row in event_rows(entry.batch)] == list(range(20_000))
 
 
 def test_a_batch_of_long_strings_is_split_by_its_bytes() -> None:
     log = log_of(64 << 20)
-    log.append([block(range(3000), strings(*[b"x" * 3000] * 3000))])
+    log.append(batch(range(3000), strings(*[b"x" * 3000] * 3000)))
     entries = read_all(log)
     assert max(entry.nbytes for entry in entries) < 3 << 20
     assert [number for entry in entries for number in numbers_of(entry)] == list(range(1, 3001))
@@ -295,7 +299,7 @@ def test_a_writer_and_a_reader_in_two_threads() -> None:
 
     def write() -> None:
         for time in range(3000):
-            log.append([block([time, time])])
+            log.append(batch([time, time]))
         done.set()
 
     writer = threading.Thread(target=write)
@@ -315,7 +319,7 @@ def test_a_writer_and_a_reader_in_two_threads() -> None:
 
 def test_entry_that_was_sent_in_part_goes_on_where_the_client_says() -> None:
     log = log_of()
-    log.append([block([1, 2, 3, 4, 5])])
+    log.append(batch([1, 2, 3, 4, 5]))
     entry = log.read(None)
     assert entry is not None
     log.handed_out(entry, 3)  # two events went out in one message, and a second message was cut off
@@ -327,10 +331,10 @@ def test_entry_that_was_sent_in_part_goes_on_where_the_client_says() -> None:
 def test_what_was_sent_did_not_arrive_and_is_no_longer_kept_is_lost() -> None:
     log = log_of(2 * one_entry_bytes())
     for time in range(1, 4):
-        log.append([block([time])])
+        log.append(batch([time]))
         read_all(log)
     for time in range(4, 7):
-        log.append([block([time])])
+        log.append(batch([time]))
     # 1 to 3 were sent; of 4, which nobody read, 5 and 6 are kept
     assert log.counts().lost == 1
     log.resume(2)
@@ -343,8 +347,8 @@ def test_what_was_sent_did_not_arrive_and_is_no_longer_kept_is_lost() -> None:
 
 def test_number_beyond_all_that_was_sent_acknowledges_no_more_than_that() -> None:
     log = log_of()
-    log.append([block([1])])
-    log.append([block([2])])
+    log.append(batch([1]))
+    log.append(batch([2]))
     assert numbers_of(log.read(None)) == [1]
     log.resume(1000)
     assert numbers_of(log.read(1000)) == [2]

@@ -10,7 +10,7 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.subscribe_options import Scope
-from tests.unit.samples import block
+from tests.unit.samples import batch
 
 EVERYBODY = Scope()
 
@@ -26,9 +26,9 @@ def delivered(spec: SubscriptionSpec, clients: ConnectedClients) -> tuple[list[i
     """The processes whose events come, of one of each of 5, 6, 7 and the command 8, and how many are filtered."""
     subscription = Subscription("id", 1, spec, 999, lambda *_: None, clients=clients)
     comms = [b"app", b"app", b"app", b"stapsdt"]
-    subscription.deliver([block([1, 2, 3, 4], pid=[5, 6, 7, 8], comm=comms)])
+    subscription.sink.deliver(batch([1, 2, 3, 4], pid=[5, 6, 7, 8], comm=comms))
     entry = subscription.log.read(None)
-    came = [] if entry is None else [pid for each in entry.blocks for pid in each.block.pid.tolist()]
+    came: list[int] = [] if entry is None else entry.batch.pid.tolist()
     return came, subscription.account().filtered
 
 
@@ -65,11 +65,30 @@ def test_client_counts_until_its_last_connection_is_closed() -> None:
     assert delivered(spec(), clients) == ([5, 6], 2)
 
 
-def test_blocks_without_clients_are_not_copied() -> None:
-    blocks = [block([1], pid=[5]), block([2, 3], pid=[6, 5]), block([4], pid=[6])]
-    first, second = ClientFilter(connected(6), ()).rest(blocks)
-    assert first is blocks[0]
-    assert second.pid.tolist() == [5]
+def test_batch_without_clients_is_not_copied() -> None:
+    client_filter = ClientFilter(connected(6), ())
+    without = batch([1], pid=[5])
+    assert client_filter.rest(without) is without
+    assert client_filter.rest(batch([2, 3], pid=[6, 5])).pid.tolist() == [5]
+    assert len(client_filter.rest(batch([4], pid=[6]))) == 0
+
+
+def test_only_the_commands_whole_name_is_the_commands() -> None:
+    comms = [b"stapsdt", b"stapsdtd", b"stapsdt-longest", b"stapsd", b"xstapsdt", b""]
+    kept = ClientFilter(connected(), ()).rest(batch(range(6), comm=comms))
+    assert kept.comm.tolist() == comms[1:]
+
+
+def test_clients_that_come_and_go_are_followed() -> None:
+    clients = connected()
+    client_filter = ClientFilter(clients, [7])
+    events = batch([1, 2, 3], pid=[5, 6, 7])
+    assert client_filter.rest(events).pid.tolist() == [5, 6, 7]
+    clients.joined(6)
+    clients.joined(7)
+    assert client_filter.rest(events).pid.tolist() == [5, 7]
+    clients.left(6)
+    assert client_filter.rest(events).pid.tolist() == [5, 6, 7]
 
 
 def test_connections_come_and_go_in_several_threads() -> None:

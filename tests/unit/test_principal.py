@@ -12,7 +12,7 @@ from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
-from tests.unit.samples import block
+from tests.unit.samples import batch
 
 
 def test_no_quotas() -> None:
@@ -68,12 +68,8 @@ def test_equal_quotas_fill_no_bucket() -> None:
     assert client.events is None
 
 
-def test_quota_that_goes_while_events_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_that_goes_while_events_come() -> None:
     """The reader's thread delivers what SIGHUP's has another policy for."""
-    client = Principal("uid 7", Quotas(max_events_per_second=1))
-    subscription = Subscription(
-        "id", 1, SubscriptionSpec((parse("a:b"),), Scope(), 30, 1 << 20, 64), 999, lambda *_: None, client
-    )
 
     class Vanishing(Principal):
         _asked = 0
@@ -87,6 +83,7 @@ def test_quota_that_goes_while_events_come(monkeypatch: pytest.MonkeyPatch) -> N
         def events(self, value: object) -> None:
             pass
 
-    monkeypatch.setattr(subscription, "client", Vanishing("uid 7"))
-    subscription.deliver([block([1, 2, 3])])
+    spec = SubscriptionSpec((parse("a:b"),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", 1, spec, 999, lambda *_: None, Vanishing("uid 7"))
+    subscription.sink.deliver(batch([1, 2, 3]))
     assert subscription.losses()[LossStage.QUOTA] == 1

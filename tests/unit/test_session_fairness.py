@@ -10,47 +10,46 @@ from hypothesis import strategies as st
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import Quotas
-from stapsdtd.events.columns import Block
+from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.events.columns import Numbers
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
-from tests.unit.samples import block, unsigned
+from tests.unit.samples import batch, columns_of, unsigned
 
-# a block is a list of pids, whose events follow each other in time
+# a batch is made of lists of pids; each list is of events that follow each other in time
 PIDS = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=40), min_size=1, max_size=4)
 
 
-def blocks_of(pids: list[list[int]]) -> list[Block]:
+def batch_of(pids: list[list[int]]) -> EventBatch:
     """Times interleave, and each event has a number of its own as its value."""
     count = len(pids)
-    return [
-        block(
-            [row * count + number for row in range(len(each))],
-            unsigned(*(1000 * number + row for row in range(len(each)))),
-            pid=each,
-        )
-        for number, each in enumerate(pids)
-    ]
+    return merge(
+        [
+            batch(
+                [row * count + number for row in range(len(each))],
+                unsigned(*(1000 * number + row for row in range(len(each)))),
+                pid=each,
+            )
+            for number, each in enumerate(pids)
+        ]
+    )
 
 
-def events(blocks: list[Block]) -> list[tuple[int, int, int]]:
+def events(found: EventBatch) -> list[tuple[int, int, int]]:
     """Time, process and value of each."""
-    rows = [
-        row
-        for each in blocks
-        for row in zip(each.time_ns.tolist(), each.pid.tolist(), each.values[0].data.tolist(), strict=True)  # type: ignore[union-attr]
-    ]
-    return sorted(rows)
+    (column,) = columns_of(found)
+    assert isinstance(column, Numbers)
+    return list(zip(found.time_ns.tolist(), found.pid.tolist(), column.data.tolist(), strict=True))
 
 
 @given(PIDS, st.integers(0, 100))
 def test_shares(pids: list[list[int]], room: int) -> None:
-    given_blocks = blocks_of(pids)
-    kept_blocks = shared_out(given_blocks, room)
-    everything, kept = events(given_blocks), events(kept_blocks)
-    assert all(len(each) for each in kept_blocks)
+    fired_batch = batch_of(pids)
+    everything, kept = events(fired_batch), events(shared_out(fired_batch, room))
+    assert kept == sorted(kept)
     assert set(kept) <= set(everything)
     fired, left = (Counter(pid for _, pid, _ in rows) for rows in (everything, kept))
     if len(everything) <= room:
@@ -80,9 +79,9 @@ def test_nobody_holds_more_than_stays_free(
         if is_read:
             admission.read(position)
             held.clear()
-        given_blocks, free = blocks_of(pids), max(room - held.total(), 0)
-        kept_blocks = admission.admit(given_blocks, free, at_least)
-        everything, kept = events(given_blocks), events(kept_blocks)
+        fired_batch, free = batch_of(pids), max(room - held.total(), 0)
+        kept_batch = admission.admit(fired_batch, free, at_least)
+        everything, kept = events(fired_batch), events(kept_batch)
         fired, let_in = (Counter(pid for _, pid, _ in rows) for rows in (everything, kept))
         assert_earliest(kept, everything)
         still_free = free - let_in.total()
@@ -92,8 +91,8 @@ def test_nobody_holds_more_than_stays_free(
             # one more event for each that wanted more would be too many
             assert let_in[pid] == fired[pid] or has_now >= min(at_least, held[pid] + fired[pid])
             assert let_in[pid] == fired[pid] or has_now + 1 > still_free - len(fired)
-        if kept_blocks:
-            admission.admitted(kept_blocks, position + 1)
+        if len(kept_batch):
+            admission.admitted(kept_batch, position + 1)
         held += let_in
 
 
@@ -102,10 +101,10 @@ def test_few_events_of_one_process_stay_beside_a_flood_however_long_the_client_s
     subscription = Subscription("id", 1, spec, 999, lambda *_: None)
     flooding, quiet, bursts = 1, 2, 60
     for burst in range(bursts):
-        subscription.deliver([block(range(burst * 1000, burst * 1000 + 1000), pid=[flooding] * 999 + [quiet])])
+        subscription.sink.deliver(batch(range(burst * 1000, burst * 1000 + 1000), pid=[flooding] * 999 + [quiet]))
     read: Counter[int] = Counter()
     while (entry := subscription.log.read(None)) is not None:
-        read.update(pid for numbered in entry.blocks for pid in numbered.block.pid.tolist())
+        read.update(entry.batch.pid.tolist())
         subscription.log.handed_out(entry, entry.next_seq)
     assert read[quiet] == bursts
     account = subscription.account()
@@ -115,8 +114,8 @@ def test_few_events_of_one_process_stay_beside_a_flood_however_long_the_client_s
 
 
 def test_one_that_floods_costs_none_but_itself() -> None:
-    kept = shared_out([block(range(1000), pid=[1] * 1000), block(range(1000, 1020), pid=[2] * 10 + [3] * 10)], 100)
-    assert Counter(pid for each in kept for pid in each.pid.tolist()) == {1: 80, 2: 10, 3: 10}
+    kept = shared_out(batch(range(1020), pid=[1] * 1000 + [2] * 10 + [3] * 10), 100)
+    assert Counter(kept.pid.tolist()) == {1: 80, 2: 10, 3: 10}
 
 
 @given(
@@ -135,15 +134,15 @@ def test_account_holds_under_pressure(
     subscription = Subscription("id", 1, spec, 999, lambda *_: None, client)
     fired = filtered = lost = delivered = 0
     for pids, reads, more_filtered, more_lost in rounds:
-        subscription.deliver(blocks_of(pids))
-        subscription.filtered(more_filtered)
-        subscription.lost(LossStage.KERNEL_BUFFER, more_lost)
+        subscription.sink.deliver(batch_of(pids))
+        subscription.sink.filtered(more_filtered)
+        subscription.sink.lost(LossStage.KERNEL_BUFFER, more_lost)
         filtered += more_filtered
         lost += more_lost
         fired += sum(map(len, pids)) + more_filtered + more_lost
         while reads and (entry := subscription.log.read(None)) is not None:
             subscription.log.handed_out(entry, entry.next_seq)
-            delivered += entry.count
+            delivered += len(entry.batch)
         account = subscription.account()
         assert account.fired == fired
         assert (account.filtered, account.lost_kernel_buffer, account.delivered) == (filtered, lost, delivered)

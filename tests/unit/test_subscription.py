@@ -10,11 +10,10 @@ from stapsdtd.catalog.selectors import SelectedSite, parse
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.model import Capture
 from stapsdtd.sessions import log
-from stapsdtd.sessions import subscription as under_test
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription, SubscriptionSpec
 from stapsdtd.subscribe_options import Scope
-from tests.unit.samples import argument, block, captured, sample_object, site
+from tests.unit.samples import argument, batch, captured, sample_object, site
 
 _T = TypeVar("_T")
 
@@ -36,9 +35,9 @@ def status(subscription: Subscription, selected: SelectedSite, state: SiteState 
 
 def test_what_the_engine_filters_is_counted() -> None:
     subscription = make()
-    subscription.filtered(3)
-    subscription.deliver([block([1, 2])])
-    subscription.filtered(2)
+    subscription.sink.filtered(3)
+    subscription.sink.deliver(batch([1, 2]))
+    subscription.sink.filtered(2)
     account = subscription.account()
     assert (account.in_flight, account.filtered, account.fired) == (2, 5, 7)
 
@@ -63,9 +62,9 @@ def test_site_ids_name_a_site_and_what_is_captured_there() -> None:
 
 def test_losses_are_counted_by_stage() -> None:
     subscription = make()
-    subscription.lost(LossStage.KERNEL_BUFFER, 3)
-    subscription.lost(LossStage.DECODE, 1)
-    subscription.lost(LossStage.KERNEL_BUFFER, 2)
+    subscription.sink.lost(LossStage.KERNEL_BUFFER, 3)
+    subscription.sink.lost(LossStage.DECODE, 1)
+    subscription.sink.lost(LossStage.KERNEL_BUFFER, 2)
     assert subscription.losses() == {
         LossStage.KERNEL_BUFFER: 5,
         LossStage.DECODE: 1,
@@ -80,7 +79,7 @@ def test_losses_are_counted_by_stage() -> None:
 def test_events_that_made_room_are_lost_in_the_queue() -> None:
     subscription = make(queue_bytes=1)
     for time in range(5):
-        subscription.deliver([block([time])])
+        subscription.sink.deliver(batch([time]))
     assert subscription.losses()[LossStage.QUEUE] == 4
     account = subscription.account()
     assert (account.lost_queue, account.in_flight, account.fired) == (4, 1, 5)
@@ -103,14 +102,13 @@ def test_events_that_cannot_be_kept_are_counted_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, max_events: int | None
 ) -> None:
     subscription = make(quotas=Quotas(max_events_per_second=max_events))
-    subscription.deliver([block([1])])
-    subscription.fired(11)
+    subscription.sink.deliver(batch([1]))
+    subscription.sink.fired(11)
     # the second of two entries cannot be made, so neither is there
     monkeypatch.setattr(log, "_ROWS_PER_ENTRY", 4)
-    blocks = [block([time, time + 100]) for time in range(10, 20, 2)]
     with monkeypatch.context() as patch:
-        patch.setattr(log, "_numbered", fails_after(1, log._numbered))
-        subscription.deliver(blocks)
+        patch.setattr(log, "Entry", fails_after(1, log.Entry))
+        subscription.sink.deliver(batch(range(10, 20)))
     account = subscription.account()
     kept = 10 if max_events is None else max_events - 1
     assert (account.in_flight, account.lost_decode, account.lost_quota) == (1, kept, 10 - kept)
@@ -123,7 +121,7 @@ def test_waiter_that_fails_costs_no_event_and_no_other_waiter(caplog: pytest.Log
     woken: list[int] = []
     subscription.wake_with(lambda: 1 // 0)
     subscription.wake_with(lambda: woken.append(1))
-    subscription.deliver([block([1, 2])])
+    subscription.sink.deliver(batch([1, 2]))
     account = subscription.account()
     assert (woken, account.in_flight, account.lost) == ([1], 2, 0)
     assert "could not be woken" in caplog.text
@@ -134,13 +132,13 @@ def test_whoever_waits_is_woken_by_all_that_is_new_until_he_forgets() -> None:
     woken: list[str] = []
     forget = subscription.wake_with(lambda: woken.append("first"))
     subscription.wake_with(lambda: woken.append("second"))
-    subscription.deliver([block([1], pid=[10])])
-    subscription.lost(LossStage.DECODE, 1)
+    subscription.sink.deliver(batch([1], pid=[10]))
+    subscription.sink.lost(LossStage.DECODE, 1)
     subscription.changed([status(subscription, SelectedSite(captured(A), None))])
     subscription.end(EndReason.UNSUBSCRIBED)
     assert woken == ["first", "second"] * 4
     forget()
-    subscription.lost(LossStage.DECODE, 1)
+    subscription.sink.lost(LossStage.DECODE, 1)
     assert woken[8:] == ["second"]
 
 
@@ -148,8 +146,8 @@ def test_nobody_is_woken_by_what_is_filtered() -> None:
     subscription = make()
     woken: list[int] = []
     subscription.wake_with(lambda: woken.append(1))
-    subscription.filtered(1)
-    subscription.deliver([])
+    subscription.sink.filtered(1)
+    subscription.sink.deliver(batch([]))
     assert woken == []
 
 
@@ -178,14 +176,14 @@ def test_end_is_told_to_whoever_waits_for_it() -> None:
 
 def test_what_fired_and_is_nowhere_yet_is_in_flight() -> None:
     subscription = make()
-    subscription.fired(10)
+    subscription.sink.fired(10)
     assert figures(subscription) == (10, 0, 0, 0, 10)
-    subscription.deliver([block([1, 2, 3])])
-    subscription.filtered(4)
-    subscription.lost(LossStage.KERNEL_BUFFER, 1)
+    subscription.sink.deliver(batch([1, 2, 3]))
+    subscription.sink.filtered(4)
+    subscription.sink.lost(LossStage.KERNEL_BUFFER, 1)
     # 3 of them in the queue and 2 on their way
     assert figures(subscription) == (10, 0, 4, 1, 5)
-    subscription.lost(LossStage.DECODE, 2)
+    subscription.sink.lost(LossStage.DECODE, 2)
     assert figures(subscription) == (10, 0, 4, 3, 3)
     entry = subscription.log.read(None)
     assert entry is not None
@@ -196,20 +194,20 @@ def test_what_fired_and_is_nowhere_yet_is_in_flight() -> None:
 def test_what_is_delivered_before_it_is_told_to_have_fired_is_counted_once() -> None:
     """The engine tells a few times a second what fired."""
     subscription = make()
-    subscription.deliver([block([1, 2, 3])])
-    subscription.filtered(1)
+    subscription.sink.deliver(batch([1, 2, 3]))
+    subscription.sink.filtered(1)
     assert figures(subscription) == (4, 0, 1, 0, 3)
-    subscription.fired(2)
+    subscription.sink.fired(2)
     assert figures(subscription) == (4, 0, 1, 0, 3)
-    subscription.fired(3)
+    subscription.sink.fired(3)
     assert figures(subscription) == (5, 0, 1, 0, 4)
 
 
 def test_what_the_queue_had_no_room_for_is_not_in_flight() -> None:
-    subscription = make(queue_bytes=block([1]).nbytes)
-    subscription.fired(5)
+    subscription = make(queue_bytes=batch([1]).nbytes)
+    subscription.sink.fired(5)
     for time in range(5):
-        subscription.deliver([block([time])])
+        subscription.sink.deliver(batch([time]))
     assert figures(subscription) == (5, 0, 0, 4, 1)
 
 
@@ -222,7 +220,7 @@ def figures(subscription: Subscription) -> tuple[int, int, int, int, int]:
 def pass_events(subscription: Subscription, count: int = 100) -> None:
     """Have so many come and be read; of the ones before, few are kept."""
     for time in range(count):
-        subscription.deliver([block([time])])
+        subscription.sink.deliver(batch([time]))
         while (entry := subscription.log.read(None)) is not None:
             subscription.log.handed_out(entry, entry.next_seq)
 
@@ -238,7 +236,7 @@ def test_sites_of_gone_objects_are_remembered_as_long_as_events_may_name_them() 
         return sorted(subscription.known_sites([1, 2, 3]))
 
     subscription.changed([status(subscription, staying), status(subscription, going)])
-    subscription.deliver([block([1], site_id=2)])
+    subscription.sink.deliver(batch([1], site_id=2))
     subscription.changed([status(subscription, going, SiteState.DISARMED)])
     now += 61
     assert known() == [1, 2], "its event is kept"
@@ -262,19 +260,3 @@ def test_site_that_is_armed_again_is_not_forgotten() -> None:
     now += 61
     subscription.changed([])
     assert subscription.known_sites([1])
-
-
-def test_only_so_many_sites_of_gone_objects_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_RETIRED_KEPT", 2)
-    subscription = make()
-    staying = SelectedSite(captured(A), frozenset({11}))
-    subscription.changed([status(subscription, staying)])
-    for inode in range(2, 8):
-        gone = sample_object(A, inode=inode)
-        number = subscription.site_id(gone, staying)
-        for state in (SiteState.ARMED, SiteState.DISARMED):
-            subscription.changed([SiteStatus(state, number, gone, A)])
-    assert sorted(subscription.known_sites(range(1, 10))) == [1, 6, 7]
-    assert subscription.site_id(FOUND, staying) == 1
-    assert subscription.site_id(sample_object(A, inode=7), staying) == 7
-    assert subscription.site_id(sample_object(A, inode=2), staying) == 8

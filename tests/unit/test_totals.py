@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.sessions.subscription import Account
+from stapsdtd.sessions.sink import Account
 from stapsdtd.sessions.totals import AccountTotals, SessionMetrics
-from tests.unit.samples import block
+from tests.unit.samples import batch
 from tests.unit.test_subscription import make
 
 NOTHING = Account(0, 0, 0, 0, 0, 0, 0, 0)
@@ -18,10 +18,10 @@ def test_all_subscriptions_are_summed_up() -> None:
     first, second = make(1 << 20), make(1 << 21)
     for subscription in (first, second):
         totals.began(subscription)
-        subscription.deliver([block([1, 2])])
-        subscription.filtered(3)
+        subscription.sink.deliver(batch([1, 2]))
+        subscription.sink.filtered(3)
         for number, stage in enumerate(LossStage, 1):
-            subscription.lost(stage, number)
+            subscription.sink.lost(stage, number)
     assert totals.metrics() == SessionMetrics(
         2, Account(0, 6, 2, 6, 4, 8, 4, 0), 0, first.log.unread_bytes + second.log.unread_bytes, 3 << 20
     )
@@ -32,7 +32,7 @@ def test_what_ended_still_counts_and_may_still_be_read() -> None:
     totals = AccountTotals()
     subscription = make()
     totals.began(subscription)
-    subscription.deliver([block([1, 2, 3])])
+    subscription.sink.deliver(batch([1, 2, 3]))
     totals.ended(subscription)
     assert totals.metrics() == SessionMetrics(0, replace(NOTHING, in_flight=3), 0, 0, 0)
     entry = subscription.log.read(None)

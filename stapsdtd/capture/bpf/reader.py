@@ -1,7 +1,8 @@
 """The reader thread: from the rings to the sinks.
 
-A hit wakes the thread only when it said that it waits, which it does when it found nothing; while events come it looks
-every few milliseconds. So a single event is seen at once, and a flood costs the traced program no wake-ups.
+A hit wakes the thread only if the thread announced that it waits, as it does when it has found nothing. While events
+come, it polls every few milliseconds. So a single event is read at once, and a flood costs the traced program no
+wake-ups.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.decode import Batch
-from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.counters import CounterReader, write_off
+from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import Generation, Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.columns import U64, Block
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
 
@@ -40,7 +40,7 @@ _ACCOUNT_NS = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """Plans whose last records are in the rings, each of which was filled up to a position when that was so."""
+    """Plans that no hit uses any more. filled_to: up to where each ring may hold their last records."""
 
     plans: tuple[ActivePlan, ...]
     closing: tuple[Channel, ...]
@@ -48,68 +48,96 @@ class _Ending:
     done: Future[None] = field(default_factory=Future)
 
 
-class Reader:
-    """All methods but the thread's own are called by one other thread, and return when it is done.
+class _Poller:
+    """Waits until there is something to read, or a job to do."""
 
-    unknown: records that named plans that were not known. from_file, unavailable: as `Batch` has them, of all records.
+    def __init__(self, jobs: Mailbox, set_waiting: Callable[[bool], None]) -> None:
+        self._set_waiting = set_waiting
+        self._idle = select.epoll()
+        self._idle.register(jobs, select.EPOLLIN)
+        self._busy = select.poll()
+        self._busy.register(jobs, select.POLLIN)
+
+    def add(self, ring: Ring) -> None:
+        self._idle.register(ring, select.EPOLLIN | select.EPOLLET)
+
+    def remove(self, ring: Ring) -> None:
+        self._idle.unregister(ring)
+
+    def close(self) -> None:
+        self._idle.close()
+
+    def wait(self, rings: Sequence[Ring], read: int, idle_seconds: float | None) -> None:
+        """read: how many bytes the last sweep read. idle_seconds: how long to wait if no records come."""
+        if read:
+            is_flood = any(ring.filled > ring.size // 8 for ring in rings)
+            self._busy.poll(0 if is_flood else _SHORT_PAUSE_MS if read > _BYTES_PER_SWEEP // 64 else _PAUSE_MS)
+            return
+        if any(ring.filled for ring in rings):
+            # a record is still being written
+            self._busy.poll(_SHORT_PAUSE_MS)
+            return
+        self._set_waiting(True)
+        # a record written before the flag was set woke nobody
+        if not any(ring.filled for ring in rings):
+            self._idle.poll(idle_seconds)
+        self._set_waiting(False)
+
+
+class Reader:
+    """Owns the rings and the thread that reads them.
+
+    Its methods are called by one other thread, and return when the reader thread has carried them out.
+
+    unknown: how many records named a plan that was not known. from_file, unavailable: as `RecordDecoder` has them, of
+    all records.
     """
 
     def __init__(
         self, tables: Tables, set_waiting: Callable[[bool], None], bring_in: Callable[[int, int, int], None]
     ) -> None:
-        """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: has memory of a process
-        there for later hits; takes its pid, the address and how many bytes, and does not wait.
+        """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: asks for a process's
+        memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait.
         """
-        self._tables = tables
-        self._set_waiting = set_waiting
+        self._counters = CounterReader(tables)
         self._bring_in = bring_in
         self._jobs = Mailbox()
-        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
+        self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
         self._plans: dict[Generation, ActivePlan] = {}
         self._endings: list[_Ending] = []
-        self._told: dict[int, list[_Told]] = {}
-        self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
-        self._accounts_told_ns = 0
         self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
-        self._idle = select.epoll()
-        self._idle.register(self._jobs, select.EPOLLIN)
-        self._busy = select.poll()
-        self._busy.register(self._jobs, select.POLLIN)
+        self._poller = _Poller(self._jobs, set_waiting)
         self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
         self._thread.start()
 
     def add_ring(self, ring: Ring) -> None:
         def job() -> None:
             self._rings.append(ring)
-            self._idle.register(ring, select.EPOLLIN | select.EPOLLET)
+            self._poller.add(ring)
 
         self._jobs.call(job)
 
     def retire_ring(self, ring: Ring) -> None:
-        """Read a ring that no hit writes to any more to its end, and close it."""
+        """Read a ring that no hit writes to any more to its end, then close it."""
         self._jobs.call(lambda: self._retired.append(ring))
 
     def begin(self, plans: Iterable[ActivePlan]) -> None:
-        """Learn plans before a slot names them, so that no record of an unknown plan is met."""
+        """Learn plans. Must be called before a slot names them, so that no record is of an unknown plan."""
 
         def job() -> None:
             for plan in plans:
                 self._plans[plan.entry.generation] = plan
-                for told in _told_of(plan):
-                    for cell in told.cells:
-                        self._told.setdefault(cell, []).append(told)
-                        # the cell was another plan's before
-                        self._totals[cell] = 0
+                self._counters.begin(plan)
 
         self._jobs.call(job)
 
     def end(self, plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:
-        """Deliver what is left of plans by which no hit goes any more, tell their last figures, and forget them.
+        """Deliver the rest of plans that no hit uses any more, report their last counters, and forget them.
 
-        closing: channels that are told nothing after that. What is returned is done then; for any thread.
+        Return a future that any thread may wait for. closing: channels that receive nothing once it is done.
         """
         done: Future[None] = Future()
 
@@ -134,15 +162,15 @@ class Reader:
         for ring in self._rings:
             ring.close()
         self._rings.clear()
-        self._idle.close()
+        self._poller.close()
         self._jobs.close()
 
     def ask(self) -> Future[None]:
         return self._jobs.ask()
 
     def problem(self) -> str | None:
-        """Return why it reads nothing any more, in any thread; None where it does."""
-        return self._pulse.problem()
+        """Return why no events are being read, or None if they are. May be called from any thread."""
+        return self._heartbeat.problem()
 
     def _run(self) -> None:
         try:
@@ -156,36 +184,20 @@ class Reader:
         while not self._stopping:
             try:
                 read = self._sweep()
-                self._tell_accounts()
+                self._counters.report_if_due()
                 self._finish_endings()
                 self._close_retired()
-            except Exception:  # noqa: BLE001 - the next records may be better
+            except Exception:  # noqa: BLE001 - later records may be readable
                 _log.exception("reading events failed")
                 read = 0
-            self._wait(read)
+            self._poller.wait(self._rings, read, _IDLE_MS / 1000 if self._plans or self._retired else None)
             self._jobs.run()
-
-    def _wait(self, read: int) -> None:
-        """read: bytes found by the last sweep."""
-        if read:
-            is_flood = any(ring.filled > ring.size // 8 for ring in self._rings)
-            self._busy.poll(0 if is_flood else _SHORT_PAUSE_MS if read > _BYTES_PER_SWEEP // 64 else _PAUSE_MS)
-            return
-        if any(ring.filled for ring in self._rings):
-            # a record that is being written
-            self._busy.poll(_SHORT_PAUSE_MS)
-            return
-        self._set_waiting(True)
-        # what came before the flag was seen would wake nobody
-        if not any(ring.filled for ring in self._rings):
-            self._idle.poll(_IDLE_MS / 1000 if self._plans or self._retired else None)
-        self._set_waiting(False)
 
     def _close_retired(self) -> None:
         for ring in [ring for ring in self._retired if not ring.filled]:
             self._retired.remove(ring)
             self._rings.remove(ring)
-            self._idle.unregister(ring)
+            self._poller.remove(ring)
             ring.close()
 
     def _finish_endings(self) -> None:
@@ -194,139 +206,72 @@ class Reader:
             try:
                 self._settle(ending)
             finally:
-                # somebody waits for it, whatever came of the last figures
+                # somebody waits for it, even if the last counters could not be reported
                 ending.done.set_result(None)
 
     def _settle(self, ending: _Ending) -> None:
         try:
-            totals = self._tables.totals()
-            self._tell(totals)
+            totals = self._counters.report()
             for plan in ending.plans:
-                self._write_off(plan, totals)
+                write_off(plan, totals)
         finally:
             for plan in ending.plans:
-                self._forget(plan)
+                del self._plans[plan.entry.generation]
+                self._counters.end(plan)
             for channel in ending.closing:
                 channel.is_open = False
 
-    def _forget(self, plan: ActivePlan) -> None:
-        del self._plans[plan.entry.generation]
-        for told in _told_of(plan):
-            for cell in told.cells:
-                self._told.pop(cell, None)
-
     def _sweep(self) -> int:
-        """Read each ring once, deliver in the order of time, and return how many bytes were read."""
+        """Read each ring once, deliver events in the order of time, and return how many bytes were read."""
         complete_ns = time.monotonic_ns()
-        found: list[tuple[Ring, Records]] = []
+        peeked: list[tuple[Ring, Records]] = []
         for ring in self._rings:
-            most = min(_ROWS_PER_SWEEP, _BYTES_PER_SWEEP // ring.stride)
-            records = ring.peek(most)
-            if len(records) == most:
-                # this ring has more, so no other may go on beyond what was read of it
+            limit = min(_ROWS_PER_SWEEP, _BYTES_PER_SWEEP // ring.stride)
+            records = ring.peek(limit)
+            if len(records) == limit:
+                # this ring has more, so no other ring may be read beyond this one's last record
                 complete_ns = min(complete_ns, int(records["time_ns"][-1]))
             if len(records):
-                found.append((ring, records))
+                peeked.append((ring, records))
         if len(self._rings) > 1:
-            found = [(ring, _until(records, complete_ns)) for ring, records in found]
-        events: dict[Channel, list[Block]] = {}
-        for ring, records in found:
-            for channel, block in self._decoded(ring, records):
-                events.setdefault(channel, []).append(block)
+            peeked = [(ring, _until(records, complete_ns)) for ring, records in peeked]
+        events: dict[Channel, list[EventBatch]] = {}
+        for ring, records in peeked:
+            for channel, batch in self._decode(ring, records):
+                events.setdefault(channel, []).append(batch)
             ring.consume(len(records))
-        for channel, blocks in events.items():
+        for channel, batches in events.items():
             try:
-                channel.deliver(blocks)
-            except Exception:  # noqa: BLE001 - these are lost, and what others are to get is not
-                count = sum(map(len, blocks))
+                channel.deliver(batches)
+            except Exception:  # noqa: BLE001 - other subscriptions still get their events
+                count = sum(map(len, batches))
                 _log.exception("%d events could not be delivered", count)
                 channel.lost(LossStage.DECODE, count)
-        return sum(len(records) * ring.stride for ring, records in found)
+        return sum(len(records) * ring.stride for ring, records in peeked)
 
-    def _decoded(self, ring: Ring, records: Records) -> list[tuple[Channel, Block]]:
+    def _decode(self, ring: Ring, records: Records) -> list[tuple[Channel, EventBatch]]:
         if not len(records):
             return []
         try:
-            batch = Batch(records, ring.raw(), ring.stride)
-            blocks, unknown = batch.blocks(self._plans)
-            self.from_file += batch.from_file
-            self.unavailable += batch.unavailable
-        except Exception:  # noqa: BLE001 - they are written off when their plans end; others' go on
+            decoder = RecordDecoder(records, ring.raw(), ring.stride)
+            batches, unknown = decoder.events(self._plans)
+            self.from_file += decoder.from_file
+            self.unavailable += decoder.unavailable
+        except Exception:  # noqa: BLE001 - these records are written off when their plans end
             _log.exception("%d records could not be decoded", len(records))
             return []
         if unknown:
             self.unknown += unknown
             _log.error("%d records name plans that are not known", unknown)
         try:
-            for pid, address, byte_count in batch.unread():
+            for pid, address, byte_count in decoder.unread():
                 self._bring_in(pid, address, byte_count)
-        except Exception:  # noqa: BLE001 - later hits do without, too
-            _log.exception("memory that hits did not find cannot be brought in")
-        return blocks
-
-    def _tell_accounts(self) -> None:
-        now = time.monotonic_ns()
-        if now - self._accounts_told_ns > _ACCOUNT_NS:
-            self._accounts_told_ns = now
-            self._tell(self._tables.totals())
-
-    def _tell(self, totals: U64) -> None:
-        """Tell each subscription what fired, was filtered and was lost since the last time."""
-        before = self._totals[: len(totals)]
-        changed = np.flatnonzero(totals != before).tolist()
-        before[:] = totals
-        for told in {told for cell in changed for told in self._told.get(cell, ())}:
-            told.tell(totals)
-
-    def _write_off(self, plan: ActivePlan, totals: U64) -> None:
-        for reading in plan.readings:
-            missing = _missing(plan, reading.bit, totals)
-            if missing > 0:
-                _log.error("%d events of one site were counted and never came", missing)
-                reading.channel.lost(LossStage.DECODE, missing)
+        except Exception:  # noqa: BLE001 - later hits do without
+            _log.exception("memory that hits could not read cannot be paged in")
+        return batches
 
 
 def _until(records: Records, moment_ns: int) -> Records:
-    """Keep what is not later; a ring is in the order of time but for hits at the same moment."""
+    """Return the records that are not later; a ring is in the order of time but for hits at the same moment."""
     times = records["time_ns"]
     return records if times[-1] <= moment_ns else records[: int(np.searchsorted(times, moment_ns, "right"))]
-
-
-class _Told:
-    """Counters of a filter's in the kernel, and how much of them the subscriptions concerned were told."""
-
-    def __init__(self, plan: ActivePlan, bit: int) -> None:
-        self._entry = plan.entry
-        self._bit = bit
-        self._channels = [channel for filter_bit, channel in plan.channels if filter_bit == bit]
-        self._fired = self._filtered = self._lost = 0
-
-    @property
-    def cells(self) -> list[int]:
-        of_filter = Counter.FILTERED, Counter.EXCLUDED, Counter.LOST
-        return [self._entry.cell(Counter.HITS), *(self._entry.cell(counter, self._bit) for counter in of_filter)]
-
-    def tell(self, totals: U64) -> None:
-        hits, filtered, excluded, lost = totals[self.cells].tolist()
-        # a hit under way may be counted as excluded already, and not yet as a hit
-        fired = hits - excluded
-        for channel in self._channels:
-            if fired > self._fired:
-                channel.fired(fired - self._fired)
-            if filtered > self._filtered:
-                channel.filtered(filtered - self._filtered)
-            if lost > self._lost:
-                channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)
-        self._fired, self._filtered, self._lost = max(fired, self._fired), filtered, lost
-
-
-def _told_of(plan: ActivePlan) -> list[_Told]:
-    return [_Told(plan, bit) for bit in plan.entry.bits]
-
-
-def _missing(plan: ActivePlan, bit: int, totals: U64) -> int:
-    """Count a filter's hits of which nobody has said yet what became of them."""
-    others = sum(
-        int(totals[plan.entry.cell(counter, bit)]) for counter in (Counter.FILTERED, Counter.EXCLUDED, Counter.LOST)
-    )
-    return int(totals[plan.entry.cell(Counter.HITS)]) - others - plan.received.get(bit, 0)

@@ -1,4 +1,4 @@
-"""How each subscription reads the records of a plan."""
+"""How each subscription reads a plan's records."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ import numpy as np
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage, Sink, SubscriptionKey
-from stapsdtd.events.columns import Block, merge
+from stapsdtd.events.batch import EventBatch, merge
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class NumberAt:
-    """The record's value at a position, extended to 64 bits by the program; of a floating-point number its bytes."""
+    """The number at a position of the record's values, which the program extended to 64 bits.
+
+    float_bytes: the size of a floating-point number, whose bytes these are; 0 for an integer.
+    """
 
     position: int
     is_signed: bool
@@ -28,7 +31,7 @@ class NumberAt:
 
 @dataclass(frozen=True, slots=True)
 class TextAt:
-    """A string or raw bytes; max_bytes is this subscription's bound, where another one's may be larger."""
+    """A string or raw bytes. max_bytes is this subscription's limit; the record may hold more for another one."""
 
     position: int
     max_bytes: int
@@ -37,7 +40,7 @@ class TextAt:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A constant, which the record need not hold; None where it cannot be had."""
+    """A constant, which is not in the record. value is None if the argument is unavailable."""
 
     value: int | None
     is_signed: bool
@@ -46,7 +49,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class NoText:
-    """A string that cannot be had."""
+    """A string that is unavailable."""
 
 
 Source = NumberAt | TextAt | Fixed | NoText
@@ -57,8 +60,8 @@ Layout = tuple[Source, ...]
 class Channel:
     """A subscription as the reader sees it.
 
-    excluded: processes that may have come to map an object after the program was told whom to leave out. is_open: until
-    then, what plans that could not be replaced still bring is nobody's.
+    excluded: processes whose events are left out; they may have mapped an object after the program was told. is_open:
+    false once the subscription has ended, though plans that could not be replaced may still bring it events.
     """
 
     subscription_key: SubscriptionKey
@@ -66,46 +69,53 @@ class Channel:
     excluded: frozenset[int] = frozenset()
     is_open: bool = True
 
-    def deliver(self, blocks: Sequence[Block]) -> None:
+    def deliver(self, batches: Sequence[EventBatch]) -> None:
+        """Deliver events of one stretch of time."""
         if not self.is_open:
             return
-        kept = [found for block in blocks if len(found := self._without_excluded(block))]
+        kept = [rest for batch in batches if len(rest := self._without_excluded(batch))]
+        if not kept:
+            return
         try:
             self.sink.deliver(merge(kept))
-        except Exception:  # noqa: BLE001 - one subscription's trouble is not the others'
+        except Exception:  # noqa: BLE001 - one subscription's failure must not affect others
             _log.exception("events could not be delivered")
             self.lost(LossStage.DECODE, sum(map(len, kept)))
 
     def fired(self, count: int) -> None:
-        self._tell(self.sink.fired, count)
+        self._report(self.sink.fired, count)
 
     def filtered(self, count: int) -> None:
-        self._tell(self.sink.filtered, count)
+        self._report(self.sink.filtered, count)
 
     def lost(self, stage: LossStage, count: int) -> None:
-        self._tell(partial(self.sink.lost, stage), count)
+        self._report(partial(self.sink.lost, stage), count)
 
-    def _tell(self, tell: Callable[[int], None], count: int) -> None:
+    def _report(self, report: Callable[[int], None], count: int) -> None:
         if not self.is_open:
             return
         try:
-            tell(count)
+            report(count)
         except Exception:  # noqa: BLE001 - as above
-            _log.exception("a subscription could not be told its figures")
+            _log.exception("a subscription's counters could not be reported")
 
-    def _without_excluded(self, block: Block) -> Block:
+    def _without_excluded(self, batch: EventBatch) -> EventBatch:
         if not self.excluded:
-            return block
-        outside = np.isin(block.pid, list(self.excluded))
-        if not outside.any():
-            return block
-        self.filtered(int(np.count_nonzero(outside)))
-        return block.take(np.flatnonzero(~outside))
+            return batch
+        is_excluded = np.isin(batch.pid, list(self.excluded))
+        count = int(np.count_nonzero(is_excluded))
+        if not count:
+            return batch
+        self.filtered(count)
+        return batch.take(np.flatnonzero(~is_excluded))
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one subscription reads a plan's records: those with its bit, as events of its site_id."""
+    """How one subscription reads a plan's records: those its filter accepted, as events of site_id.
+
+    bit: of its filter, in the record's `matched`.
+    """
 
     channel: Channel
     bit: int
@@ -115,11 +125,11 @@ class Reading:
 
 @dataclass(slots=True, eq=False)
 class ActivePlan:
-    """A plan whose records may be met.
+    """A plan whose records may be in the rings.
 
-    channels: of all consumers, by their filters' bits. readings: of those that want events.
-    constants: where what its hits cannot read may be found nevertheless; abs_ip_at: which of the record's values tells
-    how far from them. received: by the filters' bits.
+    channels: of all consumers, with their filters' bits. readings: of those that want events. constants: the read-only
+    part of the file, for values that hits could not read; abs_ip_at: the position of the value that relates a hit to
+    it. received: how many records each filter accepted, by its bit.
     """
 
     entry: PlanEntry

@@ -1,4 +1,4 @@
-"""Records of an event into blocks of what is wanted of them, by the event's format and the plan of its sites."""
+"""Records of an event into event batches, by the event's format and the plan of its sites."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
 from stapsdtd.capture.ftrace.pages import Records
+from stapsdtd.events.batch import EventBatch, ValueTable
 from stapsdtd.events.columns import (
     COMM_BYTES,
     F64,
     I32,
     I64,
     U64,
-    Block,
     Bools,
     Comms,
     Indices,
@@ -30,8 +30,7 @@ from stapsdtd.query.columns import Hits, Values, evaluate
 from stapsdtd.query.program import ACCEPT, Program
 
 PidsOf = Callable[[I32], I32]
-"""From thread ids to the ids of their processes, of the same shape."""
-
+"""Maps thread ids to process ids."""
 
 EVERYTHING = Program((), ACCEPT)
 """Accepts every hit."""
@@ -41,8 +40,8 @@ EVERYTHING = Program((), ACCEPT)
 class SiteConsumer:
     """What one subscription wants of a site.
 
-    width: how many of the plan's values are delivered; those behind them are there for the program to read.
-    pids: None where every process counts.
+    width: how many of the plan's values are delivered; the others are only read by the program. pids: None for all
+    processes.
     """
 
     site_id: int
@@ -53,21 +52,21 @@ class SiteConsumer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """One subscription's reading of one event; sites is parallel to spec.sites."""
+    """Decodes the records of one event for one subscription. sites is parallel to spec.sites."""
 
     spec: EventSpec
     format: EventFormat
     sites: tuple[SiteConsumer, ...]
 
-    def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[Block]:
-        """One block for each site that fired; it may be shorter than what fired, as records are filtered."""
+    def decode(self, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> list[EventBatch]:
+        """Return a batch for each site that fired, without the records that are filtered."""
         sites = _numbers(records, self.format.fields["site"])
         return [
-            self._site_block(position, records.take(np.flatnonzero(sites == position)), pids_of, excluded)
+            self._site_batch(position, records.take(np.flatnonzero(sites == position)), pids_of, excluded)
             for position in np.unique(sites).tolist()
         ]
 
-    def _site_block(self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> Block:
+    def _site_batch(self, position: int, records: Records, pids_of: PidsOf, excluded: frozenset[int]) -> EventBatch:
         fields = self.format.fields
         consumer = self.sites[position]
         tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
@@ -75,17 +74,18 @@ class Decoder:
         comms = _comms(records, fields["comm"])
         wanted = self._wanted(position, records, Hits(pids, tids, comms, {}), excluded)
         if not wanted.all():
-            # what is not wanted is not decoded: strings are the dear part
+            # before values are decoded, since strings are expensive
             rows = np.flatnonzero(wanted)
             records, pids, tids, comms = records.take(rows), pids[rows], tids[rows], comms[rows]
-        return Block(
+        values = tuple(self._values(position, number, records) for number in range(consumer.width))
+        return EventBatch(
             records.time_ns,
             pids,
             tids,
             np.full(len(records), records.cpu, np.uint16),
             comms,
             np.full(len(records), consumer.site_id, np.uint32),
-            tuple(self._values(position, number, records) for number in range(consumer.width)),
+            (ValueTable(values),),
         )
 
     def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> Bools:
@@ -100,7 +100,7 @@ class Decoder:
                 for index in consumer.program.arguments
             }
             arguments = {
-                # no program reads a floating-point number
+                # programs never read floating-point numbers
                 index: Values(column.data.view(np.uint64), column.unavailable)
                 for index, column in numbers.items()
             }
@@ -131,7 +131,7 @@ class Decoder:
 
 
 def _numbers(records: Records, place: FieldPlace) -> U64:
-    """Gather a field of 1, 2, 4 or 8 bytes, zero-extended; the kernel packs fields without aligning them."""
+    """Gather a field of 1, 2, 4 or 8 bytes, zero-extended. The kernel packs fields without aligning them."""
     at = (records.starts + place.offset) // 4
     words = records.words
     skipped = 8 * (place.offset % 4)
@@ -143,7 +143,7 @@ def _numbers(records: Records, place: FieldPlace) -> U64:
 
 
 def _narrowed(values: U64, argument: Argument) -> I64 | U64 | F64:
-    """Cut a register's or memory's content to the argument's width, and give it its sign."""
+    """Truncate what was fetched to the argument's size, and extend its sign."""
     bits = 8 * argument.size
     first_bit = argument.operand.first_bit if isinstance(argument.operand, Register) else 0
     unused = np.uint64(max(64 - bits, 0))
@@ -154,16 +154,16 @@ def _narrowed(values: U64, argument: Argument) -> I64 | U64 | F64:
 
 
 def _spans(records: Records, place: FieldPlace) -> tuple[Indices, Indices]:
-    """Where a __data_loc field's data is in records.content, and its length in bytes.
+    """Return where a __data_loc field's data begins in records.content, and its length in bytes.
 
-    The field's 32 bits are the data's offset in the record, the low half, and its length.
+    The low 16 bits of the field are the data's offset in the record, the high 16 bits its length.
     """
     locations = _numbers(records, place).astype(np.intp)
     return records.starts + (locations & 0xFFFF), locations >> 16
 
 
 def _strings(records: Records, place: FieldPlace, max_bytes: int | None) -> list[bytes | None]:
-    """None where the kernel could not read it: length 0, where an empty string has its NUL."""
+    """Return None for strings that the kernel could not read: they have length 0, an empty string has its NUL."""
     content = records.content
     begins, lengths = _spans(records, place)
     return [
@@ -184,11 +184,9 @@ def _comms(records: Records, place: FieldPlace) -> Comms:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """blocks hold what is wanted; filtered counts the other records, unknown those of no known event: its decoder is
-    gone or not there yet.
-    """
+    """filtered: how many records were not wanted. unknown: how many were of an event without a decoder."""
 
-    blocks: list[Block]
+    batches: list[EventBatch]
     filtered: int
     unknown: int
 
@@ -196,11 +194,11 @@ class Decoded:
 def decode_records(
     records: Records, decoders: Mapping[int, Decoder], pids_of: PidsOf, excluded: frozenset[int] = frozenset()
 ) -> Decoded:
-    """excluded: processes whose records are never wanted."""
+    """Decode records of several events. excluded: processes whose records are never wanted."""
     if not len(records):
         return Decoded([], 0, 0)
     types = records.words[records.starts // 4] & np.uint32(0xFFFF)
-    blocks: list[Block] = []
+    batches: list[EventBatch] = []
     unknown = 0
     for type_id in np.unique(types).tolist():
         rows = np.flatnonzero(types == type_id)
@@ -208,6 +206,6 @@ def decode_records(
         if decoder is None:
             unknown += len(rows)
             continue
-        blocks += decoder.decode(records.take(rows), pids_of, excluded)
-    filtered = len(records) - unknown - sum(map(len, blocks))
-    return Decoded([block for block in blocks if len(block)], filtered, unknown)
+        batches += decoder.decode(records.take(rows), pids_of, excluded)
+    filtered = len(records) - unknown - sum(map(len, batches))
+    return Decoded([batch for batch in batches if len(batch)], filtered, unknown)

@@ -4,7 +4,7 @@
     record: type_len 5 bits, time_delta 27 bits | data                     type_len 1 to 28: data of 4 * type_len bytes
             0: length u32, then data | 29: padding | 30: time extend | 31: absolute time stamp
 
-Most neighbors have the same length, since one thread fires one probe; numpy takes such a run at once.
+Consecutive records mostly have the same length, as one thread fires one probe. numpy parses such runs at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LARGE, _PADDING, _TIME_EXTEND, _TIME_STAMP = 0, 29, 30, 31
 _TYPE_BITS = 5
 _TYPE_MASK = (1 << _TYPE_BITS) - 1
 _DELTA_BITS = 27
-_COMMIT_MASK = (1 << 30) - 1  # the two bits above say that events were overwritten
+_COMMIT_MASK = (1 << 30) - 1  # the two bits above tell that events were overwritten
 _STAMP_MASK = (1 << 59) - 1
 _SHORTEST_RUN = 8
 
@@ -33,8 +33,8 @@ _HEADER = struct.Struct("=QQ")
 class Records:
     """Records of one CPU in the order of time.
 
-    content: their pages, concatenated. starts: the byte offset of each one's data in it, a multiple of 4.
-    time_ns: when each fired, by the instance's clock.
+    content: their pages, concatenated. starts: the offset of each record's data in it, in bytes, a multiple of 4.
+    time_ns: by the instance's clock.
     """
 
     cpu: int
@@ -53,9 +53,9 @@ class Records:
         return Records(self.cpu, self.content, self.starts[rows], self.time_ns[rows])
 
     def split(self, time_ns: int) -> tuple[Records, Records]:
-        """Return the records that fired up to a moment, and the later ones."""
-        row = int(np.searchsorted(self.time_ns, time_ns, "right"))
-        return self.take(slice(row)), self.take(slice(row, None))
+        """Return the records up to time_ns, and the later ones."""
+        at = int(np.searchsorted(self.time_ns, time_ns, "right"))
+        return self.take(slice(at)), self.take(slice(at, None))
 
     def followed_by(self, later: Records) -> Records:
         return Records(
@@ -137,7 +137,7 @@ def _parse_page(page: bytes, data_offset: int) -> tuple[list[Indices], list[I64]
 
 
 def _run_length(words: U32, position: int, end: int, kind: int) -> int:
-    """Return how many records in a row, from this one on, have this one's length."""
+    """Return how many consecutive records, from this one on, have the same length."""
     step = 1 + kind
     first = position // 4
     following = first + step

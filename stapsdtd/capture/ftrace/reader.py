@@ -1,18 +1,16 @@
 """The reader thread: from the instances' ring buffers to the sinks.
 
-A ring wakes the thread when it is a quarter full; a short timer does it otherwise, so that a single event is seen at
-once and a flood is read in batches, and the traced program never pays for a wake-up by itself.
+A ring that is a quarter full wakes the thread; otherwise it polls on a short timer. So a single event is read soon, a
+flood is read in batches, and no hit pays for a wake-up of its own.
 
-Order: a thread that moved to another CPU finished its earlier records before. So what fired up to the moment at which
-a sweep over the CPUs began is complete when the sweep ends, and is delivered; what is newer waits for the next sweep.
+Order: a thread that moves to another CPU has completed its earlier records by then. So everything that fired before a
+sweep over the CPUs began is readable in that sweep, and is delivered; later records are held for the next sweep.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import re
 import select
 import threading
 import time
@@ -21,9 +19,9 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.engine import LossStage, RingMetrics, Sink, SubscriptionKey
 from stapsdtd.capture.ftrace.decode import Decoded, Decoder, PidsOf, decode_records
-from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records, parse_pages
-from stapsdtd.events.columns import merge
+from stapsdtd.capture.ftrace.rings import PAGES_PER_READ, Ring, open_rings
+from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
 from stapsdtd.runtime.heartbeat import Heartbeat
@@ -34,52 +32,26 @@ _log = logging.getLogger(__name__)
 _TICK_SECONDS = 0.02
 _LOSS_TICK_NS = 200_000_000
 _CLOCK_SKEW_NS = 1_000_000  # trace_clock mono may run ahead of clock_gettime while the clock is adjusted
-_PAGES_PER_SWEEP = 256
-_STATS_BYTES = 4096
-_FILLED = re.compile(r"^bytes: (\d+)$", re.MULTILINE)
-_DROPPED = re.compile(r"^dropped events: (\d+)$|^overrun: (\d+)$|^commit overrun: (\d+)$", re.MULTILINE)
-
-
-@dataclass(slots=True)
-class _Ring:
-    """One CPU's buffer of one instance; stats is open on the file of its figures, so that they can be had even where
-    tracefs was unmounted since. held are records that wait for their turn.
-    """
-
-    instance: Instance
-    cpu: int
-    descriptor: int
-    stats: int
-    size_bytes: int
-    page_format: PageFormat
-    held: Records | None = None
-    read: int = 0
-    lost: int = 0
-    filled_bytes: int = 0
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-        os.close(self.stats)
 
 
 @dataclass(slots=True)
 class _Channel:
-    """What one sink is fed from: the instances of one subscription, whose events have one order.
+    """The instances of one subscription, whose events are delivered in one order.
 
-    excluded: processes whose events are not delivered.
+    excluded: processes whose events are left out.
     """
 
     sink: Sink
     excluded: frozenset[int] = frozenset()
-    rings: list[_Ring] = field(default_factory=list)
+    rings: list[Ring] = field(default_factory=list)
     decoders: dict[Instance, dict[int, Decoder]] = field(default_factory=dict)
-    losses_told_ns: int = 0
+    losses_reported_ns: int = 0
 
 
 class Reader:
-    """Owns the descriptors of all instances, in channels by subscription.
+    """Owns the descriptors of all instances, and the thread that reads them.
 
-    Its methods may be called from any other thread; each waits for the thread.
+    Its methods may be called from any other thread, and wait until the reader thread has carried them out.
     """
 
     def __init__(self, tracefs: Tracefs, pids_of: PidsOf) -> None:
@@ -87,7 +59,7 @@ class Reader:
         self._pids_of = pids_of
         self._channels: dict[SubscriptionKey, _Channel] = {}
         self._jobs = Mailbox()
-        self._pulse = Heartbeat("the thread that reads events", self._jobs.ask)
+        self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
         self._stopping = False
@@ -101,7 +73,7 @@ class Reader:
         self._jobs.call(job)
 
     def exclude(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> None:
-        """Deliver no events of these processes from now on, nor of those that were named before."""
+        """Leave out events of these processes from now on, in addition to those named before."""
 
         def job() -> None:
             self._channels[subscription_key].excluded |= pids
@@ -109,25 +81,8 @@ class Reader:
         self._jobs.call(job)
 
     def add(self, subscription_key: SubscriptionKey, instance: Instance, cpus: list[int], buffer_kib: int) -> None:
-        """Begin to read an instance that exists; buffer_kib: each CPU's."""
-        rings: list[_Ring] = []
-        page_format = PageFormat.parse(self._tracefs.read("events/header_page"))
-        try:
-            for cpu in cpus:
-                base = f"instances/{instance}/per_cpu/cpu{cpu}"
-                flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                stats = os.open(self._tracefs.path(f"{base}/stats"), flags)
-                try:
-                    descriptor = os.open(self._tracefs.path(f"{base}/trace_pipe_raw"), flags)
-                except OSError:
-                    os.close(stats)
-                    raise
-                rings.append(_Ring(instance, cpu, descriptor, stats, buffer_kib * 1024, page_format))
-        except OSError:
-            # while one is open, the instance cannot be removed
-            for ring in rings:
-                ring.close()
-            raise
+        """Begin to read an existing instance. buffer_kib: of each CPU. Raises OSError."""
+        rings = open_rings(self._tracefs, instance, cpus, buffer_kib)
 
         def job() -> None:
             self._channels[subscription_key].decoders[instance] = {}
@@ -138,7 +93,7 @@ class Reader:
         self._jobs.call(job)
 
     def decode_with(self, subscription_key: SubscriptionKey, instance: Instance, decoder: Decoder) -> None:
-        """Tell how to read an event's records, before the event is enabled in an instance of the channel."""
+        """Set the decoder of an event. Must be called before the event is enabled."""
 
         def job() -> None:
             self._channels[subscription_key].decoders[instance][decoder.format.id] = decoder
@@ -146,17 +101,17 @@ class Reader:
         self._jobs.call(job)
 
     def finish(self, subscription_key: SubscriptionKey, instance: Instance, hits: int | None) -> None:
-        """Deliver what is left in an instance whose events are all disabled, tell its losses, and let go of it.
+        """Deliver the rest of an instance whose events are all disabled, report its losses, and close it.
 
-        hits: how often its events fired, None where that is not known. The kernel drops a record that is larger than a
-        sub-buffer, as one with long strings can be, without a trace in the ring's figures.
+        hits: how often its events fired, None if unknown. The kernel drops records that are larger than a sub-buffer,
+        as with long strings, without counting them in the ring's statistics.
         """
 
         def job() -> None:
             channel = self._channels[subscription_key]
             try:
                 self._drain(channel)
-                self._tell_losses(channel)
+                self._report_losses(channel)
                 rings = [ring for ring in channel.rings if ring.instance == instance]
                 accounted = sum(ring.read + ring.lost for ring in rings)
                 if hits is not None and hits > accounted:
@@ -171,7 +126,7 @@ class Reader:
         self._jobs.call(job)
 
     def close(self, subscription_key: SubscriptionKey) -> None:
-        """End a channel, all of whose instances are finished."""
+        """Forget a subscription, all of whose instances are finished."""
 
         def job() -> None:
             del self._channels[subscription_key]
@@ -192,18 +147,18 @@ class Reader:
         return self._jobs.ask()
 
     def problem(self) -> str | None:
-        """Return why it reads nothing any more; None where it does."""
-        return self._pulse.problem()
+        """Return why no events are being read, or None if they are."""
+        return self._heartbeat.problem()
 
     def metrics(self) -> list[RingMetrics]:
-        """Of each CPU's rings together, as they were some 200 ms ago at most."""
-        found: dict[int, list[_Ring]] = {}
+        """Return the sums of each CPU's rings, at most 200 ms old."""
+        by_cpu: dict[int, list[Ring]] = {}
         for channel in list(self._channels.values()):
             for ring in list(channel.rings):
-                found.setdefault(ring.cpu, []).append(ring)
+                by_cpu.setdefault(ring.cpu, []).append(ring)
         return [
             RingMetrics(f"cpu{cpu}", sum(ring.filled_bytes for ring in rings), sum(ring.size_bytes for ring in rings))
-            for cpu, rings in sorted(found.items())
+            for cpu, rings in sorted(by_cpu.items())
         ]
 
     def _run(self) -> None:
@@ -219,81 +174,62 @@ class Reader:
             for channel in self._channels.values():
                 try:
                     self._sweep(channel)
-                except Exception:  # noqa: BLE001 - one channel's trouble must not end the others' reading
+                except Exception:  # noqa: BLE001 - one subscription's failure must not affect others
                     _log.exception("reading events failed")
 
     def _drain(self, channel: _Channel) -> None:
-        """Deliver everything that fired until now."""
+        """Deliver everything that has fired until now."""
         until = time.monotonic_ns() + _CLOCK_SKEW_NS
         while self._sweep(channel) < until:
             pass
 
     def _sweep(self, channel: _Channel) -> int:
-        """Read each ring once, deliver what is complete, and return up to which moment that is."""
+        """Read each ring once, deliver what is complete, and return the time up to which that is."""
         complete_ns = time.monotonic_ns()
-        found: list[tuple[_Ring, Records]] = []
+        readable: list[tuple[Ring, Records]] = []
         for ring in channel.rings:
-            pages = self._read_pages(ring)
+            pages = ring.read_pages()
             if not pages:
                 if ring.held is not None:
-                    found.append((ring, ring.held))
+                    readable.append((ring, ring.held))
                 continue
             try:
                 records = parse_pages(ring.cpu, pages, ring.page_format)
                 all_records = records if ring.held is None else ring.held.followed_by(records)
-            except Exception:  # noqa: BLE001 - what these held is found missing in the end; see finish()
+            except Exception:  # noqa: BLE001 - finish() counts what these pages held as lost
                 _log.exception("%d pages of %s could not be read", len(pages), ring.instance)
                 if ring.held is not None:
-                    found.append((ring, ring.held))
+                    readable.append((ring, ring.held))
                 continue
             ring.read += len(records)
-            if len(pages) == _PAGES_PER_SWEEP and len(records):
-                # this ring has more, so no other may go on beyond what was read of it
+            if len(pages) == PAGES_PER_READ and len(records):
+                # this ring has more, so no other ring may be read beyond this one's last record
                 complete_ns = min(complete_ns, int(records.time_ns[-1]))
-            found.append((ring, all_records))
-        blocks = []
+            readable.append((ring, all_records))
+        batches: list[EventBatch] = []
         filtered = 0
-        for ring, records in found:
+        for ring, records in readable:
             due, later = records.split(complete_ns)
             ring.held = later if len(later) else None
             try:
                 decoded = decode_records(due, channel.decoders[ring.instance], self._pids_of, channel.excluded)
-            except Exception:  # noqa: BLE001 - these records are lost, and what the other rings gave is not
+            except Exception:  # noqa: BLE001 - these records are lost, those of other rings are not
                 _log.exception("%d records of %s could not be decoded", len(due), ring.instance)
                 decoded = Decoded([], 0, len(due))
-            blocks += decoded.blocks
+            batches += decoded.batches
             filtered += decoded.filtered
             if decoded.unknown:
                 channel.sink.lost(LossStage.DECODE, decoded.unknown)
         if filtered:
             channel.sink.filtered(filtered)
-        if blocks:
-            channel.sink.deliver(merge(blocks))
-        if complete_ns - channel.losses_told_ns > _LOSS_TICK_NS:
-            channel.losses_told_ns = complete_ns
-            self._tell_losses(channel)
+        if batches:
+            channel.sink.deliver(merge(batches))
+        if complete_ns - channel.losses_reported_ns > _LOSS_TICK_NS:
+            channel.losses_reported_ns = complete_ns
+            self._report_losses(channel)
         return complete_ns
 
-    def _read_pages(self, ring: _Ring) -> list[bytes]:
-        pages: list[bytes] = []
-        while len(pages) < _PAGES_PER_SWEEP:
-            try:
-                page = os.read(ring.descriptor, ring.page_format.bytes)
-            except BlockingIOError:
-                break
-            if not page:
-                break
-            pages.append(page.ljust(ring.page_format.bytes, b"\0"))
-        return pages
-
-    def _tell_losses(self, channel: _Channel) -> None:
-        """Each ring's stats: what found no room is `dropped events`; a ring that does not overwrite has no overruns."""
+    def _report_losses(self, channel: _Channel) -> None:
         for ring in channel.rings:
-            stats = os.pread(ring.stats, _STATS_BYTES, 0).decode()
-            filled = _FILLED.search(stats)
-            ring.filled_bytes = int(filled[1]) if filled else 0
-            figures = _DROPPED.findall(stats)
-            lost = sum(int(number) for numbers in figures for number in numbers if number)
-            if lost > ring.lost:
-                channel.sink.lost(LossStage.KERNEL_BUFFER, lost - ring.lost)
-                ring.lost = lost
+            if lost := ring.newly_lost():
+                channel.sink.lost(LossStage.KERNEL_BUFFER, lost)

@@ -1,0 +1,120 @@
+"""Fields and values of records into columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stapsdtd.capture.bpf.layout import RECORD_HEADER
+from stapsdtd.capture.bpf.reading import ActivePlan, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.capture.bpf.rings import Records
+from stapsdtd.capture.bpf.tables import Generation
+from stapsdtd.capture.bpf.unread import Unread
+from stapsdtd.events.columns import U64, Bools, Indices, Numbers, Strings, ValueColumn, floats
+
+_BYTES_FOR_SLICE = 2048
+"""What can be copied in the time by which a slice of bytes is faster than one of a memoryview."""
+
+Rows = Indices | None
+"""Records of a ring by their positions, in rising order; None is all of them."""
+
+
+class ColumnReader:
+    """Makes columns of the records of one ring, of all of them or of some rows.
+
+    from_file, unavailable: how many values that hits could not read were found in files, and how many were not.
+    """
+
+    def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
+        self._records = records
+        self._values_of_records: U64 = records["values"]
+        self._raw = raw
+        self._stride = stride
+        self._copied: bytes | None = None
+        # on small arrays several times as fast as any()
+        self._some_missing = np.count_nonzero(records["missing"]) > 0
+        self._unread = Unread(records, {})
+        self.from_file = self.unavailable = 0
+
+    def use(self, plans: Mapping[Generation, ActivePlan]) -> None:
+        """Take values that hits could not read from the files of these plans."""
+        if self._some_missing:
+            self._unread = Unread(self._records, plans)
+
+    def unread(self) -> Iterator[tuple[int, int, int]]:
+        return self._unread.places() if self._some_missing else iter(())
+
+    def gather(self, name: str, rows: Rows) -> npt.NDArray[Any]:
+        """Copy a field out of the ring."""
+        column = self._records[name]
+        return column.copy() if rows is None else column[rows]
+
+    def _values(self, position: int, rows: Rows) -> U64:
+        values = self._values_of_records[:, position]
+        return values.copy() if rows is None else values[rows]
+
+    def _missing(self, position: int, rows: Rows) -> Bools | None:
+        if not self._some_missing:
+            return None
+        missing = (self.gather("missing", rows) >> np.uint64(position) & np.uint64(1)).astype(np.bool_)
+        return missing if missing.any() else None
+
+    def column(self, source: Source, rows: Rows) -> ValueColumn:
+        count = len(self._records) if rows is None else len(rows)
+        match source:
+            case NumberAt(position, is_signed, float_bytes):
+                numbers, missing = self._values(position, rows), self._missing(position, rows)
+                if missing is not None:
+                    before = missing.copy()
+                    self._unread.fill_numbers(numbers, missing, position, rows)
+                    self._count(before, missing)
+                if float_bytes:
+                    return Numbers(floats(numbers, float_bytes), missing)
+                return Numbers(numbers.view(np.int64) if is_signed else numbers, missing)
+            case TextAt():
+                return self._texts(rows, source)
+            case Fixed(value, is_signed, is_float):
+                missing = np.ones(count, np.bool_) if value is None else None
+                if is_float:
+                    return Numbers(np.zeros(count, np.float64), missing)
+                bits = np.full(count, (value or 0) % (1 << 64), np.uint64)
+                return Numbers(bits.view(np.int64) if is_signed else bits, missing)
+            case NoText():
+                return Strings.of([None] * count)
+
+    def _texts(self, rows: Rows, source: TextAt) -> Strings:
+        offsets, missing = self._values(source.position, rows), self._missing(source.position, rows)
+        constants = {}
+        if missing is not None:
+            constants = self._unread.texts(offsets, missing, source, rows)
+            offsets[missing] = 0
+        lengths = np.minimum(offsets >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
+        firsts = (np.arange(len(offsets)) if rows is None else rows) * self._stride + RECORD_HEADER
+        begins = firsts + (offsets & np.uint64(0xFFFFFFFF)).astype(np.intp)
+        content = self._content(len(offsets))
+        texts: list[bytes | memoryview] = [
+            content[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
+        ]
+        for row, text in constants.items():
+            texts[row] = text
+            lengths[row] = len(text)
+        if missing is not None:
+            before = missing.copy()
+            missing[list(constants)] = False
+            self._count(before, missing)
+        return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), missing, source.is_raw)
+
+    def _content(self, texts: int) -> bytes | memoryview:
+        """Return the memory of the records, copied if so many slices of bytes are worth it."""
+        size = len(self._records) * self._stride
+        if self._copied is None and size < _BYTES_FOR_SLICE * texts:
+            self._copied = bytes(self._raw[:size])
+        return self._raw if self._copied is None else self._copied
+
+    def _count(self, before: Bools, missing: Bools) -> None:
+        left = int(np.count_nonzero(missing))
+        self.from_file += int(np.count_nonzero(before)) - left
+        self.unavailable += left

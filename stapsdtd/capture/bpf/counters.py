@@ -1,0 +1,105 @@
+"""What the program counts at each hit, reported to the subscriptions concerned."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.reading import ActivePlan
+from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.events.columns import U64
+
+_log = logging.getLogger(__name__)
+_REPORT_NS = 200_000_000
+
+
+class CounterReader:
+    """Reads the kernel's counters a few times a second. Used by the reader thread only."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._by_cell: dict[int, list[_FilterCounters]] = {}
+        self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
+        self._reported_ns = 0
+
+    def begin(self, plan: ActivePlan) -> None:
+        for counters in _counters_of(plan):
+            for cell in counters.cells:
+                self._by_cell.setdefault(cell, []).append(counters)
+                # another plan may have used the cell before
+                self._totals[cell] = 0
+
+    def end(self, plan: ActivePlan) -> None:
+        for counters in _counters_of(plan):
+            for cell in counters.cells:
+                self._by_cell.pop(cell, None)
+
+    def report_if_due(self) -> None:
+        now = time.monotonic_ns()
+        if now - self._reported_ns > _REPORT_NS:
+            self._reported_ns = now
+            self.report()
+
+    def report(self) -> U64:
+        """Tell each subscription what fired, was filtered and was lost since the last report; return all totals."""
+        totals = self._tables.totals()
+        before = self._totals[: len(totals)]
+        changed = np.flatnonzero(totals != before).tolist()
+        before[:] = totals
+        for counters in {counters for cell in changed for counters in self._by_cell.get(cell, ())}:
+            counters.report(totals)
+        return totals
+
+
+class _FilterCounters:
+    """The kernel's counters of one filter, and how much of them was reported."""
+
+    def __init__(self, plan: ActivePlan, bit: int) -> None:
+        self._entry = plan.entry
+        self._bit = bit
+        self._channels = [channel for filter_bit, channel in plan.channels if filter_bit == bit]
+        self._fired = self._filtered = self._lost = 0
+
+    @property
+    def cells(self) -> list[int]:
+        of_filter = Counter.FILTERED, Counter.EXCLUDED, Counter.LOST
+        return [self._entry.cell(Counter.HITS), *(self._entry.cell(counter, self._bit) for counter in of_filter)]
+
+    def report(self, totals: U64) -> None:
+        hits, filtered, excluded, lost = totals[self.cells].tolist()
+        # a hit in progress may have been counted as excluded, and not yet as a hit
+        fired = hits - excluded
+        for channel in self._channels:
+            if fired > self._fired:
+                channel.fired(fired - self._fired)
+            if filtered > self._filtered:
+                channel.filtered(filtered - self._filtered)
+            if lost > self._lost:
+                channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)
+        self._fired, self._filtered, self._lost = max(fired, self._fired), filtered, lost
+
+
+def _counters_of(plan: ActivePlan) -> list[_FilterCounters]:
+    return [_FilterCounters(plan, bit) for bit in plan.entry.bits]
+
+
+def write_off(plan: ActivePlan, totals: U64) -> None:
+    """Report what was counted as a hit of an ended plan and never read as lost."""
+    for reading in plan.readings:
+        unaccounted = _unaccounted(plan, reading.bit, totals)
+        if unaccounted > 0:
+            _log.error("%d events of a site were counted by the kernel and never read", unaccounted)
+            reading.channel.lost(LossStage.DECODE, unaccounted)
+
+
+def _unaccounted(plan: ActivePlan, bit: int, totals: U64) -> int:
+    """Return how many of a filter's hits were neither read, filtered, excluded nor lost."""
+    others = sum(
+        int(totals[plan.entry.cell(counter, bit)]) for counter in (Counter.FILTERED, Counter.EXCLUDED, Counter.LOST)
+    )
+    return int(totals[plan.entry.cell(Counter.HITS)]) - others - plan.received.get(bit, 0)

@@ -1,0 +1,149 @@
+"""The engine's end of a subscription: takes its events, and counts what becomes of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.events.batch import EventBatch
+from stapsdtd.sessions.fairness import Admission, shared_out
+from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
+from stapsdtd.sessions.own_clients import ClientFilter
+from stapsdtd.sessions.principal import Principal
+
+_log = logging.getLogger(__name__)
+
+_RESERVE = 8
+"""If only an eighth of the queue is left, what comes in is shared out among the processes, ..."""
+_ALWAYS_ROOM = 16
+"""... with at least so many events for each, even if the oldest events are discarded for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota + in_flight."""
+
+    delivered: int
+    filtered: int
+    lost_kernel_buffer: int
+    lost_queue: int
+    lost_decode: int
+    lost_quota: int
+    in_flight: int
+    sites: int
+
+    @property
+    def fired(self) -> int:
+        return self.delivered + self.filtered + self.lost + self.in_flight
+
+    @property
+    def lost(self) -> int:
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
+
+
+class EventSink:
+    """Puts one subscription's events into its log. Implements `capture.engine.Sink`."""
+
+    def __init__(
+        self,
+        name: str,
+        log: EventLog,
+        client: Principal,
+        client_filter: ClientFilter | None,
+        on_loss: Callable[[], None],
+    ) -> None:
+        """name: of the subscription, for messages. on_loss is called after each loss."""
+        self._name = name
+        self._log = log
+        self._client = client
+        self._client_filter = client_filter
+        self._on_loss = on_loss
+        self._admission = Admission()
+        self._fired = 0
+        self._filtered = 0
+        self._lost = dict.fromkeys(LossStage, 0)
+
+    def deliver(self, batch: EventBatch) -> None:
+        """Count each event once: as filtered, as lost, or by the log, which takes all that it is given or none."""
+        rest = len(batch)
+        try:
+            batch = self._without_clients(batch)
+            rest = len(batch)
+            batch = self._within_quota(batch)
+            rest = len(batch)
+            if not rest:
+                return
+            if self._left() - batch.nbytes > self._log.max_bytes // _RESERVE:
+                self._log.append(batch)
+                return
+            batch = self._within_queue(batch)
+            rest = len(batch)
+            if rest:
+                self._log.append(batch, is_short=True)
+                rest = 0
+                self._admission.admitted(batch, self._log.end_bytes)
+        except Exception:  # noqa: BLE001 - what is not in the log by now never will be
+            _log.exception("%s: events could not be kept", self._name)
+            self.lost(LossStage.DECODE, rest)
+
+    def _without_clients(self, batch: EventBatch) -> EventBatch:
+        if self._client_filter is None:
+            return batch
+        kept = self._client_filter.rest(batch)
+        self._filtered += len(batch) - len(kept)
+        return kept
+
+    def _within_quota(self, batch: EventBatch) -> EventBatch:
+        # read once, since another policy may replace it in the meantime
+        quota = self._client.events
+        if quota is None or (granted := quota.take(len(batch))) == len(batch):
+            return batch
+        return self._count_missing(batch, shared_out(batch, granted), LossStage.QUOTA)
+
+    def _within_queue(self, batch: EventBatch) -> EventBatch:
+        """Return as many events as may come in while the client reads too slowly."""
+        self._admission.read(self._log.read_bytes)
+        free = self._left() * len(batch) // batch.nbytes
+        return self._count_missing(batch, self._admission.admit(batch, free, _ALWAYS_ROOM), LossStage.QUEUE)
+
+    def _left(self) -> int:
+        """Return how many bytes the next entry may take before unread events have to be discarded for it."""
+        return max(self._log.max_bytes - self._log.unread_bytes - ENTRY_OVERHEAD, 0)
+
+    def _count_missing(self, batch: EventBatch, kept: EventBatch, stage: LossStage) -> EventBatch:
+        """Count the events that are not in kept as lost, and return kept."""
+        if lost := len(batch) - len(kept):
+            self.lost(stage, lost)
+        return kept
+
+    def fired(self, count: int) -> None:
+        self._fired += count
+
+    def filtered(self, count: int) -> None:
+        self._filtered += count
+
+    def lost(self, stage: LossStage, count: int) -> None:
+        self._lost[stage] += count
+        self._on_loss()
+
+    def losses(self) -> dict[LossStage, int]:
+        """Return how many events were lost so far, by stage."""
+        in_log = self._log.counts().lost
+        return {**self._lost, LossStage.QUEUE: self._lost[LossStage.QUEUE] + in_log}
+
+    def account(self, sites: int) -> Account:
+        """Return the account as of now. Events in the kernel are included as of the last report of the engine."""
+        counts = self._log.counts()
+        accounted = counts.received + self._filtered + sum(self._lost.values())
+        return Account(
+            delivered=counts.delivered,
+            filtered=self._filtered,
+            lost_kernel_buffer=self._lost[LossStage.KERNEL_BUFFER],
+            lost_queue=counts.lost + self._lost[LossStage.QUEUE],
+            lost_decode=self._lost[LossStage.DECODE],
+            lost_quota=self._lost[LossStage.QUOTA],
+            in_flight=counts.pending + max(self._fired - accounted, 0),
+            sites=sites,
+        )

@@ -1,0 +1,129 @@
+"""The ids by which one subscription's events name sites."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, SiteCapture
+
+_RETIRED_KEPT = 10_000
+_RETIRED_SECONDS = 60.0
+"""Longer than it takes for the last events of a disarmed site to arrive."""
+
+WhyNot = Callable[[Capture, Argument, str], str | None]
+"""As `Engine.why_not`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSite:
+    """A site that the subscription's events may name."""
+
+    object: Object
+    capture: SiteCapture
+    why_not: WhyNot
+
+    def why_missing(self, position: int) -> str:
+        """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
+        capture = self.capture.captures[position]
+        argument = self.capture.site.arguments[capture.index]
+        reason = self.why_not(capture, argument, self.object.parsed.architecture)
+        return reason or "the memory it points to could not be read"
+
+
+class _Retired(NamedTuple):
+    """When a site was disarmed, and the number of the next event then."""
+
+    at: float
+    next_seq: int
+
+
+class SiteIds:
+    """For any thread. Objects come and go for as long as a subscription lives, so sites are forgotten once no event
+    that is kept can name them, and if there are too many.
+    """
+
+    def __init__(
+        self, why_not: WhyNot, clock: Callable[[], float] = time.monotonic, retired_kept: int = _RETIRED_KEPT
+    ) -> None:
+        """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most."""
+        self._why_not = why_not
+        self._clock = clock
+        self._retired_kept = retired_kept
+        self._lock = threading.Lock()
+        self._sites: OrderedDict[int, KnownSite] = OrderedDict()
+        self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
+        self._next_id = 1
+        self._arming: set[int] = set()
+        self._armed: set[int] = set()
+        self._retired: OrderedDict[int, _Retired] = OrderedDict()
+
+    def id_of(self, found: Object, capture: SiteCapture) -> int:
+        """Return the id of a site, the same for the same site."""
+        with self._lock:
+            return self._id_of(found, capture)
+
+    def id_to_arm(self, found: Object, capture: SiteCapture) -> int:
+        """Like id_of, for a site whose events may come from now on: it is known until it is retired."""
+        with self._lock:
+            site_id = self._id_of(found, capture)
+            self._arming.add(site_id)
+            self._retired.pop(site_id, None)
+            return site_id
+
+    def _id_of(self, found: Object, capture: SiteCapture) -> int:
+        known_id = self._ids.get((found.key, capture))
+        if known_id is not None:
+            return known_id
+        new_id = self._next_id
+        self._next_id += 1
+        self._ids[found.key, capture] = new_id
+        self._sites[new_id] = KnownSite(found, capture, self._why_not)
+        return new_id
+
+    def known(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
+        with self._lock:
+            return {site_id: self._sites[site_id] for site_id in site_ids if site_id in self._sites}
+
+    @property
+    def armed(self) -> int:
+        """How many sites are armed."""
+        return len(self._armed)
+
+    def arm(self, site_id: int) -> None:
+        with self._lock:
+            self._arming.discard(site_id)
+            self._armed.add(site_id)
+            self._retired.pop(site_id, None)
+
+    def retire(self, site_id: int, next_seq: int) -> None:
+        """Take note that a site was disarmed or refused. next_seq: of the next event."""
+        with self._lock:
+            self._arming.discard(site_id)
+            self._armed.discard(site_id)
+            self._retired[site_id] = _Retired(self._clock(), next_seq)
+
+    def forget_unused(self, first_kept: int) -> None:
+        """first_kept: the number of the first event that can still be read."""
+        with self._lock:
+            excess = len(self._sites) - len(self._armed) - len(self._arming) - self._retired_kept
+            if excess > 0:
+                in_use = self._armed | self._arming
+                for site_id in [site_id for site_id in self._sites if site_id not in in_use][:excess]:
+                    self._forget(site_id)
+            before = self._clock() - _RETIRED_SECONDS
+            while self._retired:
+                site_id, retired = next(iter(self._retired.items()))
+                if retired.at > before or retired.next_seq > first_kept:
+                    break
+                self._forget(site_id)
+
+    def _forget(self, site_id: int) -> None:
+        self._retired.pop(site_id, None)
+        site = self._sites.pop(site_id, None)
+        if site is not None:
+            self._ids.pop((site.object.key, site.capture), None)
