@@ -142,8 +142,7 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_options(*args: Any, **parameters: Any) -> Any:
         names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
-        chosen = {name: parameters.pop(name) for name in names}
-        given = {name: value for name, value in chosen.items() if value is not None}
+        given = {name: value for name in names if (value := parameters.pop(name)) is not None}
         # the command's own probes, such as CPython's, would fire with every line that it prints
         options = SubscribeOptions(exclude_pids=(os.getpid(),), lease_seconds=LEASE_SECONDS, **given)
         return command(*args, subscribe_options=options, **parameters)
