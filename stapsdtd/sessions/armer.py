@@ -32,7 +32,7 @@ from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
 _log = logging.getLogger(__name__)
 
-_DOUBT_SECONDS = 1.0
+_UNKNOWN_SECONDS = 1.0
 _LATE_SECONDS = 1.0
 
 CallSoon = Callable[[Callable[[], None]], object]
@@ -77,7 +77,7 @@ class Armer:
         opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
     def consider(self, live: LiveSubscription, obj: Object) -> None:
-        """Bring a subscription in step with the processes that map an object."""
+        """Arm or disarm an object for a subscription as the processes that map it now require."""
         pending = live.pending.pop(obj.key, None)
         self._consider(live, obj)
         if pending is not None:
@@ -91,7 +91,7 @@ class Armer:
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
         if obj.key in live.considered:
             if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
-                live.doubtful.pop(obj.key, None)
+                live.unknown_since.pop(obj.key, None)
             elif self._is_gone(live, obj):
                 self.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
@@ -125,9 +125,9 @@ class Armer:
         """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
         leads = leads_to(obj, self._filesystems)
         if leads is not None or live.considered[obj.key].is_ephemeral:
-            live.doubtful.pop(obj.key, None)
+            live.unknown_since.pop(obj.key, None)
             return not leads
-        return self._clock() - live.doubtful.setdefault(obj.key, self._clock()) >= _DOUBT_SECONDS
+        return self._clock() - live.unknown_since.setdefault(obj.key, self._clock()) >= _UNKNOWN_SECONDS
 
     def _arm(
         self,

@@ -463,7 +463,7 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], found)
         server.subscribe()
         server.unmap(pids[0], found)
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         (target,) = server.engine.armed.values()
         assert not target.is_ephemeral
         server.map(pids[1], found)
@@ -475,7 +475,7 @@ class TestObjectsThatComeAndGo:
         call = server.stream(server.subscribe().subscription_id)
         server.unmap(pids[0], found)
         (server.folder / "app").unlink()
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         assert self.statuses(call) == [("a", DISARMED)]
         assert server.engine.armed == {}
         call.cancel()
@@ -495,7 +495,7 @@ class TestObjectsThatComeAndGo:
                 with monkeypatch.context() as patch:
                     patch.setattr(Filesystems, "status_at", unknown)
                     server.unmap(pids[0], found)
-                    server.in_control(server.subscriptions.housekeeping.keep_house)
+                    server.in_control(server.subscriptions.housekeeping.clean_up)
                 now += 10
                 server.map(pids[0], found)
             assert len(server.engine.armed) == server.engine.calls.count("arm") == 1
@@ -503,7 +503,7 @@ class TestObjectsThatComeAndGo:
             monkeypatch.setattr(Filesystems, "status_at", unknown)
             server.unmap(pids[0], found)
             now += 1
-            server.in_control(server.subscriptions.housekeeping.keep_house)
+            server.in_control(server.subscriptions.housekeeping.clean_up)
             assert self.statuses(call) == [("a", DISARMED)]
             assert server.engine.armed == {}
             call.cancel()
