@@ -1,4 +1,4 @@
-"""What is generated when a wheel or an editable install is made: protobuf code, and the BPF object."""
+"""Generates the protobuf code, the blocking client and the BPF object when a wheel or an editable install is made."""
 
 from __future__ import annotations
 

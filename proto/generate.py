@@ -1,4 +1,5 @@
-"""Generate stapsdtd/v1 (messages, stubs and their types) from proto/stapsdtd/v1/*.proto.
+"""Generate stapsdtd/v1 (messages, stubs and their types) from proto/stapsdtd/v1/*.proto, and the blocking client from
+the asyncio one.
 
 Runs as `python proto/generate.py`, and through hatch_build.py when a wheel or an editable install is made.
 """
@@ -6,6 +7,7 @@ Runs as `python proto/generate.py`, and through hatch_build.py when a wheel or a
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from importlib.resources import files
@@ -15,8 +17,28 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_CLIENT = ROOT / "stapsdtd" / "client"
+_BLOCKING = (
+    (r'\A""".*?"""', '"""The blocking client. Generated from aio.py by proto/generate.py."""'),
+    (r"\basync (def|for|with) ", r"\1 "),
+    (r"\bawait ", ""),
+    (r"\bAsync|(?<=Service)Async", ""),
+    (r"\b__a(enter|exit)__", r"__\1__"),
+    (r"\baclosing\b", "closing"),
+    (r"\basyncio\b", "time"),
+    (r"import grpc\.aio\n", ""),
+    (r"\bgrpc\.aio\b", "grpc"),
+    (r"\bAn async context", "A context"),
+)
+
 
 def generate() -> None:
+    _generate_protobuf()
+    source = (_CLIENT / "aio.py").read_text()
+    (_CLIENT / "sync.py").write_text(blocking(source))
+
+
+def _generate_protobuf() -> None:
     # protoc looks for its plugins in PATH, which lacks those of a virtual environment that is not activated
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     sources = sorted((ROOT / "proto").glob("stapsdtd/v1/*.proto"))
@@ -32,6 +54,16 @@ def generate() -> None:
     if protoc.main(arguments) != 0:
         sys.exit("protoc failed on the files in proto/; see its message above")
     (target / "__init__.py").write_text('"""Generated from proto/stapsdtd/v1 by proto/generate.py."""\n')
+
+
+def blocking(source: str) -> str:
+    """Return the source of an asyncio module as one that blocks."""
+    for pattern, replacement in _BLOCKING:
+        source = re.sub(pattern, replacement, source, flags=re.DOTALL)
+    left = re.search(r".*\b(a?sync|await|aio)\b(?!\.py).*", source, re.IGNORECASE)
+    if left:
+        sys.exit(f"proto/generate.py does not know how this line blocks: {left[0].strip()}")
+    return source
 
 
 if __name__ == "__main__":

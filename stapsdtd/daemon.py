@@ -26,9 +26,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stapsdtd.api.access import Gate, Policy
-from stapsdtd.api.relay import PeerTable, Relay
+from stapsdtd.api.backend import Backend
+from stapsdtd.api.peers import PeerTable
+from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
-from stapsdtd.api.servicer import Backend, StapsdtServicer
+from stapsdtd.api.servicer import StapsdtServicer
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.bpf.paging import Paging

@@ -20,6 +20,7 @@ FileOffset = NewType("FileOffset", int)
 MAX_NAME_BYTES = 512
 MAX_ARGUMENTS_BYTES = 4096
 MAX_FUNCTION_NAME_BYTES = 4096
+MAX_STRING_BYTES = 4096
 MAX_BUILD_ID_BYTES = 64
 LONGEST_NOP_BYTES = 15
 SEMAPHORE_BYTES = 2
@@ -214,7 +215,7 @@ class Probe:
 class Capture:
     """How to capture an argument: as the integer that the note declares, or as the string it points to.
 
-    max_bytes: the string's maximum length in bytes; None for the engine's default.
+    max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default.
     """
 
     index: int

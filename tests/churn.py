@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stapsdtd.client import Account, Client, ClientError, Encoding, End, NumberColumn, Subscription
-from stapsdtd.client.model import ColumnBatch
+from stapsdtd.client import Account, Client, ClientError, Encoding, End, NumberColumn, SubscribeOptions, Subscription
+from stapsdtd.client.messages import ColumnBatch
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import Daemon, Ticker, compile_target, descriptors, resident_kib, running_daemon, wait_for
 
@@ -369,11 +369,13 @@ class Churn:
         client = Client(self._daemon.target)
         subscription = client.subscribe(
             [f"{self._provider}:{module}::{probe}" for probe in sorted(probes)],
-            pids=[] if pid is None else [pid],
-            where="arg0 & 1" if odd else "",
-            lease_seconds=lease_seconds,
-            queue_bytes=4 << 20,
-            kernel_buffer_kib=self._random.choice([4, 256, 4096]) if self._bursts else 4096,
+            SubscribeOptions(
+                pids=[] if pid is None else [pid],
+                where="arg0 & 1" if odd else "",
+                lease_seconds=lease_seconds,
+                queue_bytes=4 << 20,
+                kernel_buffer_kib=self._random.choice([4, 256, 4096]) if self._bursts else 4096,
+            ),
         )
         self._moved()
         return Watch(client, subscription, Seen(subscription), frozenset(probes), path, pid, odd, self._moment)

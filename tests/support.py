@@ -35,6 +35,7 @@ from stapsdtd.client import (
     SiteState,
     SiteStatus,
     Status,
+    SubscribeOptions,
     Value,
 )
 from stapsdtd.kernel import procfs
@@ -243,16 +244,18 @@ class Recorder:
         self._client = Client(target)
         self._subscription = self._client.subscribe(
             list(selectors),
-            pids=pids,
-            exclude_pids=[os.getpid()],
-            uids=uids,
-            execnames=execnames,
-            cgroups=cgroups,
-            containers=containers,
-            include_clients=include_clients,
-            where=where,
-            kernel_buffer_kib=kernel_buffer_kib,
-            queue_bytes=queue_bytes,
+            SubscribeOptions(
+                pids=pids,
+                exclude_pids=[os.getpid()],
+                uids=uids,
+                execnames=execnames,
+                cgroups=cgroups,
+                containers=containers,
+                include_clients=include_clients,
+                where=where,
+                kernel_buffer_kib=kernel_buffer_kib,
+                queue_bytes=queue_bytes,
+            ),
         )
         self.sites = self._subscription.sites
         self.events: list[Event] = []

@@ -2,14 +2,25 @@
 
 server        the gRPC server with health and reflection, and the relay in front of it
 listeners     the listening sockets, bound or inherited
-relay         passes connections on to the gRPC server, knowing each one's peer
-opening       the HTTP/2 frames that the relay follows to apply its timeouts
+relay         passes connections on to the gRPC server
+half          one end of a relayed connection
+peers         who is at the other end of a connection
+connections   how many connections are open, and how many may be
+timeouts      how long a client may take to connect and to send its requests
+opening       the HTTP/2 frames by which the timeouts are applied
 access        peers, roles, rights, and the gate that every call passes
 servicer      one method per RPC; work on subscriptions is handed to the control thread
+backend       the parts of the daemon that the servicer uses
+requests      requests, checked, to the model
+listing       the probes and processes that a client may see
+subscribers   who made which subscription, and who may use it
+watches       the open WatchProbes calls, and their messages
+watch         one WatchProbes call: the registry's changes, passed to the event loop
+streams       the open Stream calls
 stream        one Stream call: a subscription's log as messages
 rows          events as Rows messages
-watch         one WatchProbes call: the registry's changes as messages
-convert       the model to protobuf, and requests to the model
+calls         what a call leaves to the control thread when it ends
+convert       the model to protobuf
 cgroup_scope  the cgroups and containers that a request names
 errors        errors to gRPC status codes
 """

@@ -1,42 +1,44 @@
-"""Converts the model to protobuf, and requests to the model."""
+"""Converts the model to protobuf."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import numpy.typing as npt
 
-from stapsdtd.api import cgroup_scope
 from stapsdtd.api.access import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.events.columns import Strings, ValueColumn
-from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import Address, Argument, Constant, Memory, Object, Probe, Register, Site, Unavailable
-from stapsdtd.query.parse import parse, wrong_comm
-from stapsdtd.query.scope import combined
+from stapsdtd.model import (
+    MAX_STRING_BYTES,
+    Address,
+    Argument,
+    Constant,
+    Memory,
+    Object,
+    Probe,
+    Register,
+    Site,
+    Unavailable,
+)
 from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.sessions.log import Entry, Numbered
 from stapsdtd.sessions.subscription import (
     Account,
     EndReason,
     KnownSite,
-    Scope,
     SiteState,
     SiteStatus,
     Subscription,
-    SubscriptionSpec,
 )
 from stapsdtd.v1 import stapsdt_pb2 as pb
-
-_MAX_PIDS = 4096
 
 _STATES = {
     SiteState.ARMING: pb.SiteStatus.STATE_ARMING,
@@ -57,74 +59,6 @@ LOSS_STAGES = {
     LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
     LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
 }
-
-
-def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:
-    if len(texts) > limits.max_selectors:
-        raise InvalidArgumentError("selectors", f"there are {len(texts)}, more than the {limits.max_selectors} allowed")
-    return tuple(map(selectors.parse, texts))
-
-
-def parse_pids(field: str, pids: Sequence[int]) -> frozenset[int]:
-    if len(pids) > _MAX_PIDS:
-        raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
-    wrong = [pid for pid in pids if pid <= 0]
-    if wrong:
-        raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
-    return frozenset(pids)
-
-
-def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
-    """Validate a request and fill in defaults.
-
-    Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
-    unified hierarchy. Finding containers is slow on a host with many cgroups.
-    """
-    if not request.selectors:
-        raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
-    scope = Scope(
-        parse_pids("scope.pids", request.scope.pids),
-        parse_pids("scope.exclude_pids", request.scope.exclude_pids),
-        tuple(request.scope.uids),
-        tuple(request.scope.execnames),
-        tuple(request.scope.cgroups),
-        tuple(request.scope.containers),
-        request.scope.include_clients,
-    )
-    return SubscriptionSpec(
-        parse_selectors(request.selectors, limits),
-        scope,
-        _within("lease_seconds", request.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
-        _within("queue_bytes", request.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
-        _within(
-            "kernel_buffer_kib",
-            request.kernel_buffer_kib,
-            limits.default_kernel_buffer_kib,
-            limits.max_kernel_buffer_kib,
-        ),
-        request.where,
-        combined(
-            parse(request.where, cgroups.find) if request.where.strip() else None,
-            scope.uids,
-            [_execname(name) for name in scope.execnames],
-            cgroup_scope.of_cgroups("scope.cgroups", scope.cgroups),
-            cgroup_scope.of_containers("scope.containers", scope.containers),
-        ),
-    )
-
-
-def _execname(name: str) -> bytes:
-    encoded = name.encode()
-    reason = wrong_comm(encoded) if name else "a name is empty"
-    if reason is not None:
-        raise InvalidArgumentError("scope.execnames", reason)
-    return encoded
-
-
-def _within(field: str, value: int, default: int, limit: int) -> int:
-    if value > limit:
-        raise InvalidArgumentError(field, f"{value} is more than the {limit} that this server allows")
-    return value or min(default, limit)
 
 
 def probe(probe: Probe, nops: NopRewriting) -> pb.Probe:
@@ -241,7 +175,7 @@ def limits(limits: Limits) -> pb.Limits:
         max_queue_bytes=limits.max_queue_bytes,
         max_kernel_buffer_kib=limits.max_kernel_buffer_kib,
         max_selectors=limits.max_selectors,
-        max_string_bytes=selectors.MAX_STRING_BYTES,
+        max_string_bytes=MAX_STRING_BYTES,
     )
 
 
@@ -272,19 +206,11 @@ def account(account: Account) -> pb.Account:
 
 
 def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope = subscription.spec.scope
+    scope = asdict(subscription.spec.scope)
     return pb.Subscription(
         subscription_id=subscription.id,
         selectors=[selector.text for selector in subscription.spec.selectors],
-        scope=pb.Scope(
-            pids=sorted(scope.pids),
-            exclude_pids=sorted(scope.exclude_pids),
-            uids=scope.uids,
-            execnames=scope.execnames,
-            cgroups=scope.cgroups,
-            containers=scope.containers,
-            include_clients=scope.include_clients,
-        ),
+        scope=pb.Scope(**scope | {name: sorted(scope[name]) for name in ("pids", "exclude_pids")}),
         where=subscription.spec.where,
         created_ns=subscription.created_ns,
         streaming=streaming,

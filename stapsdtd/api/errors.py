@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
@@ -19,14 +18,12 @@ _log = logging.getLogger(__name__)
 _DETAILS_KEY = "grpc-status-details-bin"
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context = grpc.aio.ServicerContext[Message, Message]
 
 
 @asynccontextmanager
 async def abort_on_error(context: Context) -> AsyncIterator[None]:
-    """Abort the call with the status code of what is raised inside: an error's own, FAILED_PRECONDITION if the host
-    refuses.
-    """
+    """Turn an error raised inside into the call's status: an error's own code, FAILED_PRECONDITION for an OSError."""
     try:
         yield
     except InvalidArgumentError as error:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-from stapsdtd.config import DEFAULT_LISTEN, Listener, Tls
+from stapsdtd.addresses import DEFAULT_ADDRESS
+from stapsdtd.config import Listener, Tls
 from stapsdtd.errors import StapsdtdError
 
 _FIRST_INHERITED = 3
@@ -95,7 +96,7 @@ def open_listeners(listeners: Sequence[Listener]) -> list[ListeningSocket]:
     """
     with ExitStack() as on_failure:
         inherited = _inherited(on_failure)
-        if [listener.address for listener in listeners] == [DEFAULT_LISTEN]:
+        if [listener.address for listener in listeners] == [DEFAULT_ADDRESS]:
             paths = [address for address in inherited if address.startswith("unix:")]
             listeners = [replace(listeners[0], address=address) for address in paths] or listeners
         unknown = inherited.keys() - {listener.address for listener in listeners}

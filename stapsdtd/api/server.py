@@ -7,7 +7,6 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -103,6 +102,6 @@ class Server:
     async def set_health(self, *, is_serving: bool) -> None:
         """Set the status that grpc.health.v1 reports."""
         statuses = health_pb2.HealthCheckResponse
-        status: Any = statuses.SERVING if is_serving else statuses.NOT_SERVING
+        status = statuses.SERVING if is_serving else statuses.NOT_SERVING
         for service in ("", SERVICE):
             await self._health.set(service, status)

@@ -6,79 +6,32 @@ import asyncio
 import logging
 import os
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import replace
 
 from stapsdtd import __version__
-from stapsdtd.api import cgroup_scope, convert
-from stapsdtd.api.access import Caller, Gate, Peer, Rights, Users, revoked
-from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.api import cgroup_scope, convert, requests
+from stapsdtd.api.access import Caller
+from stapsdtd.api.backend import Backend
+from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.errors import Context, abort_on_error
-from stapsdtd.api.stream import SubscriptionStream, TakenOverError
-from stapsdtd.api.watch import Watch
+from stapsdtd.api.listing import Listing
+from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.api.streams import Streams
+from stapsdtd.api.subscribers import Subscribers
+from stapsdtd.api.watches import Watches
 from stapsdtd.catalog.listing_limiter import ListingLimiter
-from stapsdtd.catalog.probe_view import ProbeView
-from stapsdtd.catalog.registry import Registry
-from stapsdtd.catalog.selectors import Selector, select
-from stapsdtd.config import Limits
-from stapsdtd.errors import (
-    InvalidArgumentError,
-    LimitReachedError,
-    ServerStoppingError,
-    UnknownSubscriptionError,
-)
-from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.identity import Identities, ProcessIdentity
-from stapsdtd.kernel.locked import LockedCalls
-from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.kernel.ownership import belonging, belongs
-from stapsdtd.model import Probe
-from stapsdtd.runtime.fair_thread import Backlog
+from stapsdtd.errors import InvalidArgumentError, ServerStoppingError
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
-from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
 
-_T = TypeVar("_T")
-_ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
-_VISIBILITY_SECONDS = 0.5
-"""How often a restricted watch checks which processes it may show."""
 _LOGGED_CHARACTERS = 200
-_PARSE_SECONDS = 5.0
-"""How long a list waits for root's files that are still being parsed."""
 _ARM_SECONDS = 5.0
 _DISARM_SECONDS = 5.0
 """Arming usually takes some ms, disarming 0.1 s. What takes longer is told as under way."""
-
-
-class Control(Protocol):
-    """The thread that owns the registry and the subscriptions."""
-
-    async def run(self, work: Callable[[], _T]) -> _T: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """The parts of the daemon that the servicer uses. registry and subscriptions belong to control's thread.
-
-    refresh: as `Watcher.refresh`. arming: what the arming thread has to do.
-    """
-
-    control: Control
-    registry: Registry
-    refresh: Callable[[], Future[None]]
-    subscriptions: Subscriptions
-    limits: Limits
-    features: tuple[Feature, ...]
-    engine: str
-    gate: Gate
-    nops: NopRewriting
-    arming: Callable[[], Backlog]
 
 
 class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
@@ -86,95 +39,32 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._backend = backend
         self.arm_seconds = _ARM_SECONDS
         self.disarm_seconds = _DISARM_SECONDS
-        self._streams: dict[str, tuple[SubscriptionStream, Caller]] = {}
-        self._watches: set[Watch] = set()
-        self._subscribers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
-        # a process can block whoever reads its command line, so no other request waits for this thread
-        self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
-        self._command_lines = LockedCalls()
-        self._open_calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._subscribers = Subscribers(backend.subscriptions)
+        self._streams = Streams()
+        self._listing = Listing(backend)
+        self._calls = OpenCalls(backend.control)
+        self._watches = Watches(backend, self._listing, self._calls)
 
     def stop(self) -> None:
         """End the calls that would not end by themselves."""
-        for watch in self._watches:
-            watch.stop(ServerStoppingError())
+        self._watches.stop(ServerStoppingError())
 
     async def apply_policy(self) -> int:
         """End whatever the gate's policy no longer allows, and return the number of subscriptions ended."""
         policy = self._backend.gate.policy
-        for watch in self._watches:
-            watch.apply(policy.rights_or_none(watch.caller.peer))
-
-        def is_allowed(subscription: Subscription) -> bool:
-            peer = self._subscribers.get(subscription)
-            rights = policy.rights_or_none(peer) if peer else None
-            if rights is not None:
-                subscription.client.change_quotas(rights.quotas)
-            return rights is not None and rights.covers(subscription.spec.owners)
-
-        ended = await self._backend.control.run(lambda: self._backend.subscriptions.revoke(is_allowed))
-        for stream, caller in self._streams.values():
-            rights = policy.rights_or_none(caller.peer)
-            # the stream of an ending subscription still delivers what fired before, and ends with its own End
-            is_live = not stream.subscription.is_ending
-            if is_live and (rights is None or not rights.may_use(stream.subscription)):
-                stream.stop(revoked())
+        self._watches.apply(policy)
+        ended = await self._backend.control.run(lambda: self._subscribers.revoke(policy))
+        self._streams.apply(policy)
         return ended
 
     def _enter(self, call: str, context: Context) -> Caller:
         """Raises AccessDeniedError and LimitReachedError."""
         return self._backend.gate.enter(call, context.peer())
 
-    async def _visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
-        """Return the processes of these users that are among members; None for all processes."""
-        member_pids = await asyncio.to_thread(members.pids) if members else None
-        if users is None:
-            return member_pids
-        pids = await self._backend.control.run(self._pids)
-        return await asyncio.to_thread(belonging, pids if member_pids is None else pids & member_pids, users)
-
-    def _pids(self) -> frozenset[int]:
-        """Runs in the control thread."""
-        self._backend.refresh()
-        return self._backend.registry.pids()
-
-    async def _select(
-        self, selectors: tuple[Selector, ...], pids: frozenset[int], visible: frozenset[int] | None
-    ) -> list[Probe]:
-        registry = self._backend.registry
-
-        def refreshed() -> tuple[Future[None], list[Probe]]:
-            refreshed = self._backend.refresh()
-            probes = [registry.seen_by(visible, probe) for probe in registry.probes()]
-            return refreshed, select(selectors, probes, pids, visible)
-
-        done, probes = await self._backend.control.run(refreshed)
-        if not done.done():
-            await asyncio.wait({asyncio.wrap_future(done)}, timeout=_PARSE_SECONDS)
-            _, probes = await self._backend.control.run(refreshed)
-        return probes
-
     async def finished(self) -> None:
         """Return when no call, cancelled ones included, has anything left to do in the control thread."""
-        await self._idle.wait()
-        self._identity_executor.shutdown(wait=False)
-
-    @asynccontextmanager
-    async def _cleanup(self, work: Callable[[], None]) -> AsyncIterator[None]:
-        """Run work in the control thread when the call is over, however it ends."""
-        self._open_calls += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            try:
-                await self._backend.control.run(work)
-            finally:
-                self._open_calls -= 1
-                if not self._open_calls:
-                    self._idle.set()
+        await self._calls.finished()
+        self._listing.close()
 
     async def GetServerInfo(  # noqa: N802
         self,
@@ -185,8 +75,8 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         async with abort_on_error(context):
             caller = self._enter("info", context)
             caller.log(logging.DEBUG, "allowed")
-            visible = await self._visible_pids(caller.rights.list, None)
-            probes = await self._select((), frozenset(), visible)
+            visible = await self._listing.visible_pids(caller.rights.list, None)
+            probes = await self._listing.select((), frozenset(), visible)
             pids = await backend.control.run(backend.registry.pids) if visible is None else visible
         subscriptions = [each for each, _, _ in backend.subscriptions.all() if caller.rights.may_use(each)]
         return pb.GetServerInfoResponse(
@@ -211,12 +101,12 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             with caller.recording_refusals():
                 caller.rights.check_list()
             caller.log(logging.DEBUG, "allowed")
-            selectors = convert.parse_selectors(request.selectors, self._backend.limits)
-            pids = convert.parse_pids("pids", request.pids)
+            selectors = requests.parse_selectors(request.selectors, self._backend.limits)
+            pids = requests.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
             users = caller.rights.list
-            visible = await self._visible_pids(users, members)
-            probes = await self._select(selectors, pids, visible)
+            visible = await self._listing.visible_pids(users, members)
+            probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
                 probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
@@ -224,19 +114,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             response.sites_left_out = limiter.left_out
             if request.details:
                 shown_pids = sorted({pid for probe in probes for pid in probe.pids})
-                identities = await asyncio.get_running_loop().run_in_executor(
-                    self._identity_executor, self._identities, shown_pids, users
-                )
-                response.processes.extend(map(convert.process, identities))
+                response.processes.extend(map(convert.process, await self._listing.identities(shown_pids, users)))
                 objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
                 response.problems.extend(convert.problems(objects))
         return response
-
-    def _identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
-        """Return the identities of processes that still belong to these users after the identities were read."""
-        identities = Identities(self._command_lines)
-        by_pid = [(pid, identities.of(pid)) for pid in pids]
-        return [identity for pid, identity in by_pid if identity and (users is None or belongs(pid, users))]
 
     async def WatchProbes(  # noqa: N802
         self, request: pb.WatchProbesRequest, context: Context
@@ -245,46 +126,19 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller = self._enter("watch", context)
             with caller.recording_refusals():
                 caller.rights.check_list()
-                self._check_watches(caller.rights)
+                self._watches.check_quota(caller.rights)
             caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
-            selectors = convert.parse_selectors(request.selectors, self._backend.limits)
-            pids = convert.parse_pids("pids", request.pids)
+            selectors = requests.parse_selectors(request.selectors, self._backend.limits)
+            pids = requests.parse_pids("pids", request.pids)
             members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
-            visible = await self._visible_pids(caller.rights.list, members)
-            view = ProbeView(selectors, pids, visible)
-            watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)
-            self._watches.add(watch)
-            # the policy may have changed before apply_policy() could see this watch
-            watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
-            async with self._cleanup(watch.end):
-                try:
-                    for probe in ListingLimiter().of(await self._backend.control.run(watch.begin)):
-                        yield self._change(_ADDED, probe)
-                    yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
-                    while True:
-                        for added, probe in await watch.next(None if visible is None else _VISIBILITY_SECONDS):
-                            for limited in ListingLimiter().of([probe]):
-                                yield self._change(_ADDED if added else _REMOVED, limited)
-                        before, visible = visible, await self._visible_pids(watch.caller.rights.list, members)
-                        if visible != before:
-                            await self._backend.control.run(partial(watch.show, visible))
-                finally:
-                    self._watches.discard(watch)
-
-    def _change(self, kind: Any, probe: Probe) -> pb.WatchProbesResponse:
-        return pb.WatchProbesResponse(change=kind, probe=convert.probe(probe, self._backend.nops))
-
-    def _check_watches(self, rights: Rights) -> None:
-        """Raises LimitReachedError if the client has as many watches as it may have subscriptions."""
-        quota = rights.quotas.max_subscriptions
-        watches = sum(watch.caller.rights.client == rights.client for watch in self._watches)
-        if quota is not None and watches >= quota:
-            raise LimitReachedError(f"{rights.client} has {quota} watches, as many as its role allows")
+            async with aclosing(self._watches.messages(caller, selectors, pids, members)) as messages:
+                async for message in messages:
+                    yield message
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("subscribe", context)
-            spec = await asyncio.to_thread(convert.spec_of, request, self._backend.limits)
+            spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:
@@ -294,11 +148,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 allowed = replace(spec, owners=rights.trace, subscriber_pid=caller.peer.pid)
                 subscription, armed = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
                 unanswered.append(subscription)
-                self._subscribers[subscription] = caller.peer
+                self._subscribers.add(subscription, caller.peer)
                 return armed
 
             # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
-            async with self._cleanup(lambda: self._abandon(unanswered)):
+            async with self._calls.cleanup(lambda: self._abandon(unanswered)):
                 with caller.recording_refusals():
                     armed = asyncio.wrap_future(await self._backend.control.run(subscribe))
                 ident = unanswered[0].id
@@ -340,41 +194,22 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             if request.HasField("from_seq") and request.from_seq == 0:
                 raise InvalidArgumentError("from_seq", "events are numbered from 1")
             stream = SubscriptionStream(
-                self._subscription(ident, caller),
+                self._subscribers.find(ident, caller),
                 request.encoding,
                 request.from_seq if request.HasField("from_seq") else None,
             )
-            previous = self._streams.get(ident)
-            if previous is not None:
-                previous[0].stop(TakenOverError())
-            self._streams[ident] = stream, caller
-            async with self._cleanup(lambda: subscriptions.stream_closed(ident)):
-                try:
+            async with self._calls.cleanup(lambda: subscriptions.stream_closed(ident)):
+                with self._streams.opened(stream, caller):
                     # within the cleanup: the client may cancel during this call
                     await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
                     async for message in stream.messages():
                         yield message
-                finally:
-                    if self._streams.get(ident) == (stream, caller):
-                        del self._streams[ident]
-
-    def _subscription(self, ident: str, caller: Caller) -> Subscription:
-        """Raises UnknownSubscriptionError, also for another client's subscription: its existence is not revealed."""
-        subscription = self._backend.subscriptions.get(ident)
-        owner = None if subscription.client.name == caller.rights.client else subscription.client.name
-        # the subscriber may still read the End, and what fired before, after its rights were revoked
-        is_subscriber = self._subscribers.get(subscription) == caller.peer
-        if not is_subscriber and not caller.rights.may_use(subscription):
-            caller.record_refusal("more than allowed", subscription=ident, owner=owner)
-            raise UnknownSubscriptionError(ident)
-        caller.log(logging.INFO, "allowed", subscription=ident, owner=owner)
-        return subscription
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("unsubscribe", context)
             subscriptions = self._backend.subscriptions
-            self._subscription(request.subscription_id, caller)
+            self._subscribers.find(request.subscription_id, caller)
 
             ending = await self._backend.control.run(
                 lambda: subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)

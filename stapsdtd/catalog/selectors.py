@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import Argument, Capture, Probe, Site, SiteCapture
+from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Probe, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
-MAX_STRING_BYTES = 4096
 _FIELD = "selectors"
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")

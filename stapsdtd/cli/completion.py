@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 from click.shell_completion import (
@@ -16,7 +16,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
-VARIABLE = "_STAPSDT_COMPLETE"
+from stapsdtd.cli.stapsdt import COMPLETION_VARIABLE
 
 _BASH_SCRIPT = """\
 %(complete_func)s() {
@@ -40,12 +40,11 @@ class _Bash(BashComplete):
         incomplete = words.pop() if words and not line[-1].isspace() else ""
         return words[1:], incomplete
 
-    def format_completion(self, item: CompletionItem[Any]) -> str:
+    def format_completion(self, item: CompletionItem[str]) -> str:
         # Bash replaces COMP_WORD with this: the part of the word after the last colon.
         _, incomplete = self.get_completion_args()
         word = os.environ["COMP_WORD"].lstrip("'\"")
-        value: str = item.value
-        return value.removeprefix(incomplete.removesuffix(word))
+        return item.value.removeprefix(incomplete.removesuffix(word))
 
 
 _COMPLETERS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}
@@ -66,4 +65,4 @@ Examples:
 def command(ctx: click.Context, shell: str) -> None:
     """Print the script with which SHELL completes commands, options and selectors."""
     completer = _COMPLETERS[shell]
-    print(completer(ctx.find_root().command, {}, "stapsdt", VARIABLE).source())
+    print(completer(ctx.find_root().command, {}, "stapsdt", COMPLETION_VARIABLE).source())

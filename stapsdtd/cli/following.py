@@ -18,10 +18,6 @@ from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundE
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from types import FrameType
-    from typing import Any
-
-LEASE_SECONDS = 5
-"""How long probes stay armed after a command was killed, and how long a connection may be down."""
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -63,7 +59,7 @@ class Summary:
 
 async def follow(
     subscription: AsyncSubscription,
-    reading: Coroutine[Any, Any, None],
+    reading: Coroutine[object, object, None],
     stop: asyncio.Event,
     *,
     duration: float | None,

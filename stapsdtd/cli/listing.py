@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -73,7 +73,7 @@ def command(
     _print_hints(listing, is_restricted=any((selectors, pids, cgroups, containers)))
 
 
-def probe_record(probe: Probe) -> dict[str, Any]:
+def probe_record(probe: Probe) -> dict[str, object]:
     """Return a probe's JSON object."""
     return {
         "provider": probe.provider,
@@ -85,16 +85,17 @@ def probe_record(probe: Probe) -> dict[str, Any]:
     }
 
 
-def _site_record(site: Site) -> dict[str, Any]:
-    return {
+def _site_record(site: Site) -> dict[str, object]:
+    record: dict[str, object] = {
         "offset": site.offset,
         "semaphore_offset": site.semaphore_offset,
         "function": site.function,
         "args": [_argument_record(argument) for argument in site.arguments],
-    } | ({"refused": site.refused} if site.refused else {})
+    }
+    return record | {"refused": site.refused} if site.refused else record
 
 
-def _process_record(process: Process) -> dict[str, Any]:
+def _process_record(process: Process) -> dict[str, object]:
     return {
         "pid": process.pid,
         "namespace_pid": process.namespace_pid,
@@ -105,7 +106,7 @@ def _process_record(process: Process) -> dict[str, Any]:
     }
 
 
-def _argument_record(argument: Argument) -> dict[str, Any]:
+def _argument_record(argument: Argument) -> dict[str, object]:
     common = {
         "text": argument.text,
         "size": argument.size,

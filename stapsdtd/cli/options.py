@@ -6,9 +6,12 @@ import functools
 import os
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+
+from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from stapsdtd.client import ProbeListing, Tls
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _TIMEOUT_SECONDS = 0.3
+LEASE_SECONDS = 5
+"""How long probes stay armed after a command was killed, and how long a connection may be down."""
 
 
 class Server(NamedTuple):
@@ -68,9 +73,8 @@ def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
 
 
 def selectors(*, required: bool) -> Callable[[_F], _F]:
-    return click.argument(
-        "selectors", metavar="SELECTOR...", nargs=-1, required=required, shell_complete=complete_selector
-    )
+    metavar = "SELECTOR..." if required else "[SELECTOR]..."
+    return click.argument("selectors", metavar=metavar, nargs=-1, required=required, shell_complete=complete_selector)
 
 
 pids = click.option(
@@ -132,29 +136,19 @@ duration = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
-class Scope(TypedDict):
-    """The arguments of `Client.subscribe` that choose events."""
-
-    pids: tuple[int, ...]
-    exclude_pids: tuple[int, ...]
-    uids: tuple[int, ...]
-    execnames: tuple[str, ...]
-    cgroups: tuple[str, ...]
-    containers: tuple[str, ...]
-    include_clients: bool
-    where: str
-
-
-def scope(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all the options above that choose events. The command receives them as one argument, `scope`."""
+def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options above that choose events. The command receives every option of a subscription in one argument."""
 
     @functools.wraps(command)
-    def with_scope(*args: Any, **options: Any) -> Any:
-        chosen = {name: options.pop(name) for name in Scope.__annotations__ if name in options}
+    def with_options(*args: Any, **parameters: Any) -> Any:
+        names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
+        chosen = {name: parameters.pop(name) for name in names}
+        given = {name: value for name, value in chosen.items() if value is not None}
         # the command's own probes, such as CPython's, would fire with every line that it prints
-        return command(*args, scope={"exclude_pids": (os.getpid(),), **chosen}, **options)
+        options = SubscribeOptions(exclude_pids=(os.getpid(),), lease_seconds=LEASE_SECONDS, **given)
+        return command(*args, subscribe_options=options, **parameters)
 
-    wrapped: Callable[..., Any] = with_scope
+    wrapped: Callable[..., Any] = with_options
     for option in (where, include_clients, containers, cgroups, execnames, uids, pids):
         wrapped = option(wrapped)
     return wrapped

@@ -11,19 +11,20 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import click
 
 from stapsdtd import __version__
+from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.cli.options import Server
 from stapsdtd.cli.render import discard_output, point_at, print_stderr
 from stapsdtd.errors import StapsdtdError
 
 COMPLETION_VARIABLE = "_STAPSDT_COMPLETE"
-DEFAULT_SERVER = "unix:/run/stapsdtd/stapsdtd.sock"
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class _Module(NamedTuple):
@@ -67,7 +68,7 @@ def _check_server(ctx: click.Context, option: click.Parameter, server: str) -> s
     return server
 
 
-def _tls_file(name: str, help_text: str) -> Callable[[_F], _F]:
+def _tls_file(name: str, help_text: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     return click.option(
         f"--tls-{name}",
         name,
@@ -95,7 +96,7 @@ Examples:
 @click.option(
     "--server",
     envvar="STAPSDT_SERVER",
-    default=DEFAULT_SERVER,
+    default=DEFAULT_ADDRESS,
     show_default=True,
     show_envvar=True,
     metavar="unix:PATH|tcp:HOST:PORT",

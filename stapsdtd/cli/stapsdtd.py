@@ -9,6 +9,7 @@ import sys
 import click
 
 from stapsdtd import __version__, config
+from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config.file import load
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime import logs
@@ -18,13 +19,15 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="stapsdtd %(version)s")
-@click.option("--listen", metavar="unix:PATH", help=f"Address to listen on.  [default: {config.DEFAULT_LISTEN}]")
+@click.option("--listen", metavar="unix:PATH", help=f"Address to listen on.  [default: {DEFAULT_ADDRESS}]")
 @click.option(
     "--config", "config_path", metavar="FILE", help="Configuration file (TOML). Options override its settings."
 )
 @click.option("--engine", type=click.Choice(config.ENGINES), help="How to capture events.  [default: auto]")
 @click.option("--cleanup", is_flag=True, help="Remove what a killed daemon left in the kernel, then exit.")
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The least severe level to log."
+)
 def command(listen: str | None, config_path: str | None, engine: str | None, cleanup: bool, log_level: str) -> None:
     """Trace static (SDT) probes in all processes, and serve their events over gRPC until SIGTERM."""
     logs.set_up(log_level)

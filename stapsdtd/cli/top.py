@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.following import LEASE_SECONDS, follow, set_on_signals, summary_of
+from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
@@ -25,6 +25,7 @@ from stapsdtd.client import (
 
 if TYPE_CHECKING:
     from stapsdtd.cli.top_output import Output
+    from stapsdtd.subscribe_options import SubscribeOptions
 
 _EVERYTHING = "*:*"
 
@@ -39,7 +40,7 @@ Examples:
 
 @click.command("top", epilog=_EXAMPLES)
 @options.selectors(required=False)
-@options.scope
+@options.subscribe_options
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -56,7 +57,7 @@ def command(
     server: options.Server,
     *,
     selectors: tuple[str, ...],
-    scope: options.Scope,
+    subscribe_options: SubscribeOptions,
     interval: float,
     count: int | None,
     duration: float | None,
@@ -69,18 +70,15 @@ def command(
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
-
-    async def subscribe(client: AsyncClient) -> AsyncSubscription:
-        return await client.subscribe(
-            [_without_values(selector) for selector in selectors or (_EVERYTHING,)],
-            **scope,
-            lease_seconds=LEASE_SECONDS,
-        )
+    without_values = [_without_values(selector) for selector in selectors or (_EVERYTHING,)]
 
     async def run() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop):
-            async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
+            async with (
+                AsyncClient(server.address, tls=server.tls) as client,
+                await client.subscribe(without_values, subscribe_options) as subscription,
+            ):
                 top = _Top(subscription, output_for(as_json=as_json), stop)
                 return await top.run(interval, count, duration)
 

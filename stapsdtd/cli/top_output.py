@@ -3,12 +3,12 @@
 stapsdt top  14:03:07  12,345 events/s  1,234,567 in all  531 sites
 lost: nothing
 
-RATE/S           TOTAL  PROCESSES  PROBE (2)
-12,000       1,200,000          3  postgresql:query__start  postgres
-345          34,567          1  python:gc__start  python3.11
+     RATE/S            TOTAL  PROCESSES  PROBE (2)
+     12,000        1,200,000          3  postgresql:query__start  postgres
+        345           34,567          1  python:gc__start  python3.11
 
-RATE/S           TOTAL        PID  COMMAND (1)
-12,345       1,234,567       4711  postgres
+     RATE/S            TOTAL        PID  COMMAND (1)
+     12,345        1,234,567       4711  postgres
 """
 
 from __future__ import annotations

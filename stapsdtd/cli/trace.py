@@ -10,7 +10,7 @@ import asyncio
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.following import LEASE_SECONDS, follow, set_on_signals, summary_of
+from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
 from stapsdtd.client import (
@@ -22,6 +22,7 @@ from stapsdtd.client import (
     Loss,
     Status,
 )
+from stapsdtd.subscribe_options import SubscribeOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -34,7 +35,7 @@ Examples:
 
 @click.command("trace", epilog=_EXAMPLES)
 @options.selectors(required=True)
-@options.scope
+@options.subscribe_options
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @options.duration
 @click.option(
@@ -42,14 +43,14 @@ Examples:
     "kernel_buffer_kib",
     type=click.IntRange(min=1),
     metavar="KIB",
-    help="Size of the kernel buffer per CPU, for bursts.",
+    help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
 )
 @click.option(
     "--queue",
     "queue_bytes",
     type=click.IntRange(min=1),
     metavar="BYTES",
-    help="How much the server buffers if this end is slow.",
+    help="How much the server buffers if this end is slow. The server has a default.",
 )
 @options.as_json
 @click.pass_obj
@@ -57,11 +58,9 @@ def command(
     server: options.Server,
     *,
     selectors: tuple[str, ...],
-    scope: options.Scope,
+    subscribe_options: SubscribeOptions,
     count: int | None,
     duration: float | None,
-    kernel_buffer_kib: int | None,
-    queue_bytes: int | None,
     as_json: bool,
 ) -> int:
     """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
@@ -76,20 +75,14 @@ def command(
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
 
-    async def subscribe(client: AsyncClient) -> AsyncSubscription:
-        return await client.subscribe(
-            selectors,
-            **scope,
-            lease_seconds=LEASE_SECONDS,
-            queue_bytes=queue_bytes or 0,
-            kernel_buffer_kib=kernel_buffer_kib or 0,
-        )
-
     async def trace() -> int:
         stop = asyncio.Event()
         output: Output = JsonOutput() if as_json else HumanOutput()
         with set_on_signals(stop):
-            async with AsyncClient(server.address, tls=server.tls) as client, await subscribe(client) as subscription:
+            async with (
+                AsyncClient(server.address, tls=server.tls) as client,
+                await client.subscribe(selectors, subscribe_options) as subscription,
+            ):
                 output.begin(subscription.sites)
                 return await _follow(subscription, output, stop, count=count, duration=duration)
 

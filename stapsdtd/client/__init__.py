@@ -9,9 +9,11 @@
             for event in subscription.events():
                 print(event.pid, event.values[0])
 
-`AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` do the I/O. Requests are built in `encode.py`,
+`subscribe` takes `SubscribeOptions`: of which processes, by which filter, with how much buffer. `AsyncClient` has the
+same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are built in `encode.py`,
 responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
-stream's state. Methods return frozen data from `model.py` and raise a `ClientError` from `errors.py`.
+stream's state. Methods return frozen data from `probes.py`, `server.py` and `messages.py`, and raise a `ClientError`
+from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
@@ -32,16 +34,10 @@ from stapsdtd.client.errors import (
     UnsupportedError,
     Violation,
 )
-from stapsdtd.client.model import (
-    Access,
-    Account,
-    Address,
-    Argument,
-    Arming,
+from stapsdtd.client.messages import (
     CapturedArgument,
     Column,
     ColumnBatch,
-    Constant,
     DescribedSite,
     Descriptions,
     Encoding,
@@ -49,14 +45,22 @@ from stapsdtd.client.model import (
     EndReason,
     Event,
     EventBatch,
-    Feature,
     Interruption,
-    Limits,
     Loss,
     LossStage,
-    Memory,
     Message,
     NumberColumn,
+    SiteState,
+    SiteStatus,
+    Status,
+    StringColumn,
+    Value,
+)
+from stapsdtd.client.probes import (
+    Address,
+    Argument,
+    Constant,
+    Memory,
     Operand,
     Probe,
     ProbeAdded,
@@ -65,21 +69,15 @@ from stapsdtd.client.model import (
     Problem,
     Process,
     Register,
-    Scope,
-    ServerInfo,
     Site,
-    SiteState,
-    SiteStatus,
     SnapshotComplete,
-    Status,
-    StringColumn,
-    SubscriptionInfo,
     Unavailable,
-    Value,
     WatchMessage,
 )
+from stapsdtd.client.server import Access, Account, Arming, Feature, Limits, ServerInfo, SubscriptionInfo
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
+from stapsdtd.subscribe_options import Scope, SubscribeOptions
 
 __all__ = [
     "Access",
@@ -138,6 +136,7 @@ __all__ = [
     "StillSubscribedError",
     "StreamTakenOverError",
     "StringColumn",
+    "SubscribeOptions",
     "Subscription",
     "SubscriptionInfo",
     "Tls",

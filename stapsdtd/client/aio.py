@@ -1,4 +1,9 @@
-"""The asyncio client. `sync.py` is the same with blocking calls; keep the two in step."""
+"""The asyncio client.
+
+`sync.py`, the blocking client, is generated from this file by proto/generate.py: the same code without `async` and
+`await`. It has gRPC's blocking stubs rather than an event loop of its own, so that any thread may call it, also one
+that runs a loop already.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,10 @@ import grpc.aio
 
 from stapsdtd.client import decode, encode
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
-from stapsdtd.client.model import ColumnBatch, Encoding, End, EventBatch, Interruption
+from stapsdtd.client.messages import ColumnBatch, Encoding, End, EventBatch, Interruption
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
 from stapsdtd.client.target import Tls, resolve
+from stapsdtd.subscribe_options import SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
@@ -22,16 +28,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from stapsdtd.client.encode import Selectors
-    from stapsdtd.client.model import (
-        Account,
-        Event,
-        Message,
-        ProbeListing,
-        ServerInfo,
-        SubscriptionInfo,
-        WatchMessage,
-    )
+    from stapsdtd.client.messages import Event, Message
+    from stapsdtd.client.probes import ProbeListing, WatchMessage
+    from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
+
+_DEFAULTS = SubscribeOptions()
 
 
 class AsyncClient:
@@ -109,37 +111,9 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def subscribe(
-        self,
-        selectors: Selectors,
-        *,
-        pids: Iterable[int] = (),
-        exclude_pids: Iterable[int] = (),
-        uids: Iterable[int] = (),
-        execnames: Iterable[str] = (),
-        cgroups: Iterable[str] = (),
-        containers: Iterable[str] = (),
-        include_clients: bool = False,
-        where: str = "",
-        lease_seconds: int = 0,
-        queue_bytes: int = 0,
-        kernel_buffer_kib: int = 0,
-    ) -> AsyncSubscription:
-        """Arm all probes that match, and later every new one that does. See `Client.subscribe`."""
-        request = encode.subscribe_request(
-            selectors,
-            pids=pids,
-            exclude_pids=exclude_pids,
-            uids=uids,
-            execnames=execnames,
-            cgroups=cgroups,
-            containers=containers,
-            include_clients=include_clients,
-            where=where,
-            lease_seconds=lease_seconds,
-            queue_bytes=queue_bytes,
-            kernel_buffer_kib=kernel_buffer_kib,
-        )
+    async def subscribe(self, selectors: Selectors, options: SubscribeOptions = _DEFAULTS) -> AsyncSubscription:
+        """Arm all probes that match, and later every new one that does."""
+        request = encode.subscribe_request(selectors, options)
         with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.model import Column, ColumnBatch, NumberColumn, StringColumn
+from stapsdtd.client.messages import Column, ColumnBatch, NumberColumn, StringColumn
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from stapsdtd.client.model import DescribedSite
+    from stapsdtd.client.messages import DescribedSite
 
 _NUMBERS = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8", pb.Column.TYPE_FLOAT: "<f8"}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from stapsdtd.client import model
+from stapsdtd.client import messages, probes, server
 from stapsdtd.client.errors import ProtocolError
+from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
@@ -13,29 +14,29 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_SITE_STATES: dict[int, model.SiteState] = {
-    pb.SiteStatus.STATE_ARMING: model.SiteState.ARMING,
-    pb.SiteStatus.STATE_ARMED: model.SiteState.ARMED,
-    pb.SiteStatus.STATE_DISARMING: model.SiteState.DISARMING,
-    pb.SiteStatus.STATE_DISARMED: model.SiteState.DISARMED,
-    pb.SiteStatus.STATE_REFUSED: model.SiteState.REFUSED,
+_SITE_STATES: dict[int, messages.SiteState] = {
+    pb.SiteStatus.STATE_ARMING: messages.SiteState.ARMING,
+    pb.SiteStatus.STATE_ARMED: messages.SiteState.ARMED,
+    pb.SiteStatus.STATE_DISARMING: messages.SiteState.DISARMING,
+    pb.SiteStatus.STATE_DISARMED: messages.SiteState.DISARMED,
+    pb.SiteStatus.STATE_REFUSED: messages.SiteState.REFUSED,
 }
-_LOSS_STAGES: dict[int, model.LossStage] = {
-    pb.Loss.STAGE_KERNEL_BUFFER: model.LossStage.KERNEL_BUFFER,
-    pb.Loss.STAGE_QUEUE: model.LossStage.QUEUE,
-    pb.Loss.STAGE_DECODE: model.LossStage.DECODE,
-    pb.Loss.STAGE_QUOTA: model.LossStage.QUOTA,
+_LOSS_STAGES: dict[int, messages.LossStage] = {
+    pb.Loss.STAGE_KERNEL_BUFFER: messages.LossStage.KERNEL_BUFFER,
+    pb.Loss.STAGE_QUEUE: messages.LossStage.QUEUE,
+    pb.Loss.STAGE_DECODE: messages.LossStage.DECODE,
+    pb.Loss.STAGE_QUOTA: messages.LossStage.QUOTA,
 }
-_END_REASONS: dict[int, model.EndReason] = {
-    pb.End.REASON_UNSUBSCRIBED: model.EndReason.UNSUBSCRIBED,
-    pb.End.REASON_SERVER_STOPPING: model.EndReason.SERVER_STOPPING,
-    pb.End.REASON_LEASE_EXPIRED: model.EndReason.LEASE_EXPIRED,
-    pb.End.REASON_ACCESS_REVOKED: model.EndReason.ACCESS_REVOKED,
+_END_REASONS: dict[int, messages.EndReason] = {
+    pb.End.REASON_UNSUBSCRIBED: messages.EndReason.UNSUBSCRIBED,
+    pb.End.REASON_SERVER_STOPPING: messages.EndReason.SERVER_STOPPING,
+    pb.End.REASON_LEASE_EXPIRED: messages.EndReason.LEASE_EXPIRED,
+    pb.End.REASON_ACCESS_REVOKED: messages.EndReason.ACCESS_REVOKED,
 }
 
 
-def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
-    return model.ServerInfo(
+def server_info(info: pb.GetServerInfoResponse) -> server.ServerInfo:
+    return server.ServerInfo(
         version=info.version,
         engine=info.engine,
         kernel_release=info.kernel_release,
@@ -46,7 +47,7 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
         objects=info.objects,
         probes=info.probes,
         features=tuple(map(_feature, info.features)),
-        limits=model.Limits(
+        limits=server.Limits(
             max_lease_seconds=info.limits.max_lease_seconds,
             max_queue_bytes=info.limits.max_queue_bytes,
             max_kernel_buffer_kib=info.limits.max_kernel_buffer_kib,
@@ -54,12 +55,12 @@ def server_info(info: pb.GetServerInfoResponse) -> model.ServerInfo:
             max_string_bytes=info.limits.max_string_bytes,
         ),
         access=_access(info.access) if info.HasField("access") else None,
-        arming=model.Arming(info.arming.waiting, info.arming.running, info.arming.running_ms / 1000),
+        arming=server.Arming(info.arming.waiting, info.arming.running, info.arming.running_ms / 1000),
     )
 
 
-def _access(message: pb.Access) -> model.Access:
-    return model.Access(
+def _access(message: pb.Access) -> server.Access:
+    return server.Access(
         message.client,
         message.role,
         message.manage,
@@ -73,11 +74,11 @@ def _users(message: pb.Users) -> tuple[int, ...] | None:
     return None if message.everybody else tuple(message.uids)
 
 
-def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
-    return model.ProbeListing(
+def probe_listing(listing: pb.ListProbesResponse) -> probes.ProbeListing:
+    return probes.ProbeListing(
         probes=tuple(map(probe, listing.probes)),
         processes=tuple(
-            model.Process(
+            probes.Process(
                 pid=process.pid,
                 comm=process.comm,
                 command_line=tuple(process.command_line),
@@ -90,14 +91,14 @@ def probe_listing(listing: pb.ListProbesResponse) -> model.ProbeListing:
             for process in listing.processes
         ),
         problems=tuple(
-            model.Problem(problem.path, problem.provider, problem.name, problem.reason) for problem in listing.problems
+            probes.Problem(problem.path, problem.provider, problem.name, problem.reason) for problem in listing.problems
         ),
         sites_left_out=listing.sites_left_out,
     )
 
 
-def probe(message: pb.Probe) -> model.Probe:
-    return model.Probe(
+def probe(message: pb.Probe) -> probes.Probe:
+    return probes.Probe(
         provider=message.provider,
         name=message.name,
         path=message.path,
@@ -108,31 +109,23 @@ def probe(message: pb.Probe) -> model.Probe:
     )
 
 
-def watch_message(change: pb.WatchProbesResponse) -> model.WatchMessage:
+def watch_message(change: pb.WatchProbesResponse) -> probes.WatchMessage:
     match change.change:
         case pb.WatchProbesResponse.CHANGE_ADDED:
-            return model.ProbeAdded(probe(change.probe))
+            return probes.ProbeAdded(probe(change.probe))
         case pb.WatchProbesResponse.CHANGE_REMOVED:
-            return model.ProbeRemoved(probe(change.probe))
+            return probes.ProbeRemoved(probe(change.probe))
         case pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE:
-            return model.SnapshotComplete()
+            return probes.SnapshotComplete()
         case unknown:
             raise ProtocolError(f"the server sent change {unknown} of probes, which this client does not know")
 
 
-def subscription_info(message: pb.Subscription) -> model.SubscriptionInfo:
-    return model.SubscriptionInfo(
+def subscription_info(message: pb.Subscription) -> server.SubscriptionInfo:
+    return server.SubscriptionInfo(
         id=message.subscription_id,
         selectors=tuple(message.selectors),
-        scope=model.Scope(
-            tuple(message.scope.pids),
-            tuple(message.scope.exclude_pids),
-            tuple(message.scope.uids),
-            tuple(message.scope.execnames),
-            tuple(message.scope.cgroups),
-            tuple(message.scope.containers),
-            message.scope.include_clients,
-        ),
+        scope=Scope.of(message.scope),
         created_ns=message.created_ns,
         streaming=message.streaming,
         lease_left_ms=message.lease_left_ms,
@@ -141,8 +134,8 @@ def subscription_info(message: pb.Subscription) -> model.SubscriptionInfo:
     )
 
 
-def account(message: pb.Account) -> model.Account:
-    return model.Account(
+def account(message: pb.Account) -> server.Account:
+    return server.Account(
         fired=message.fired,
         delivered=message.delivered,
         filtered=message.filtered,
@@ -155,9 +148,9 @@ def account(message: pb.Account) -> model.Account:
     )
 
 
-def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[model.SiteStatus, ...]:
+def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, ...]:
     return tuple(
-        model.SiteStatus(
+        messages.SiteStatus(
             state=_lookup(_SITE_STATES, site.state, "site state"),
             site_id=site.site_id,
             provider=site.provider,
@@ -170,32 +163,32 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[model.SiteStatus, ...
     )
 
 
-def described_sites(descriptions: pb.Descriptions) -> tuple[model.DescribedSite, ...]:
-    described: list[model.DescribedSite] = []
+def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSite, ...]:
+    described: list[messages.DescribedSite] = []
     for description in descriptions.probes:
         decoded = probe(description.probe)
         captures = tuple(
-            model.CapturedArgument(capture.index, capture.is_string, capture.missing)
+            messages.CapturedArgument(capture.index, capture.is_string, capture.missing)
             for capture in description.captures
         )
-        described += [model.DescribedSite(decoded, site, captures) for site in decoded.sites]
+        described += [messages.DescribedSite(decoded, site, captures) for site in decoded.sites]
     return tuple(described)
 
 
-def _feature(message: pb.Feature) -> model.Feature:
-    return model.Feature(message.name, message.available, message.detail, message.remedy, message.required)
+def _feature(message: pb.Feature) -> server.Feature:
+    return server.Feature(message.name, message.available, message.detail, message.remedy, message.required)
 
 
-def loss(message: pb.Loss) -> model.Loss:
-    return model.Loss(_lookup(_LOSS_STAGES, message.stage, "loss stage"), message.count, message.total)
+def loss(message: pb.Loss) -> messages.Loss:
+    return messages.Loss(_lookup(_LOSS_STAGES, message.stage, "loss stage"), message.count, message.total)
 
 
-def end(message: pb.End) -> model.End:
-    return model.End(_lookup(_END_REASONS, message.reason, "end reason"), account(message.account))
+def end(message: pb.End) -> messages.End:
+    return messages.End(_lookup(_END_REASONS, message.reason, "end reason"), account(message.account))
 
 
-def _site(message: pb.Site) -> model.Site:
-    return model.Site(
+def _site(message: pb.Site) -> probes.Site:
+    return probes.Site(
         site_id=message.site_id,
         offset=message.offset,
         semaphore_offset=message.semaphore_offset if message.HasField("semaphore_offset") else None,
@@ -205,26 +198,26 @@ def _site(message: pb.Site) -> model.Site:
     )
 
 
-def _argument(message: pb.Argument) -> model.Argument:
-    return model.Argument(message.text, message.size, message.signed, message.is_float, _operand(message))
+def _argument(message: pb.Argument) -> probes.Argument:
+    return probes.Argument(message.text, message.size, message.signed, message.is_float, _operand(message))
 
 
-def _operand(argument: pb.Argument) -> model.Operand:
+def _operand(argument: pb.Argument) -> probes.Operand:
     match argument.WhichOneof("operand"):
         case "constant":
-            return model.Constant(argument.constant)
+            return probes.Constant(argument.constant)
         case "register":
-            return model.Register(argument.register.name, argument.register.first_bit)
+            return probes.Register(argument.register.name, argument.register.first_bit)
         case "memory":
             memory = argument.memory
-            return model.Memory(
+            return probes.Memory(
                 memory.base or None, memory.displacement, memory.index or None, memory.scale or 1, memory.symbol or None
             )
         case "address":
             address = argument.address
-            return model.Address(address.base or None, address.displacement, address.symbol or None)
+            return probes.Address(address.base or None, address.displacement, address.symbol or None)
         case "unavailable":
-            return model.Unavailable(argument.unavailable)
+            return probes.Unavailable(argument.unavailable)
         case None:
             raise ProtocolError(f"the server sent an operand of a kind that this client does not know: {argument.text}")
 

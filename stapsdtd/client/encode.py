@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, TypeAlias
 
+from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from stapsdtd.subscribe_options import SubscribeOptions
 
 Selectors: TypeAlias = "str | Iterable[str]"
 
@@ -46,37 +50,10 @@ def watch_request(
     return pb.WatchProbesRequest(selectors=_as_iterable(selectors), pids=pids, containers=containers, cgroups=cgroups)
 
 
-def subscribe_request(
-    selectors: Selectors,
-    *,
-    pids: Iterable[int],
-    exclude_pids: Iterable[int],
-    uids: Iterable[int],
-    execnames: Iterable[str],
-    cgroups: Iterable[str],
-    containers: Iterable[str],
-    include_clients: bool,
-    where: str,
-    lease_seconds: int,
-    queue_bytes: int,
-    kernel_buffer_kib: int,
-) -> pb.SubscribeRequest:
-    return pb.SubscribeRequest(
-        selectors=_as_iterable(selectors),
-        scope=pb.Scope(
-            pids=pids,
-            exclude_pids=exclude_pids,
-            uids=uids,
-            execnames=execnames,
-            cgroups=cgroups,
-            containers=containers,
-            include_clients=include_clients,
-        ),
-        where=where,
-        lease_seconds=lease_seconds,
-        queue_bytes=queue_bytes,
-        kernel_buffer_kib=kernel_buffer_kib,
-    )
+def subscribe_request(selectors: Selectors, options: SubscribeOptions) -> pb.SubscribeRequest:
+    values = asdict(options)
+    scope = pb.Scope(**{field.name: values.pop(field.name) for field in fields(Scope)})
+    return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, **values)
 
 
 def stream_request(subscription_id: str, from_seq: int) -> pb.StreamRequest:

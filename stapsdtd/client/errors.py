@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 from google.rpc import error_details_pb2
@@ -128,13 +128,13 @@ _BY_CODE: dict[grpc.StatusCode, type[RequestFailedError]] = {
 
 def from_rpc_error(error: grpc.RpcError, call: Call) -> RequestFailedError:
     # The errors of grpc and grpc.aio share these methods, but no typed base class.
-    rpc_error = cast("Any", error)
-    code: grpc.StatusCode = rpc_error.code()
-    details: str = rpc_error.details() or ""
+    call_error = cast("grpc.Call", error)
+    code = call_error.code()
+    details = call_error.details() or ""
     if code is grpc.StatusCode.UNAVAILABLE:
         return ServerUnavailableError(code, details, call.target)
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(code, details, _violations(rpc_error))
+        return InvalidRequestError(code, details, _violations(call_error))
     return _BY_CODE.get(code, RequestFailedError)(code, details, _explanation(code, details, call))
 
 
@@ -148,7 +148,7 @@ def translated(call: Call) -> Iterator[None]:
 
 
 def _explanation(code: grpc.StatusCode, details: str, call: Call) -> str:
-    """Say what failed and what to do, where gRPC's own text does not; empty if the server's text does."""
+    """Return what failed and what to do, or an empty string if the server's own text says so."""
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             within = "in time" if call.timeout_seconds is None else f"within {call.timeout_seconds:g} s"

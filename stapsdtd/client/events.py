@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.model import ALL_AVAILABLE, Event, EventBatch
+from stapsdtd.client.messages import ALL_AVAILABLE, Event, EventBatch
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from stapsdtd.client.model import DescribedSite, Value
+    from stapsdtd.client.messages import DescribedSite, Value
 
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")

@@ -20,8 +20,7 @@ from stapsdtd.client.errors import (
     from_rpc_error,
 )
 from stapsdtd.client.events import event_batch
-from stapsdtd.client.model import (
-    Account,
+from stapsdtd.client.messages import (
     DescribedSite,
     Descriptions,
     Encoding,
@@ -32,6 +31,7 @@ from stapsdtd.client.model import (
     SiteStatus,
     Status,
 )
+from stapsdtd.client.server import Account
 
 if TYPE_CHECKING:
     from collections.abc import Callable

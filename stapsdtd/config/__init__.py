@@ -9,10 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from stapsdtd.addresses import LOOPBACK_HOSTS
+from stapsdtd.addresses import DEFAULT_ADDRESS, LOOPBACK_HOSTS
 from stapsdtd.errors import InvalidArgumentError
 
-DEFAULT_LISTEN = "unix:/run/stapsdtd/stapsdtd.sock"
 ENGINES = ("auto", "bpf", "ftrace")
 
 _ADDRESS = re.compile(r"unix:(?P<path>/.+|[^/:@\0].*)|tcp:(?P<host>\[[0-9a-fA-F:.]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
@@ -143,7 +142,7 @@ class FilesystemSettings:
 class Config:
     """engine: one of ENGINES. roles: the first that a client has counts. metrics: where Prometheus reads them."""
 
-    listeners: tuple[Listener, ...] = (Listener(DEFAULT_LISTEN),)
+    listeners: tuple[Listener, ...] = (Listener(DEFAULT_ADDRESS),)
     engine: Text = "auto"
     limits: Limits = field(default_factory=Limits)
     roles: tuple[Role, ...] = (OPERATOR, USER)

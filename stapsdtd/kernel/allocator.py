@@ -18,7 +18,7 @@ _MMAP_BYTES = 1 << 20
 """Larger blocks are mapped, and unmapped when freed; the reader's are smaller. Unless set, the threshold grows to the
 largest block freed, up to 32 MiB.
 """
-_PAUSE_SECONDS = 30.0
+_PAUSE_SECONDS = 10.0
 
 
 class Glibc(Protocol):

@@ -1,4 +1,4 @@
-"""Collects the counters that the daemon's parts keep anyway as metrics; docs/metrics.md lists them.
+"""Exports the counters of the daemon's parts as metrics; docs/metrics.md lists them.
 
 No label value is chosen by a client or a traced program, so neither can create many time series.
 """

@@ -1,4 +1,4 @@
-"""The parts of the daemon that have metrics. Without an import of prometheus_client, for daemons that export none."""
+"""The parts of the daemon that have metrics. Does not import prometheus_client, which only an exporter needs."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stapsdtd.arch import word_bytes
-from stapsdtd.model import Argument, Capture, Constant, Unavailable
+from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Constant, Unavailable
 
-MAX_STRING_BYTES = 4096
 _NUMBER_BYTES = frozenset({1, 2, 4, 8})
 
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +22,13 @@ from stapsdtd.procs.budgets import user_of
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED_BYTES = 32 << 20
-_EVICTION_TRIES = 64
-_FILE_BYTES = 500
-_NOTE_BYTES = 500
-"""Rough estimates; libjvm's notes, 531 sites of 2 arguments each, take 400."""
+_IDLE_BYTES = 4 << 20
+"""Of files that have no probes, or that no process maps: some 4,000."""
+_FILE_BYTES = 1000
+_NOTE_BYTES = 400
+"""About what each takes."""
+_LOOKS = 2
+"""How many idle files are looked at for each that is new."""
 
 _FIRST_PROCESS = 1
 _NOTHING = ParsedObject("", None, (), ())
@@ -63,24 +65,26 @@ class Copy:
 
 
 class ObjectStore:
-    """Caches parsed files, those without probes too, within a bound of memory."""
+    """Caches parsed files: objects for as long as they are mapped, other files, those without probes too, as far as
+    there is room and while their paths lead to them.
+    """
 
     def __init__(
         self,
         parse: Parse,
         filesystems: Filesystems,
         copies: Copies,
-        is_mapped: Callable[[ObjectKey], bool] = lambda _: False,
     ) -> None:
-        """is_mapped: reports whether a process maps an object now."""
         self._parse_file = parse
-        self._is_mapped = is_mapped
         self._filesystems = filesystems
         self._copies = copies
-        self._parsed: OrderedDict[ObjectKey, ParsedObject] = OrderedDict()
+        self._parsed: dict[ObjectKey, ParsedObject] = {}
         self._identities: dict[tuple[int, int], ObjectKey] = {}
         self._unlinked: set[ObjectKey] = set()
-        self._bytes = 0
+        # by path, the least recently used first
+        self._idle: OrderedDict[ObjectKey, str] = OrderedDict()
+        self._idle_bytes = 0
+        self._to_look_at: deque[ObjectKey] = deque()
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a cached file that has this path here too and has not changed.
@@ -95,7 +99,7 @@ class ObjectStore:
         if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != (dev, inode, key.size, key.mtime_ns):
             raise KeyError(path)
         parsed = self._parsed[key]
-        self._parsed.move_to_end(key)
+        self._used(key)
         return _object(key, path, parsed)
 
     def resolve(self, pid: int, mapping: Mapping) -> Object | None:
@@ -123,7 +127,7 @@ class ObjectStore:
                 continue
             if parsed is None:
                 continue
-            self._remember(key, parsed)
+            self._remember(key, parsed, mapping.path)
             return _object(self._identity(key, parsed), mapping.path, parsed)
         raise ObjectGoneError(mapping.path)
 
@@ -141,46 +145,72 @@ class ObjectStore:
                 _log.debug("%s: %s", mapping.path, error)
                 parsed = _NOTHING
             self._copies.drop(copy)
-        self._remember(seen, parsed)
+        self._remember(seen, parsed, mapping.path)
         return _object(self._identity(seen, parsed), mapping.path, parsed)
 
-    def _remember(self, key: ObjectKey, parsed: ParsedObject) -> None:
-        if key not in self._parsed:
-            self._bytes += _bytes_of(parsed)
+    def _remember(self, key: ObjectKey, parsed: ParsedObject, path: str) -> None:
+        if key in self._parsed:
+            self._used(key)
+            return
         self._parsed[key] = parsed
-        self._parsed.move_to_end(key)
-        self._evict()
+        self._set_idle(key, path)
+        while self._idle_bytes > _IDLE_BYTES and len(self._idle) > 1:
+            self._forget(next(iter(self._idle)))
+        for _ in range(min(_LOOKS, len(self._to_look_at))):
+            self._look_at(self._to_look_at.popleft())
 
-    def _evict(self) -> None:
-        """Forget the oldest that nobody maps: parsing mapped ones for each process would cost more than memory."""
-        for _ in range(_EVICTION_TRIES):
-            if self._bytes <= _REMEMBERED_BYTES or len(self._parsed) == 1:
-                return
-            oldest = next(iter(self._parsed))
-            if self._is_mapped(oldest):
-                self._parsed.move_to_end(oldest)
-            else:
-                self._forget(oldest)
+    def _used(self, key: ObjectKey) -> None:
+        if key in self._idle:
+            self._idle.move_to_end(key)
 
-    def forget_unlinked(self, key: ObjectKey) -> None:
-        """Forget an object that nobody maps any more if it had no name when it was parsed, like a memfd."""
-        if key in self._unlinked and key in self._parsed:
+    def _set_idle(self, key: ObjectKey, path: str) -> None:
+        self._idle[key] = path
+        self._idle_bytes += _bytes_of(self._parsed[key])
+        self._to_look_at.append(key)
+
+    def _look_at(self, key: ObjectKey) -> None:
+        """Forget a file that was deleted or replaced, or that can be reached through a process only."""
+        path = self._idle.get(key)
+        if path is None:
+            return
+        keys = list(_keys_at(path, self._filesystems))
+        if key in keys or None in keys:
+            self._to_look_at.append(key)
+        else:
             self._forget(key)
+
+    def mapped(self, key: ObjectKey) -> None:
+        """Remember an object for as long as processes map it: parsing it anew for each would cost more than memory."""
+        if self._idle.pop(key, None) is not None:
+            self._idle_bytes -= _bytes_of(self._parsed[key])
+
+    def unmapped(self, found: Object) -> None:
+        """Forget an object that nobody maps any more if no name led to it when it was parsed, as to a memfd."""
+        key = found.key
+        if key not in self._parsed:
+            return
+        if key in self._unlinked:
+            self._forget(key)
+        elif key not in self._idle:
+            self._set_idle(key, found.path)
 
     def _forget(self, key: ObjectKey) -> None:
         self._unlinked.discard(key)
-        self._bytes -= _bytes_of(self._parsed.pop(key))
+        parsed = self._parsed.pop(key)
+        if self._idle.pop(key, None) is not None:
+            self._idle_bytes -= _bytes_of(parsed)
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
 
     def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
-        """Return the key of the file's object: the earlier one if the file was touched and its probes are the same.
+        """Return the key of the file's object: the earlier one if the file was touched while it is mapped and its
+        probes are the same. The kernel arms the inode, so that two objects of one file would report each event twice.
 
-        The kernel arms the inode, so that two objects of one file would report each event twice.
+        If nobody maps it, it may as well be another file that got the inode of a deleted one.
         """
         earlier = self._identities.get((key.dev, key.inode))
-        if earlier is not None and self._parsed.get(earlier) == parsed and (parsed.sites or parsed.problems):
-            self._parsed.move_to_end(earlier)
+        is_mapped = earlier is not None and earlier in self._parsed and earlier not in self._idle
+        if earlier is not None and is_mapped and self._parsed[earlier] == parsed and (parsed.sites or parsed.problems):
             return earlier
         if earlier is not None and earlier != key and earlier in self._parsed:
             self._forget(earlier)

@@ -140,6 +140,8 @@ class ProcessMaps:
             _log.warning("uid %d has more probes than one user may have listed; further ones are not listed", user)
 
     def _on_change(self, change: Change) -> None:
+        if change.appeared:
+            self._store.mapped(change.object.key)
         if change.vanished:
             self._memory.release(change.object.key)
-            self._store.forget_unlinked(change.object.key)
+            self._store.unmapped(change.object)

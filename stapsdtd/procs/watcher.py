@@ -23,6 +23,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
+from stapsdtd.model import Object
 from stapsdtd.procs.budgets import CpuBudget, user_of
 from stapsdtd.procs.copies import FileCopies
 from stapsdtd.procs.kernel_events import KernelEvents
@@ -63,7 +64,7 @@ class Watcher:
         self._loop = asyncio.get_running_loop()
         self._copies = FileCopies(self.parsed)
         filesystems.calls.on_free = self.parsed
-        self._store = ObjectStore(parse, filesystems, self._copies, registry.has)
+        self._store = ObjectStore(parse, filesystems, self._copies)
         self._maps = ProcessMaps(registry, self._store, filesystems.calls)
         self._kernel = KernelEvents(threads, self._wake_from_any_thread)
         self._cpu = CpuBudget()
@@ -214,18 +215,21 @@ class Watcher:
     def _collect(self) -> bool:
         """Read the kernel's events, and note which processes to look at. Report whether there were any."""
         any_events = self._lost
-        for event in self._kernel.read():
+        events = list(self._kernel.read())
+        # one look at a file will do for all that was reported before that
+        recalled: dict[tuple[int, int, str], Object | None] = {}
+        for event in events:
             any_events = True
-            self._handle(event)
+            self._handle(event, recalled)
         if self._lost:
             _log.info("the kernel dropped records of mappings or processes; reading all of /proc")
             self._recheck_all()
         return any_events
 
-    def _handle(self, event: Mapped | Lost | ProcessEvent) -> None:
+    def _handle(self, event: Mapped | Lost | ProcessEvent, recalled: dict[tuple[int, int, str], Object | None]) -> None:
         match event:
             case Mapped():
-                self._note(event)
+                self._note(event, recalled)
             case Forked(tid, pid):
                 if tid == pid:
                     self._forked[pid] = None
@@ -243,13 +247,16 @@ class Watcher:
             case Lost() | Overflowed():
                 self._lost = True
 
-    def _note(self, record: Mapped) -> None:
+    def _note(self, record: Mapped, recalled: dict[tuple[int, int, str], Object | None]) -> None:
         """Note to look at a process that mapped a file, unless the file is known to have no probes."""
-        try:
-            obj = self._store.recall(record.dev, record.inode, record.path)
-        except KeyError:
-            self._pending.setdefault(record.pid, []).append(record)
-            return
+        file = record.dev, record.inode, record.path
+        if file not in recalled:
+            try:
+                recalled[file] = self._store.recall(*file)
+            except KeyError:
+                self._pending.setdefault(record.pid, []).append(record)
+                return
+        obj = recalled[file]
         if obj is not None:
             records = self._pending.setdefault(record.pid, [])
             if not self._registry.has(obj.key):

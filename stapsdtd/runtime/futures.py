@@ -1,9 +1,13 @@
-"""Futures that are done already, and futures of futures."""
+"""Futures that are done already, of several futures, and of a future's future."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def finished() -> Future[None]:
@@ -18,6 +22,23 @@ def unfinished() -> Future[None]:
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+def all_done(futures: Collection[Future[_T]]) -> Future[None]:
+    """Return a future that is done when all of these are, whatever became of them."""
+    if not futures:
+        return finished()
+    done = unfinished()
+    left = itertools.count(len(futures) - 1, -1)
+
+    def on_one(_: Future[_T]) -> None:
+        # next() is atomic, and the futures are other threads'
+        if next(left) == 0:
+            done.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(on_one)
+    return done
 
 
 def when_done(outer: Future[Future[None]], work: Callable[[], object]) -> None:

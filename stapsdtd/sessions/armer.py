@@ -276,6 +276,15 @@ class Armer:
             sites = considered.selected_sites
             live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
 
+    def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
+        """Return what is being armed, and is not late."""
+        after = self._clock() - _LATE_SECONDS
+        return [
+            considered.arming
+            for considered in live.considered.values()
+            if considered.outcome is None and considered.since > after
+        ]
+
     def consider_pending(self, live: LiveSubscription) -> None:
         """Try again to arm objects that could not be opened."""
         for considered in list(live.pending.values()):

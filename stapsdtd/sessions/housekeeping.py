@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from stapsdtd.capture.engine import Engine, SubscriptionKey
 from stapsdtd.catalog.registry import Registry
@@ -22,6 +22,7 @@ from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _CLEANUP_SECONDS = 2.0
@@ -138,6 +139,6 @@ class Housekeeping:
                 self._armer.consider(live, obj)
 
 
-def _log_error(done: Future[Any]) -> None:
+def _log_error(done: Future[_T]) -> None:
     if error := done.exception():
         _log.error("the engine failed in periodic work, which is tried again", exc_info=error)

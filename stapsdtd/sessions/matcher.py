@@ -8,7 +8,8 @@ from stapsdtd import model
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
 from stapsdtd.model import Object
-from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.subscribe_options import Scope
 
 
 def selected_sites(
@@ -28,7 +29,8 @@ def wanted_pids(scope: Scope, selected: SelectedSite) -> frozenset[int] | None:
     """Return the pids whose hits of a site are wanted, or None for all."""
     if not scope.pids:
         return selected.pids
-    return scope.pids if selected.pids is None else scope.pids & selected.pids
+    pids = frozenset(scope.pids)
+    return pids if selected.pids is None else pids & selected.pids
 
 
 def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:
@@ -36,7 +38,7 @@ def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSi
     spec = subscription.spec
     wanted = set(pids) - subscription.excluded
     if spec.scope.pids:
-        wanted &= spec.scope.pids
+        wanted &= frozenset(spec.scope.pids)
     if all(each.pids is not None for each in selected):
         wanted &= frozenset().union(*(each.pids or () for each in selected))
     return bool(wanted) if spec.owners is None else any(belongs(pid, spec.owners) for pid in wanted)

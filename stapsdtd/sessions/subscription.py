@@ -21,6 +21,7 @@ from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog, rows_bytes
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.principal import Principal
+from stapsdtd.subscribe_options import Scope
 
 _log = logging.getLogger(__name__)
 
@@ -36,27 +37,11 @@ _RETIRED_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """pids empty means every process; events of exclude_pids are never delivered.
-
-    include_clients: those of the daemon's own clients are wanted, too; see `SubscriptionSpec.filter_of`.
-    The others stand here as they were asked for; they are tested as part of SubscriptionSpec.predicate.
-    """
-
-    pids: frozenset[int] = frozenset()
-    exclude_pids: frozenset[int] = frozenset()
-    uids: tuple[int, ...] = ()
-    execnames: tuple[str, ...] = ()
-    cgroups: tuple[str, ...] = ()
-    containers: tuple[str, ...] = ()
-    include_clients: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SubscriptionSpec:
     """What a client asked for, checked and with the server's defaults filled in.
 
     where is the text that the client wrote; predicate is what it and the scope come to, None where all hits are wanted.
+    The uids, execnames, cgroups and containers of the scope are part of the predicate.
     owners: users whose own processes it may see, None for everybody's. Of others it is told nothing.
     subscriber_pid: the client's own process, None where nobody knows it.
     """
@@ -181,7 +166,7 @@ class Subscription:
         self.spec = spec
         self.created_ns = time.time_ns()
         self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
-        self.excluded = spec.scope.exclude_pids | {own_pid}
+        self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
         self.log = EventLog(spec.queue_bytes, self._notify)
         self._admission = Admission()
         self._client_filter = None if clients is None else spec.filter_of(clients)

@@ -23,7 +23,7 @@ from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.objects import Parse
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
-from stapsdtd.runtime.futures import unfinished
+from stapsdtd.runtime.futures import all_done, unfinished
 from stapsdtd.sessions.admission import AdmissionControl
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Attacher, Closed, Session
@@ -223,6 +223,11 @@ class Subscriptions:
                 self.unsubscribe(ident, reason)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
+
+    def arming_for(self, client: str) -> Future[None]:
+        """Return a future that is done when all that is being armed for a client is armed, but for what is late."""
+        held = [each for each in self._live.values() if each.subscription.client.name == client]
+        return all_done([arming for each in held for arming in self._armer.arming_of(each)])
 
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.api.listeners import CannotListenError, open_listeners
-from stapsdtd.config import DEFAULT_LISTEN, Listener
+from stapsdtd.config import Listener
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     parser.add_argument("--count", type=int)
     parser.add_argument("--fd", type=int, nargs="*", default=[])
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("addresses", nargs="*", default=[DEFAULT_LISTEN])
+    parser.add_argument("addresses", nargs="*", default=[DEFAULT_ADDRESS])
     given = parser.parse_args()
     # out of the way of each other first
     high = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate(given.fd)]

@@ -16,9 +16,12 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from stapsdtd.api.access import Gate, Policy
-from stapsdtd.api.relay import ClientTimeouts, PeerTable, Relay
+from stapsdtd.api.backend import Backend
+from stapsdtd.api.peers import PeerTable
+from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
-from stapsdtd.api.servicer import Backend, StapsdtServicer
+from stapsdtd.api.servicer import StapsdtServicer
+from stapsdtd.api.timeouts import ClientTimeouts
 from stapsdtd.capture.engine import (
     EngineMetrics,
     LossStage,

@@ -156,7 +156,7 @@ class TestOthersProcesses:
         self, server: Served, anne: StapsdtServiceStub, monkeypatch: pytest.MonkeyPatch, pids: dict[str, int]
     ) -> None:
         """As one whose number another user's process has by then."""
-        monkeypatch.setattr("stapsdtd.api.servicer.belongs", lambda pid, users: pid not in pids.values() or not users)
+        monkeypatch.setattr("stapsdtd.api.listing.belongs", lambda pid, users: pid not in pids.values() or not users)
         answer = self.listed(anne, details=True)
         assert (len(answer.probes), len(answer.processes)) == (1, 0)
         assert len(self.listed(server.stub, details=True).processes) == 3
@@ -406,15 +406,15 @@ class TestPolicyChanges:
         self, server: Served, anne: StapsdtServiceStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The policy changes between the question who it is and the watch."""
-        among = server.servicer._visible_pids
+        among = server.servicer._listing.visible_pids
 
         async def change_first(*arguments: Any) -> frozenset[int] | None:
-            monkeypatch.setattr(server.servicer, "_visible_pids", among)
+            monkeypatch.setattr(server.servicer._listing, "visible_pids", among)
             server.gate.policy = Policy([OPERATOR, self.NONE])
             await server.servicer.apply_policy()
             return await among(*arguments)
 
-        monkeypatch.setattr(server.servicer, "_visible_pids", change_first)
+        monkeypatch.setattr(server.servicer._listing, "visible_pids", change_first)
         call = anne.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)
         assert refused(lambda: list(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 

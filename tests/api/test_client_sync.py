@@ -36,6 +36,7 @@ from stapsdtd.client import (
     StillSubscribedError,
     StreamTakenOverError,
     StringColumn,
+    SubscribeOptions,
     UnsupportedError,
     Violation,
 )
@@ -114,7 +115,8 @@ def test_events(server: FakeServer, client: Client) -> None:
         "pids": [1], "exclude_pids": [2], "uids": [3], "execnames": ["a"], "cgroups": ["/c"], "containers": ["web"],
         "include_clients": True,
     }  # fmt: skip
-    with client.subscribe(["postgresql:*"], **scope, where="arg0", lease_seconds=9, queue_bytes=8) as subscription:
+    options = SubscribeOptions(**scope, where="arg0", lease_seconds=9, queue_bytes=8)
+    with client.subscribe(["postgresql:*"], options) as subscription:
         (request,) = server.asked("SubscribeRequest")
         assert request.scope == pb.Scope(**scope)
         assert request.where == "arg0"

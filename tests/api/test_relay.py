@@ -29,8 +29,10 @@ import pytest
 
 from stapsdtd.api import relay as relay_module
 from stapsdtd.api.access import Peer
+from stapsdtd.api.half import Half
 from stapsdtd.api.listeners import open_listeners
-from stapsdtd.api.relay import PeerTable, Relay
+from stapsdtd.api.peers import ADDRESS_PREFIX, PeerTable
+from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role
@@ -207,7 +209,7 @@ def test_a_name_of_the_relays_pattern_makes_nobody_somebody(server: Served) -> N
     """Not even of somebody who got to the inner socket."""
     with ExitStack() as stack:
         forger = stack.enter_context(socket.socket(socket.AF_UNIX))
-        forger.bind(f"\0{relay_module._ADDRESS_PREFIX}{'0' * 32}")
+        forger.bind(f"\0{ADDRESS_PREFIX}{'0' * 32}")
         forger.settimeout(PATIENCE_SECONDS)
         forger.connect(f"/proc/self/fd/{server.relay._grpc_socket}")
         forger.sendall(http2.greeting() + http2.request("ListSubscriptions"))
@@ -233,7 +235,7 @@ def test_names_cannot_be_guessed() -> None:
     table = PeerTable(ConnectedClients())
     names = {table.add(Peer("unix:x")) for _ in range(100)}
     assert len(names) == 100
-    assert all(len(bytes.fromhex(name.removeprefix(relay_module._ADDRESS_PREFIX))) == 16 for name in names)
+    assert all(len(bytes.fromhex(name.removeprefix(ADDRESS_PREFIX))) == 16 for name in names)
 
 
 # too many
@@ -689,7 +691,7 @@ def test_what_is_said_before_the_way_is_open_arrives(server: Served, monkeypatch
     connect = Relay._connect
     held_up = asyncio.Event()
 
-    async def connect_later(self: Relay, outside: relay_module._Half, peer: Peer) -> relay_module._Half:
+    async def connect_later(self: Relay, outside: Half, peer: Peer) -> Half:
         await held_up.wait()
         return await connect(self, outside, peer)
 

@@ -193,7 +193,7 @@ class TestWatchProbes:
         finished = asyncio.run_coroutine_threadsafe(server.servicer.finished(), server._loop)
         with server.control_held():
             call.cancel()
-            wait_for(lambda: not server.servicer._watches, "the cancellation")
+            wait_for(lambda: not server.servicer._watches._open, "the cancellation")
             assert not finished.done()
             assert len(server.registry._listeners) == before + 1
         finished.result(PATIENCE_SECONDS)
@@ -468,7 +468,7 @@ def test_unknown_subscription(server: Served) -> None:
         code, text = refused_with(call)
         assert code is grpc.StatusCode.NOT_FOUND
         assert "nobody" in text
-    assert server.servicer._streams == {}
+    assert server.servicer._streams._open == {}
 
 
 class TestSubscribe:

@@ -24,7 +24,8 @@ from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
 from stapsdtd.sessions.admission import AdmissionControl
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import wait_for
@@ -302,7 +303,7 @@ class TestEnds:
         final = messages[-1].end.account
         assert (final.delivered, final.in_flight, final.fired, final.sites) == (3000, 0, 3000, 3)
         assert server.engine.armed == {}
-        wait_for(lambda: server.servicer._streams == {}, "the stream to be forgotten")
+        wait_for(lambda: server.servicer._streams._open == {}, "the stream to be forgotten")
 
     def test_end_comes_when_the_last_that_fired_is_there_and_nobody_else_waits(self, server: Served) -> None:
         """A hit that the kernel holds up is delivered to whose it is, however long that takes."""
@@ -430,16 +431,16 @@ class TestComingBack:
         call.cancel()
         server.wait_until_streaming(False)
         wait_for(lambda: not subscription._waiters, "the waiter to be forgotten")
-        assert server.servicer._streams == {}
+        assert server.servicer._streams._open == {}
         assert server.held()[0].lease_left_ms > 0
 
     def test_client_that_goes_before_its_stream_began_does_not_hold_the_lease(self, server: Served) -> None:
         ident = server.subscribe(lease_seconds=60).subscription_id
         with server.control_held():
             call = server.stream(ident)
-            wait_for(lambda: ident in server.servicer._streams, "the stream to be asked for")
+            wait_for(lambda: ident in server.servicer._streams._open, "the stream to be asked for")
             call.cancel()
-            wait_for(lambda: ident not in server.servicer._streams, "the cancellation")
+            wait_for(lambda: ident not in server.servicer._streams._open, "the cancellation")
         server.wait_until_streaming(False)
         assert server.held()[0].lease_left_ms > 0
 

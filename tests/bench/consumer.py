@@ -17,8 +17,8 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from stapsdtd.client import Client, Encoding, EventBatch, NumberColumn, Subscription
-from stapsdtd.client.model import ColumnBatch
+from stapsdtd.client import Client, Encoding, EventBatch, NumberColumn, SubscribeOptions, Subscription
+from stapsdtd.client.messages import ColumnBatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,9 +91,8 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         client = stack.enter_context(Client(options.target))
-        subscriptions = [
-            client.subscribe(options.selector, kernel_buffer_kib=options.buffer) for _ in range(options.subscriptions)
-        ]
+        wanted = SubscribeOptions(kernel_buffer_kib=options.buffer)
+        subscriptions = [client.subscribe(options.selector, wanted) for _ in range(options.subscriptions)]
         begin_ns = time.process_time_ns()
         readers = [Reader(each, Encoding(options.encoding), delays=options.delays) for each in subscriptions]
         print("ready", flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Client, EndReason, SiteState
+from stapsdtd.client import Account, Client, EndReason, SiteState, SubscribeOptions
 from stapsdtd.client.errors import AccessDeniedError, LimitReachedError
 from tests.support import (
     SYSTEM_PYTHON,
@@ -133,7 +133,7 @@ class TestOwnProcesses:
     def test_process_of_another_cannot_be_named(self, folder: Path, program: Path) -> None:
         with daemon_with(folder) as daemon, ticker_of(BERT, program) as bert, client_of(ANNE, daemon) as client:
             with pytest.raises(AccessDeniedError, match=f"role user does not allow tracing process {bert.pid},"):
-                client.subscribe(of(program, "tick"), pids=[bert.pid])
+                client.subscribe(of(program, "tick"), SubscribeOptions(pids=[bert.pid]))
             assert not client.list_probes(of(program, ""), [bert.pid], details=True).probes
             with client.subscribe(f"ticker{bert.pid}:{program}::tick") as subscription:
                 assert subscription.sites == ()
@@ -390,19 +390,19 @@ class TestQuotas:
             client_of(BERT, daemon) as other,
             ExitStack() as held,
         ):
-            first = held.enter_context(client.subscribe(of(program, "tick"), queue_bytes=1_000_000))
+            first = held.enter_context(client.subscribe(of(program, "tick"), SubscribeOptions(queue_bytes=1_000_000)))
             with pytest.raises(LimitReachedError, match="queues would take 3000001 bytes, and its role allows 3000000"):
-                client.subscribe(selector, queue_bytes=2_000_001)
-            second = held.enter_context(client.subscribe(selector, queue_bytes=2_000_000))
+                client.subscribe(selector, SubscribeOptions(queue_bytes=2_000_001))
+            second = held.enter_context(client.subscribe(selector, SubscribeOptions(queue_bytes=2_000_000)))
             refused = [status for status in second.sites if status.state is SiteState.REFUSED]
             assert [len(first.sites), len(second.sites) - len(refused)] == [1, 2]
             assert {status.reason for status in refused} <= {"your role allows 3 sites at once"}
             with pytest.raises(LimitReachedError, match="has 2 subscriptions, as many as its role allows"):
-                client.subscribe(selector, queue_bytes=1)
+                client.subscribe(selector, SubscribeOptions(queue_bytes=1))
             # another client has quotas of its own
-            held.enter_context(other.subscribe(of(program, "tick"), queue_bytes=3_000_000))
+            held.enter_context(other.subscribe(of(program, "tick"), SubscribeOptions(queue_bytes=3_000_000)))
             first.unsubscribe()
-            third = held.enter_context(client.subscribe(of(program, "text"), queue_bytes=1_000_000))
+            third = held.enter_context(client.subscribe(of(program, "text"), SubscribeOptions(queue_bytes=1_000_000)))
             assert [status.state for status in third.sites] == [SiteState.ARMED]
 
     def test_of_events(self, folder: Path, program: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Client, SiteState
+from stapsdtd.client import Account, Client, SiteState, SubscribeOptions
 from tests.support import Daemon, Recorder, Ticker, compile_target, mapped_bytes, running_daemon, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -329,7 +329,7 @@ def test_large_rings_are_given_back_with_the_last_subscription(
 def test_client_that_stalls_loses_its_own_events_only(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     selector = in_program(ticker_program, "tick", "(arg0)")
     with Client(daemon.target) as client:
-        stalled = client.subscribe(selector, queue_bytes=1 << 20, exclude_pids=[os.getpid()])
+        stalled = client.subscribe(selector, SubscribeOptions(queue_bytes=1 << 20, exclude_pids=[os.getpid()]))
         with Recorder(daemon.target, selector, kernel_buffer_kib=16384) as recorder:
             ticker.do("fire 200000")
         assert len(recorder.events) == 200_000

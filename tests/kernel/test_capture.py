@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Client, LossStage, SiteState
+from stapsdtd.client import Account, Client, LossStage, SiteState, SubscribeOptions
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import Daemon, Recorder, Ticker, wait_for
 
@@ -180,7 +180,7 @@ def test_single_event_is_seen_at_once(daemon: Daemon, ticker: Ticker) -> None:
 
 def test_client_that_comes_back_goes_on_from_the_number_it_names(daemon: Daemon, ticker: Ticker) -> None:
     with Client(daemon.target) as client:
-        subscription = client.subscribe(["ticker:tick(arg0)"], lease_seconds=60)
+        subscription = client.subscribe(["ticker:tick(arg0)"], SubscribeOptions(lease_seconds=60))
         ticker.do("fire 10")
         first = []
         for event in subscription.events():
@@ -201,7 +201,7 @@ def test_client_that_comes_back_goes_on_from_the_number_it_names(daemon: Daemon,
 
 def test_lease_that_runs_out_disarms(daemon: Daemon, ticker: Ticker) -> None:
     with Client(daemon.target) as client:
-        client.subscribe(["ticker:tick"], lease_seconds=5)
+        client.subscribe(["ticker:tick"], SubscribeOptions(lease_seconds=5))
         assert ticker.semaphore == 1
         wait_for(lambda: ticker.semaphore == 0, "the lease to run out")
         assert client.subscriptions() == ()

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import pytest
 
-from stapsdtd.client import Client, ClientError, InvalidRequestError
+from stapsdtd.client import Client, ClientError, InvalidRequestError, SubscribeOptions
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     TARGETS,
@@ -237,7 +237,7 @@ def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
                 client.subscribe("x" * (32 << 20))
             for selectors, where in ((["*:*"] * 50_000, ""), ("*" * 250_000, ""), ("*:*", "(" * 250_000)):
                 with pytest.raises(InvalidRequestError) as refusal:
-                    client.subscribe(selectors, where=where)
+                    client.subscribe(selectors, SubscribeOptions(where=where))
                 assert len(str(refusal.value)) < 500
 
         # until then the allocators of C and Python take more for each of their threads

@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.capture.names import Owner
-from stapsdtd.client import Client, ClientError, EventBatch, RequestFailedError, SiteState, Subscription
+from stapsdtd.client import (
+    Client,
+    ClientError,
+    EventBatch,
+    RequestFailedError,
+    SiteState,
+    SubscribeOptions,
+    Subscription,
+)
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
@@ -423,7 +431,7 @@ def test_no_memory_for_a_buffer(daemon: Daemon, ticker: Ticker, ticker_program: 
         pages = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[0])
         resource.prlimit(daemon.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20), limits[1]))
         ticker.do("fire 2")
-        greedy = client.subscribe(selector(ticker_program, "values"), kernel_buffer_kib=65536)
+        greedy = client.subscribe(selector(ticker_program, "values"), SubscribeOptions(kernel_buffer_kib=65536))
         assert all("Cannot allocate memory" in reason for reason in refused(greedy))
         ticker.do("fire 2")
         greedy.unsubscribe()

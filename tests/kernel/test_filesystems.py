@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, SiteState
+from stapsdtd.client import Client, SiteState, SubscribeOptions
 from stapsdtd.kernel import procfs
 from tests.kernel.test_cold import begin, cold, fire_again
 from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
@@ -106,7 +106,7 @@ def start_a_program() -> float:
 def everything(daemon: Daemon) -> Iterator[None]:
     """Root subscribes to it, and does not read what others on this machine fire meanwhile."""
     with Client(daemon.target) as client:
-        subscription = client.subscribe(["*:*"], lease_seconds=600, queue_bytes=1 << 20)
+        subscription = client.subscribe(["*:*"], SubscribeOptions(lease_seconds=600, queue_bytes=1 << 20))
         assert any(site.state is SiteState.ARMED for site in subscription.sites)
         yield
         subscription.unsubscribe()

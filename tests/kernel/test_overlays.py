@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, SiteState
+from stapsdtd.client import Client, SiteState, SubscribeOptions
 from tests.support import Daemon, Recorder, Ticker, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -94,6 +94,6 @@ def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon
         own = ":ticker::tick"
         # what it lies on nobody can tell, so that it is listed from a copy, and not armed
         wait_for(lambda: len(client.list_probes(own, pids=[lower.pid, rootless.pid])) == 2, "both to be listed")
-        with client.subscribe(own, pids=[rootless.pid]) as subscription:
+        with client.subscribe(own, SubscribeOptions(pids=[rootless.pid])) as subscription:
             assert [site.state for site in subscription.sites] == [SiteState.REFUSED]
             assert "the file is on overlay" in subscription.sites[0].reason

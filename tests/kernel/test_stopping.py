@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client
+from stapsdtd.client import Client, SubscribeOptions
 from stapsdtd.elf import parse_object
 from stapsdtd.kernel.libbpf import BpfObject
 from stapsdtd.kernel.probe_events import ProbeEvent
@@ -82,7 +82,7 @@ def test_unsubscribe_tells_that_it_is_still_disarming(
     nothing_detaches: Hold, daemon: Daemon, ticker_program: Path, ticker: Ticker
 ) -> None:
     with Client(daemon.target) as client:
-        subscription = client.subscribe(f"ticker:{ticker_program}::tick", pids=[ticker.pid])
+        subscription = client.subscribe(f"ticker:{ticker_program}::tick", SubscribeOptions(pids=[ticker.pid]))
         assert ticker.semaphore == 1
         with nothing_detaches():
             begin = time.monotonic()
@@ -108,7 +108,7 @@ def test_stop_says_what_holds_it_and_hinders_no_next_start(
     selector = f"ticker:{ticker_program}::tick"
     try:
         with Client(daemon.target) as client:
-            client.subscribe(selector, pids=[ticker.pid])
+            client.subscribe(selector, SubscribeOptions(pids=[ticker.pid]))
             assert ticker.semaphore == 1
             with nothing_detaches():
                 first.terminate()
@@ -122,7 +122,7 @@ def test_stop_says_what_holds_it_and_hinders_no_next_start(
                 assert ticker.semaphore == 0
                 daemon.restart()
                 with Client(daemon.target) as newcomer:
-                    newcomer.subscribe(selector, pids=[ticker.pid])
+                    newcomer.subscribe(selector, SubscribeOptions(pids=[ticker.pid]))
                     assert ticker.semaphore == 1
         assert first.wait(20) == 0
         assert daemon.stop() == 0

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from stapsdtd.client import Client, Encoding, EventBatch, Subscription
+from stapsdtd.client import Client, Encoding, EventBatch, SubscribeOptions, Subscription
 
 
 class Reader:
@@ -48,7 +48,7 @@ class Reader:
 
 def be_client(target: str, wishes: list[dict[str, Any]], ready: int, go: int) -> None:
     with Client(target) as client:
-        readers = [Reader(client.subscribe(**wish)) for wish in wishes]
+        readers = [Reader(client.subscribe(wish.pop("selectors"), SubscribeOptions(**wish))) for wish in wishes]
         os.write(ready, b"x")
         os.read(go, 1)
         for reader in readers:

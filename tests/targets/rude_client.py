@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import grpc
 
-from stapsdtd.client import Client, ClientError
+from stapsdtd.client import Client, ClientError, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
@@ -29,7 +29,7 @@ def subscribe(target: str, selector: str) -> None:
         with Client(target) as client:
             while True:
                 with suppress(ClientError):
-                    client.subscribe(selector, lease_seconds=1, queue_bytes=1 << 20)
+                    client.subscribe(selector, SubscribeOptions(lease_seconds=1, queue_bytes=1 << 20))
                 enough.release()
 
     threads = [threading.Thread(target=flood) for _ in range(_THREADS)]

@@ -16,8 +16,9 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
+from stapsdtd.subscribe_options import Scope
 
 SOCKET = "unix:/run/x"
 ROOT, ANNE = Peer(SOCKET, 0, frozenset({0}), 1), Peer(SOCKET, 64101, frozenset({64101, 64110}), 2)

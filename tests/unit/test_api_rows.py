@@ -15,7 +15,7 @@ from stapsdtd.api.convert import columns, descriptions
 from stapsdtd.client import DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
-from stapsdtd.client.model import Value
+from stapsdtd.client.messages import Value
 from stapsdtd.events.columns import Block, Numbers, Strings, ValueColumn
 from stapsdtd.model import Capture
 from stapsdtd.sessions.log import Entry, Numbered

@@ -14,7 +14,7 @@ from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ParsedObject
+from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
 from stapsdtd.procs import objects
 from stapsdtd.procs.objects import Copy, ObjectStore, is_host_file, open_object
 from tests.support import descriptors
@@ -187,13 +187,32 @@ def test_want_of_descriptors_says_nothing_of_the_object(
     assert store.resolve(PID, mapping) is not None
 
 
-def test_touched_file_stays_the_same_object(store: ObjectStore, path: Path) -> None:
+def test_touched_file_stays_the_same_object_while_it_is_mapped(store: ObjectStore, path: Path) -> None:
     """The kernel arms inodes: two objects of one inode would give each event twice."""
     before = resolved(store, path)
+    store.mapped(before.key)
     os.utime(path, ns=(1, 1))
     assert resolved(store, path) == before
     # and it can still be armed
     assert opened(before, path) == path.read_bytes()
+    store.unmapped(before)
+    after = resolved(store, path)
+    assert (after.key.inode, after.parsed) == (before.key.inode, before.parsed)
+    assert is_host_file(after, LOCAL)
+    assert not is_host_file(before, LOCAL)
+
+
+def test_same_program_with_the_inode_of_a_deleted_one_is_a_file_of_the_host(store: ObjectStore, path: Path) -> None:
+    """Later processes map it, so it stays armed when the last one ends."""
+    before = resolved(store, path)
+    store.mapped(before.key)
+    store.unmapped(before)
+    # as the next file gets the inode of one that was deleted
+    other = path.rename(path.with_name("other"))
+    os.utime(other, ns=(1, 1))
+    after = resolved(store, other)
+    assert after.key.inode == before.key.inode
+    assert is_host_file(after, LOCAL)
 
 
 def test_file_that_was_written_to_is_another_object(store: ObjectStore, path: Path) -> None:
@@ -231,7 +250,7 @@ def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) ->
 
     store = ObjectStore(parse, LOCAL, NoCopies())
     found = resolved(store, path)
-    store.forget_unlinked(found.key)
+    store.unmapped(found)
     assert resolved(store, path) == found
     assert len(parsed) == 1
     with path.open("rb") as held:
@@ -246,27 +265,46 @@ def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) ->
         assert nameless is not None
         remembered = len(store._parsed)
         for _ in range(2):
-            store.forget_unlinked(nameless.key)
+            store.unmapped(nameless)
             assert (len(store._parsed), len(store._identities)) == (remembered - 1, remembered - 1)
         os.close(memfd)
 
 
-def test_what_is_mapped_is_remembered_where_room_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_REMEMBERED_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
-    mapped: set[ObjectKey] = set()
-    store = ObjectStore(parse_here, LOCAL, NoCopies(), mapped.__contains__)
+def test_what_is_mapped_takes_no_room_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_IDLE_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
+    store = ObjectStore(parse_here, LOCAL, NoCopies())
+    found = []
     for number in range(10):
         path = tmp_path / f"app{number}"
         path.write_bytes(image(b"probe"))
-        found = resolved(store, path)
+        found.append(resolved(store, path))
         if number < 2:
-            mapped.add(found.key)
-    assert mapped < set(store._parsed)
-    assert len(store._parsed) == 3
+            store.mapped(found[-1].key)
+    assert list(store._parsed) == [each.key for each in (*found[:2], *found[7:])]
+    for each in found[:2]:
+        store.unmapped(each)
+    resolved(store, tmp_path / "app2")
+    assert set(store._parsed) == {found[number].key for number in (0, 1, 2)}
+    assert store._idle_bytes == 3 * (objects._FILE_BYTES + objects._NOTE_BYTES)
+
+
+def test_replaced_and_deleted_files_are_forgotten_as_others_come(store: ObjectStore, tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    for number in range(50):
+        path.with_name("new").write_bytes(image(b"probe"))
+        path.with_name("new").rename(path)
+        resolved(store, path)
+        other = tmp_path / f"other{number % 2}"
+        other.unlink(missing_ok=True)
+        other.write_bytes(image(b"probe"))
+        resolved(store, other)
+    assert len(store._parsed) < 10
+    assert len(store._to_look_at) < 10
+    assert resolved(store, path).key in store._parsed
 
 
 def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_REMEMBERED_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
+    monkeypatch.setattr(objects, "_IDLE_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
     for number in range(10):
         path = tmp_path / f"app{number}"
         path.write_bytes(image(b"probe"))

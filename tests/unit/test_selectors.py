@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from stapsdtd.catalog.selectors import (
     MAX_SELECTOR_LENGTH,
-    MAX_STRING_BYTES,
     SelectedSite,
     choose,
     missing_argument,
@@ -16,7 +15,7 @@ from stapsdtd.catalog.selectors import (
     select,
 )
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import Capture, Probe, Site
+from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site
 from tests.unit.samples import argument, captured, sample_object, site
 
 PATH = "/usr/lib/postgresql/15/bin/postgres"

@@ -13,8 +13,9 @@ from stapsdtd.config import Quotas
 from stapsdtd.events.columns import Block
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Scope, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.sessions.token_bucket import TokenBucket
+from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import block, unsigned
 
 # a block is a list of pids, whose events follow each other in time

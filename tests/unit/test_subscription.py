@@ -12,7 +12,8 @@ from stapsdtd.model import Capture
 from stapsdtd.sessions import log
 from stapsdtd.sessions import subscription as under_test
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import EndReason, Scope, SiteState, SiteStatus, Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription, SubscriptionSpec
+from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, block, captured, sample_object, site
 
 _T = TypeVar("_T")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.config import DEFAULT_LISTEN, Config
+from stapsdtd.addresses import DEFAULT_ADDRESS
+from stapsdtd.config import Config
 from stapsdtd.config.file import load
 from stapsdtd.sandbox.parser import USER
 from tests.support import require
@@ -49,7 +50,7 @@ def test_the_service_is_not_exposed() -> None:
 
 def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
     (path,) = settings(SOCKET, "ListenStream")
-    assert DEFAULT_LISTEN.removeprefix("unix:") == path
+    assert DEFAULT_ADDRESS.removeprefix("unix:") == path
     assert load(str(UNITS / "stapsdtd.toml")) == Config()
     assert str(Path(path).parent) in settings(SERVICE, "ReadWritePaths")
 

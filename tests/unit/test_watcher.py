@@ -75,9 +75,12 @@ class Files:
             raise KeyError(path)
         return self.objects[inode]
 
-    def forget_unlinked(self, key: ObjectKey) -> None:
-        if key == MEMFD.key:
-            self.known.discard(key.inode)
+    def mapped(self, key: ObjectKey) -> None:
+        assert key.inode in self.objects
+
+    def unmapped(self, found: Object) -> None:
+        if found.key == MEMFD.key:
+            self.known.discard(found.key.inode)
 
     def resolve(self, _pid: int, mapping: Mapping) -> Object | None:
         if mapping.inode not in self.objects:

@@ -1,0 +1,43 @@
+"""The parts of the daemon that the API uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from stapsdtd.api.access import Gate
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.config import Limits
+from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.runtime.fair_thread import Backlog
+from stapsdtd.sessions.subscriptions import Subscriptions
+
+_T = TypeVar("_T")
+
+
+class Control(Protocol):
+    """The thread that owns the registry and the subscriptions."""
+
+    async def run(self, work: Callable[[], _T]) -> _T: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """registry and subscriptions belong to control's thread.
+
+    refresh: as `Watcher.refresh`. arming: what the arming thread has to do.
+    """
+
+    control: Control
+    registry: Registry
+    refresh: Callable[[], Future[None]]
+    subscriptions: Subscriptions
+    limits: Limits
+    features: tuple[Feature, ...]
+    engine: str
+    gate: Gate
+    nops: NopRewriting
+    arming: Callable[[], Backlog]

@@ -1,0 +1,86 @@
+"""What a client may see: probes, and the processes that map them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from stapsdtd.api.access import Users
+from stapsdtd.api.backend import Backend
+from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.catalog.selectors import Selector, select
+from stapsdtd.kernel.identity import Identities, ProcessIdentity
+from stapsdtd.kernel.locked import LockedCalls
+from stapsdtd.kernel.ownership import belonging, belongs
+from stapsdtd.model import Probe
+from stapsdtd.runtime.futures import finished
+
+_PARSE_SECONDS = 5.0
+"""How long a list waits for root's files that are still being parsed, ..."""
+_ARM_SECONDS = 1.0
+"""... and for what is being armed for its client."""
+
+
+class Listing:
+    """Looks up probes in the control thread, and processes in threads of its own. Runs on the API's event loop."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        # a process can block whoever reads its command line, so no other request waits for this thread
+        self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
+        self._command_lines = LockedCalls()
+
+    def close(self) -> None:
+        self._identity_executor.shutdown(wait=False)
+
+    async def visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
+        """Return the processes of these users that are among members; None for all processes."""
+        member_pids = await asyncio.to_thread(members.pids) if members else None
+        if users is None:
+            return member_pids
+        pids = await self._backend.control.run(self._pids)
+        return await asyncio.to_thread(belonging, pids if member_pids is None else pids & member_pids, users)
+
+    def _pids(self) -> frozenset[int]:
+        """Runs in the control thread."""
+        self._backend.refresh()
+        return self._backend.registry.pids()
+
+    async def select(
+        self,
+        selectors: tuple[Selector, ...],
+        pids: frozenset[int],
+        visible: frozenset[int] | None,
+        client: str | None = None,
+    ) -> list[Probe]:
+        """Return the probes that match, as far as visible processes map them; None for all processes.
+
+        client: whose subscriptions have armed by then what they want of these, unless that takes long.
+        """
+
+        def select_now() -> tuple[list[Probe], Future[None], Future[None]]:
+            refreshed = self._backend.refresh()
+            registry = self._backend.registry
+            probes = [registry.seen_by(visible, probe) for probe in registry.probes()]
+            armed = finished() if client is None else self._backend.subscriptions.arming_for(client)
+            return select(selectors, probes, pids, visible), refreshed, armed
+
+        probes, refreshed, armed = await self._backend.control.run(select_now)
+        if not refreshed.done():
+            await asyncio.wait({asyncio.wrap_future(refreshed)}, timeout=_PARSE_SECONDS)
+            probes, _, armed = await self._backend.control.run(select_now)
+        if not armed.done():
+            await asyncio.wait({asyncio.wrap_future(armed)}, timeout=_ARM_SECONDS)
+        return probes
+
+    async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+        """Return the identities of those processes that belong to these users."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._identity_executor, self._identities, pids, users)
+
+    def _identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
+        identities = Identities(self._command_lines)
+        by_pid = [(pid, identities.of(pid)) for pid in pids]
+        # checked after reading, since another process may have the pid by then
+        return [identity for pid, identity in by_pid if identity and (users is None or belongs(pid, users))]

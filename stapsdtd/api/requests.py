@@ -1,0 +1,84 @@
+"""Checks requests and converts them to the model. Each function raises InvalidArgumentError."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from stapsdtd.api import cgroup_scope
+from stapsdtd.catalog import selectors
+from stapsdtd.config import Limits
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.kernel import cgroups
+from stapsdtd.query.parse import parse, wrong_comm
+from stapsdtd.query.scope import combined
+from stapsdtd.sessions.subscription import SubscriptionSpec
+from stapsdtd.subscribe_options import Scope, SubscribeOptions
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_MAX_PIDS = 4096
+
+
+def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:
+    if len(texts) > limits.max_selectors:
+        raise InvalidArgumentError("selectors", f"there are {len(texts)}, more than the {limits.max_selectors} allowed")
+    return tuple(map(selectors.parse, texts))
+
+
+def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
+    if len(pids) > _MAX_PIDS:
+        raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
+    wrong = [pid for pid in pids if pid <= 0]
+    if wrong:
+        raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
+    return frozenset(pids)
+
+
+def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
+    """Validate a request and fill in defaults.
+
+    Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
+    unified hierarchy. Finding containers is slow on a host with many cgroups.
+    """
+    if not request.selectors:
+        raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
+    options = SubscribeOptions.of(request.scope, request)
+    scope = replace(
+        Scope.of(options),
+        pids=parse_pids("scope.pids", options.pids),
+        exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
+    )
+    return SubscriptionSpec(
+        parse_selectors(request.selectors, limits),
+        scope,
+        _within("lease_seconds", options.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
+        _within("queue_bytes", options.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
+        _within(
+            "kernel_buffer_kib",
+            options.kernel_buffer_kib,
+            limits.default_kernel_buffer_kib,
+            limits.max_kernel_buffer_kib,
+        ),
+        options.where,
+        combined(
+            parse(options.where, cgroups.find) if options.where.strip() else None,
+            options.uids,
+            [_execname(name) for name in options.execnames],
+            cgroup_scope.of_cgroups("scope.cgroups", options.cgroups),
+            cgroup_scope.of_containers("scope.containers", options.containers),
+        ),
+    )
+
+
+def _execname(name: str) -> bytes:
+    encoded = name.encode()
+    reason = wrong_comm(encoded) if name else "a name is empty"
+    if reason is not None:
+        raise InvalidArgumentError("scope.execnames", reason)
+    return encoded
+
+
+def _within(field: str, value: int, default: int, limit: int) -> int:
+    if value > limit:
+        raise InvalidArgumentError(field, f"{value} is more than the {limit} that this server allows")
+    return value or min(default, limit)

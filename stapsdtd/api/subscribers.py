@@ -1,0 +1,47 @@
+"""Who made which subscription, and who may use it."""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakKeyDictionary
+
+from stapsdtd.api.access import Caller, Peer, Policy
+from stapsdtd.errors import UnknownSubscriptionError
+from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.subscriptions import Subscriptions
+
+
+class Subscribers:
+    """Runs on the API's event loop, except as noted."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._subscriptions = subscriptions
+        self._peers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
+
+    def add(self, subscription: Subscription, peer: Peer) -> None:
+        """Runs in the control thread."""
+        self._peers[subscription] = peer
+
+    def find(self, ident: str, caller: Caller) -> Subscription:
+        """Raises UnknownSubscriptionError, also for another client's subscription: its existence is not revealed."""
+        subscription = self._subscriptions.get(ident)
+        owner = None if subscription.client.name == caller.rights.client else subscription.client.name
+        # the subscriber may still read the End, and what fired before, after its rights were revoked
+        is_subscriber = self._peers.get(subscription) == caller.peer
+        if not is_subscriber and not caller.rights.may_use(subscription):
+            caller.record_refusal("more than allowed", subscription=ident, owner=owner)
+            raise UnknownSubscriptionError(ident)
+        caller.log(logging.INFO, "allowed", subscription=ident, owner=owner)
+        return subscription
+
+    def revoke(self, policy: Policy) -> int:
+        """End the subscriptions that policy does not allow, and return their number. Runs in the control thread."""
+
+        def is_allowed(subscription: Subscription) -> bool:
+            peer = self._peers.get(subscription)
+            rights = policy.rights_or_none(peer) if peer else None
+            if rights is not None:
+                subscription.client.change_quotas(rights.quotas)
+            return rights is not None and rights.covers(subscription.spec.owners)
+
+        return self._subscriptions.revoke(is_allowed)

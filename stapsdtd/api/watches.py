@@ -1,0 +1,79 @@
+"""The open WatchProbes calls: their quota, what they send, and how changed rights reach them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from stapsdtd.api import convert
+from stapsdtd.api.access import Caller, Policy, Rights
+from stapsdtd.api.backend import Backend
+from stapsdtd.api.calls import OpenCalls
+from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.api.listing import Listing
+from stapsdtd.api.watch import Watch
+from stapsdtd.catalog.listing_limiter import ListingLimiter
+from stapsdtd.catalog.probe_view import ProbeView
+from stapsdtd.catalog.selectors import Selector
+from stapsdtd.errors import LimitReachedError, StapsdtdError
+from stapsdtd.model import Probe
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_ADDED, _REMOVED = pb.WatchProbesResponse.CHANGE_ADDED, pb.WatchProbesResponse.CHANGE_REMOVED
+_VISIBILITY_SECONDS = 0.5
+"""How often a restricted watch checks which processes it may show."""
+
+
+class Watches:
+    """Runs on the API's event loop."""
+
+    def __init__(self, backend: Backend, listing: Listing, calls: OpenCalls) -> None:
+        self._backend = backend
+        self._listing = listing
+        self._calls = calls
+        self._open: set[Watch] = set()
+
+    def stop(self, error: StapsdtdError) -> None:
+        """Make all watches fail with error."""
+        for watch in self._open:
+            watch.stop(error)
+
+    def apply(self, policy: Policy) -> None:
+        for watch in self._open:
+            watch.apply(policy.rights_or_none(watch.caller.peer))
+
+    def check_quota(self, rights: Rights) -> None:
+        """Raises LimitReachedError if the client has as many watches as it may have subscriptions."""
+        quota = rights.quotas.max_subscriptions
+        watches = sum(watch.caller.rights.client == rights.client for watch in self._open)
+        if quota is not None and watches >= quota:
+            raise LimitReachedError(f"{rights.client} has {quota} watches, as many as its role allows")
+
+    async def messages(
+        self, caller: Caller, selectors: tuple[Selector, ...], pids: frozenset[int], members: Members | None
+    ) -> AsyncGenerator[pb.WatchProbesResponse]:
+        """Yield the probes that match, then changes. Raises the error that stopped the watch."""
+        visible = await self._listing.visible_pids(caller.rights.list, members)
+        view = ProbeView(selectors, pids, visible)
+        watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)
+        self._open.add(watch)
+        # the policy may have changed before apply() could see this watch
+        watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
+        async with self._calls.cleanup(watch.end):
+            try:
+                for probe in ListingLimiter().of(await self._backend.control.run(watch.begin)):
+                    yield self._change(_ADDED, probe)
+                yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
+                while True:
+                    for added, probe in await watch.next(None if visible is None else _VISIBILITY_SECONDS):
+                        for limited in ListingLimiter().of([probe]):
+                            yield self._change(_ADDED if added else _REMOVED, limited)
+                    before, visible = visible, await self._listing.visible_pids(watch.caller.rights.list, members)
+                    if visible != before:
+                        await self._backend.control.run(partial(watch.show, visible))
+            finally:
+                self._open.discard(watch)
+
+    def _change(self, change: pb.WatchProbesResponse.Change.ValueType, probe: Probe) -> pb.WatchProbesResponse:
+        return pb.WatchProbesResponse(change=change, probe=convert.probe(probe, self._backend.nops))

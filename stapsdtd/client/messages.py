@@ -1,0 +1,215 @@
+"""What a subscription's stream carries: events, losses, and the state of sites.
+
+Offsets are file offsets in bytes, times are Unix time in nanoseconds, and pids and tids are in the host's pid
+namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stapsdtd.client.errors import ClientError
+    from stapsdtd.client.probes import Probe, Site
+    from stapsdtd.client.server import Account
+
+
+class Encoding(Enum):
+    """ROWS: one object per event, easy to use. COLUMNS: one numpy array per field, fast."""
+
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+class SiteState(Enum):
+    """ARMING and DISARMING: for more than a second, because the kernel or a file holds that up."""
+
+    ARMING = "still arming"
+    ARMED = "armed"
+    DISARMING = "still disarming"
+    DISARMED = "disarmed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatus:
+    """The state of one site. reason: why it is refused, otherwise empty."""
+
+    state: SiteState
+    site_id: int
+    provider: str
+    name: str
+    path: str
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedArgument:
+    """Describes one value of an event. index: of the argument, from 0. missing: why some events lack the value."""
+
+    index: int
+    is_string: bool
+    missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedSite:
+    """The site that an event's site_id refers to. captures describe the event's values, in order."""
+
+    probe: Probe
+    site: Site
+    captures: tuple[CapturedArgument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptions:
+    """Precedes the first event of these sites."""
+
+    sites: tuple[DescribedSite, ...]
+
+
+Value = int | float | str | bytes | None
+"""Strings are decoded as UTF-8, with invalid bytes escaped (`\\xff`). Values that do not have the size of a number,
+such as structs, are bytes as they were in memory. None means that there is no value.
+"""
+
+ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
+
+
+class Event(NamedTuple):
+    """One firing of a probe.
+
+    seq: counts from 1 in the subscription.
+    probe: contains only those of its sites that were described together with this one.
+    unavailable: why values are None, by position in values.
+    """
+
+    seq: int
+    time_ns: int
+    pid: int
+    tid: int
+    cpu: int
+    comm: str
+    probe: Probe
+    site: Site
+    values: tuple[Value, ...]
+    unavailable: Mapping[int, str] = ALL_AVAILABLE
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """The events of one message, in order of seq."""
+
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NumberColumn:
+    """One number per event. unavailable: true for events without a value; None if all have one."""
+
+    values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64]
+    unavailable: NDArray[np.bool_] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StringColumn:
+    """One byte string per event, or a value's bytes: `column[i]` is the data between two ends."""
+
+    data: bytes
+    ends: NDArray[np.uint32]
+    unavailable: NDArray[np.bool_] | None
+
+    def __getitem__(self, row: int) -> bytes:
+        if not 0 <= row < len(self.ends):
+            raise IndexError(row)
+        return self.data[int(self.ends[row - 1]) if row else 0 : int(self.ends[row])]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self.__getitem__, range(len(self)))
+
+
+Column = NumberColumn | StringColumn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnBatch:
+    """count events as one read-only array per field; the arrays are views of the message's bytes.
+
+    comm has dtype `S16`. `sites[site_id]` describes the site and the values.
+    """
+
+    count: int
+    seq: NDArray[np.uint64]
+    time_ns: NDArray[np.int64]
+    pid: NDArray[np.int32]
+    tid: NDArray[np.int32]
+    cpu: NDArray[np.uint16]
+    comm: NDArray[np.bytes_]
+    site_id: NDArray[np.uint32]
+    values: tuple[Column, ...]
+    sites: Mapping[int, DescribedSite]
+
+
+class LossStage(Enum):
+    """The kernel's buffer was full, the client was too slow, a record was invalid, or a quota was exceeded."""
+
+    KERNEL_BUFFER = "kernel_buffer"
+    QUEUE = "queue"
+    DECODE = "decode"
+    QUOTA = "quota"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """count: events lost since the stream's previous Loss of this stage. total: since the subscription was made."""
+
+    stage: LossStage
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Sites that were armed, disarmed or refused after the subscription was made."""
+
+    sites: tuple[SiteStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The stream broke. It is reopened, and resumes where it stopped, until the lease expires."""
+
+    error: ClientError
+
+
+class EndReason(Enum):
+    UNSUBSCRIBED = "unsubscribed"
+    SERVER_STOPPING = "server_stopping"
+    LEASE_EXPIRED = "lease_expired"
+    ACCESS_REVOKED = "access_revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last message. Nothing is in flight in its account."""
+
+    reason: EndReason
+    account: Account
+
+
+Message = Descriptions | EventBatch | ColumnBatch | Loss | Status | Interruption | End

@@ -1,0 +1,170 @@
+"""The probes of the server's host, as the client returns them.
+
+Offsets are file offsets in bytes, times are Unix time in nanoseconds, and pids are in the host's pid namespace. Fields
+that the server leaves empty because they do not apply are None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The value is given in the note."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The value is in a register, starting at bit first_bit. name is the full-width register's."""
+
+    name: str
+    first_bit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The value is in the process's memory at base + index * scale + displacement.
+
+    base, index: register names, None if not used.
+    symbol: the symbol that the note names, if any; base is the program counter then, and displacement is relative to
+    the site.
+    """
+
+    base: str | None
+    displacement: int
+    index: str | None = None
+    scale: int = 1
+    symbol: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The value is the address of a symbol: base + displacement."""
+
+    base: str | None
+    displacement: int
+    symbol: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The value cannot be fetched."""
+
+    reason: str
+
+
+Operand = Constant | Register | Memory | Address | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a site. text is as in the note, `-4@%esi`; size is in bytes."""
+
+    text: str
+    size: int
+    signed: bool
+    is_float: bool
+    operand: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where a probe can fire.
+
+    site_id: identifies the site in a subscription's events; 0 elsewhere.
+    refused: in listings, why the server's host never arms the site, or empty.
+    """
+
+    site_id: int
+    offset: int
+    semaphore_offset: int | None
+    function: str | None
+    arguments: tuple[Argument, ...]
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`provider:name` in one object. pids: the processes that map the object. build_id: in lower-case hex."""
+
+    provider: str
+    name: str
+    path: str
+    build_id: str | None
+    architecture: str
+    pids: tuple[int, ...]
+    sites: tuple[Site, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that maps probes.
+
+    cgroup: the path in the unified hierarchy.
+    container_id: id or name of the innermost container. It is not authenticated: anyone who controls part of the cgroup
+    tree can imitate a container.
+    namespace_pid: the pid in the process's own pid namespace.
+    """
+
+    pid: int
+    comm: str
+    command_line: tuple[str, ...]
+    user: str
+    started_ns: int
+    cgroup: str | None
+    container_id: str | None
+    namespace_pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A note that could not be used or, if provider and name are empty, a whole file."""
+
+    path: str
+    provider: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeListing:
+    """A sequence of probes. processes and problems are filled in with details=True.
+
+    sites_left_out: the number of sites of very large objects that were left out.
+    """
+
+    probes: tuple[Probe, ...]
+    processes: tuple[Process, ...]
+    problems: tuple[Problem, ...]
+    sites_left_out: int = 0
+
+    def __iter__(self) -> Iterator[Probe]:
+        return iter(self.probes)
+
+    def __len__(self) -> int:
+        return len(self.probes)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAdded:
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRemoved:
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotComplete:
+    """All probes that existed when the watch began have been sent; changes follow."""
+
+
+WatchMessage = ProbeAdded | ProbeRemoved | SnapshotComplete

@@ -1,0 +1,118 @@
+"""The server and its subscriptions, as the client returns them. Times are Unix time in nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stapsdtd.subscribe_options import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature of the server's host.
+
+    detail: what was found, or why the feature is missing.
+    remedy: what an operator can do to get it.
+    required: whether the server cannot capture without it. It has a fallback for the others.
+    """
+
+    name: str
+    available: bool
+    detail: str
+    remedy: str
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_lease_seconds: int
+    max_queue_bytes: int
+    max_kernel_buffer_kib: int
+    max_selectors: int
+    max_string_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The client's identity and rights.
+
+    list, trace: ids of the users whose processes may be listed and traced; None means everybody's.
+    manage: whether the client may list, stream and end other clients' subscriptions.
+    trace_restriction: why nothing may be traced although the role would allow it, or empty.
+    """
+
+    client: str
+    role: str
+    manage: bool
+    list: tuple[int, ...] | None
+    trace: tuple[int, ...] | None
+    trace_restriction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arming:
+    """waiting: how many objects, mostly, wait for their turn. running: what is being done, such as "arming PATH"; ""
+    if nothing is, and for clients that may not list everybody's probes. seconds: for how long.
+    """
+
+    waiting: int = 0
+    running: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The server, its host, and the numbers of what it tracks.
+
+    subscriptions, processes, objects, probes: how many of each this client may see.
+    access: None if the server is too old to report it. arming: what it has to arm and disarm now, for all clients.
+    """
+
+    version: str
+    engine: str
+    kernel_release: str
+    machine: str
+    pid: int
+    subscriptions: int
+    processes: int
+    objects: int
+    probes: int
+    features: tuple[Feature, ...]
+    limits: Limits
+    access: Access | None = None
+    arming: Arming = Arming()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Numbers of events, where fired = delivered + filtered + lost + in_flight. sites: how many are, or were, armed."""
+
+    fired: int
+    delivered: int
+    filtered: int
+    lost_kernel_buffer: int
+    lost_queue: int
+    lost_decode: int
+    in_flight: int
+    sites: int
+    lost_quota: int = 0
+
+    @property
+    def lost(self) -> int:
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionInfo:
+    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered."""
+
+    id: str
+    selectors: tuple[str, ...]
+    scope: Scope
+    created_ns: int
+    streaming: bool
+    lease_left_ms: int
+    account: Account
+    where: str = ""

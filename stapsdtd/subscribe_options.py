@@ -1,0 +1,58 @@
+"""The options of a subscription: their names, types, defaults and meaning.
+
+The clients, the commands and the API share these classes, and the protobuf messages have fields of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The processes and threads whose events are delivered.
+
+    Values of one field are combined with OR, different fields with AND; an empty field does not restrict.
+
+    exclude_pids: never deliver events of these processes.
+    uids, execnames: users and command names (comm) of threads.
+    cgroups: paths as in /proc/PID/cgroup. A cgroup must exist, and includes those below it.
+    containers: names, ids, or at least the first 12 digits of an id. A container must exist, and includes those in it.
+    include_clients: deliver events of the server's other clients too, which by default count as filtered.
+    """
+
+    pids: Collection[int] = ()
+    exclude_pids: Collection[int] = ()
+    uids: Sequence[int] = ()
+    execnames: Sequence[str] = ()
+    cgroups: Sequence[str] = ()
+    containers: Sequence[str] = ()
+    include_clients: bool = False
+
+    @classmethod
+    def of(cls, *sources: object) -> Self:
+        """Take each field from the first source that has an attribute of its name, such as a protobuf message."""
+        values = {
+            field.name: next(getattr(source, field.name) for source in sources if hasattr(source, field.name))
+            for field in fields(cls)
+        }
+        values |= {name: tuple(value) for name, value in values.items() if not isinstance(value, str | int)}
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribeOptions(Scope):
+    """What to deliver, and how much to buffer. For the last three, 0 means the server's default.
+
+    where: a filter expression such as `arg0 > 100 && execname != "psql"`; see the README.
+    lease_seconds: how long the subscription lives without a stream.
+    queue_bytes: how much the server buffers for this client.
+    kernel_buffer_kib: size of the kernel buffer per CPU.
+    """
+
+    where: str = ""
+    lease_seconds: int = 0
+    queue_bytes: int = 0
+    kernel_buffer_kib: int = 0
