@@ -216,7 +216,7 @@ class Watcher:
         """Read the kernel's events, and note which processes to look at. Report whether there were any."""
         any_events = self._lost
         events = list(self._kernel.read())
-        # one look at a file will do for all that was reported before that
+        # look at each file once for all of these events
         recalled: dict[tuple[int, int, str], Object | None] = {}
         for event in events:
             any_events = True

@@ -277,7 +277,7 @@ class Armer:
             live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
 
     def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
-        """Return what is being armed, and is not late."""
+        """Return the results to come of what is being armed, except what is late."""
         after = self._clock() - _LATE_SECONDS
         return [
             considered.arming
