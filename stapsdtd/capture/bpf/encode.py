@@ -140,7 +140,7 @@ _LinkedTest = tuple[Test, tuple[int, int]]
 
 
 def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int]) -> list[_LinkedTest]:
-    """Lay out tests from index first on: excluded processes, their owners, the scope's pids, then the predicate."""
+    """Lay out tests from index first on: excluded pids, the process's owner, the scope's pids, then the predicate."""
     program = site_filter.decision
     excluded, pids = sorted(site_filter.excluded), sorted(site_filter.pids or ())
     owners = [] if site_filter.owners is None else sorted(site_filter.owners) or [_NO_USER]
