@@ -52,7 +52,7 @@ from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
-from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
@@ -191,7 +191,7 @@ class Daemon:
             _log.warning("settings other than roles have changed: restart the daemon to apply them")
 
     async def _shut_down(self, engine: Engine) -> None:
-        await asyncio.wrap_future(self._arming.submit("", engine.shutdown, "disarming everything"))
+        await asyncio.wrap_future(self._arming.submit(Queue("the daemon"), engine.shutdown, "disarming everything"))
 
     async def _end_all(self, subscriptions: Subscriptions) -> None:
         ended = await self._control.run(subscriptions.close_all)

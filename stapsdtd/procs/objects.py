@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,9 @@ _FILE_BYTES = 1000
 _NOTE_BYTES = 400
 """Rough estimates."""
 _CHECKS = 2
-"""How many idle files are checked for each new one."""
+"""How many idle files are checked for each new one, ..."""
+_UNMAPPED_YET = 64
+"""... except that many of the latest, which may not have been mapped yet."""
 
 _FIRST_PROCESS = 1
 _NOTHING = ParsedObject("", None, (), ())
@@ -84,7 +86,7 @@ class ObjectStore:
         # by path, the least recently used first
         self._idle: OrderedDict[ObjectKey, str] = OrderedDict()
         self._idle_bytes = 0
-        self._to_check: deque[ObjectKey] = deque()
+        self._to_check: OrderedDict[ObjectKey, None] = OrderedDict()
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a cached file that has this path here too and has not changed.
@@ -152,12 +154,14 @@ class ObjectStore:
         if key in self._parsed:
             self._used(key)
             return
+        for _ in range(_CHECKS):
+            # not the latest, which are about to be mapped
+            if len(self._to_check) > _UNMAPPED_YET:
+                self._check(self._to_check.popitem(last=False)[0])
         self._parsed[key] = parsed
         self._set_idle(key, path)
         while self._idle_bytes > _IDLE_BYTES and len(self._idle) > 1:
             self._forget(next(iter(self._idle)))
-        for _ in range(min(_CHECKS, len(self._to_check))):
-            self._check(self._to_check.popleft())
 
     def _used(self, key: ObjectKey) -> None:
         if key in self._idle:
@@ -166,7 +170,7 @@ class ObjectStore:
     def _set_idle(self, key: ObjectKey, path: str) -> None:
         self._idle[key] = path
         self._idle_bytes += _bytes_of(self._parsed[key])
-        self._to_check.append(key)
+        self._to_check[key] = None
 
     def _check(self, key: ObjectKey) -> None:
         """Forget an idle file that was deleted or replaced, or that can only be reached through a process."""
@@ -175,7 +179,7 @@ class ObjectStore:
             return
         keys = list(_keys_at(path, self._filesystems))
         if key in keys or None in keys:
-            self._to_check.append(key)
+            self._to_check[key] = None
         else:
             self._forget(key)
 
@@ -183,6 +187,7 @@ class ObjectStore:
         """Keep an object while processes map it: parsing it again for each of them would cost more than its memory."""
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(self._parsed[key])
+            self._to_check.pop(key, None)
 
     def unmapped(self, obj: Object) -> None:
         """Let an object go that nobody maps any more; at once if it had no name when it was parsed, like a memfd."""
@@ -199,6 +204,7 @@ class ObjectStore:
         parsed = self._parsed.pop(key)
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(parsed)
+            self._to_check.pop(key, None)
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
 

@@ -138,8 +138,10 @@ class Watcher:
         refreshed = unfinished()
 
         def look_again() -> None:
-            self._look_at_all()
-            refreshed.set_result(None)
+            try:
+                self._look_at_all()
+            finally:
+                refreshed.set_result(None)
 
         parsed.add_done_callback(lambda _: self._loop.call_soon_threadsafe(look_again))
         return refreshed

@@ -1,8 +1,9 @@
 """A thread that serves several queues in turn, for calls that may block.
 
-    queue "anne"   work, work, work ──┐
-    queue "bert"   work ──────────────┼──► one thread, one piece of work from each queue in turn
-    queue ""       work ──────────────┘
+    urgent                     work ─────────────────┐
+    client "a", user 1000      work, work, work ──┐  │
+    client "a", user 1001      work ──────────────┴──┼──► one thread: urgent work first, then clients in turn,
+    client "b", user 1000      work, work ───────────┘    and the users of a client in turn
 
 Callers get futures and wait for nothing, so a call that does not return delays the work behind it and nobody else.
 """
@@ -12,12 +13,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 _T = TypeVar("_T")
+
+
+class Queue(NamedTuple):
+    """Work for a client that is due to a user's processes; it is done in order."""
+
+    client: str
+    user: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +40,17 @@ class Backlog:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Work(Generic[_T]):
+    """calls: the call to make, none once it was made or cancelled."""
+
     name: str
-    call: Callable[[], _T]
+    calls: list[Callable[[], _T]]
     result: Future[_T]
 
     def run(self) -> None:
         try:
-            result = self.call()
+            result = self.calls.pop()()
         except BaseException as error:  # noqa: BLE001 - the caller gets it
             self.result.set_exception(error)
         else:
@@ -52,7 +63,8 @@ class FairThread:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._queues: OrderedDict[Hashable, deque[_Work[object]]] = OrderedDict()
+        self._urgent: deque[_Work[object]] = deque()
+        self._queues: OrderedDict[str, OrderedDict[Queue, deque[_Work[object]]]] = OrderedDict()
         self._waiting = 0
         self._running = ""
         self._since = 0.0
@@ -60,27 +72,46 @@ class FairThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, queue: Hashable, call: Callable[[], _T], name: str = "") -> Future[_T]:
+    def submit(self, queue: Queue | None, call: Callable[[], _T], name: str = "") -> Future[_T]:
         """Have the thread make a call, after those submitted to the same queue before. The future can be cancelled
-        until the call begins. name: for Backlog.running. Raises RuntimeError after stop().
+        until the call begins.
+
+        queue: None for urgent work, which comes first. name: for Backlog.running. Raises RuntimeError after stop().
         """
-        work = _Work(name, call, Future())
+        work = _Work(name, [call], Future())
+        work.result.add_done_callback(partial(self._drop, work.calls))
         with self._changed:
             if self._is_stopping:
                 raise RuntimeError("the thread is stopping")
-            self._queues.setdefault(queue, deque()).append(work)  # type: ignore[arg-type]
+            if queue is None:
+                self._urgent.append(work)  # type: ignore[arg-type]
+            else:
+                self._queues.setdefault(queue.client, OrderedDict()).setdefault(queue, deque()).append(work)  # type: ignore[arg-type]
             self._waiting += 1
             self._changed.notify()
         return work.result
 
+    def _drop(self, calls: list[Callable[[], _T]], _: Future[_T]) -> None:
+        """Free what cancelled work refers to; its turn may be long in coming."""
+        if calls:
+            with self._changed:
+                calls.clear()
+                self._waiting -= 1
+
     def ask(self) -> Future[None]:
-        """Return a future that is done once the thread comes to it."""
-        return self.submit(self, lambda: None)
+        """Return a future that is done once the thread comes to it, before all that is not urgent."""
+        return self.submit(None, lambda: None)
 
     def backlog(self) -> Backlog:
         with self._changed:
             seconds = self._clock() - self._since if self._running else 0.0
             return Backlog(self._waiting, self._running, seconds)
+
+    def waiting(self, queue: Queue) -> int:
+        """Return how much work waits in a queue."""
+        with self._changed:
+            queues = self._queues.get(queue.client)
+            return len(queues.get(queue, ())) if queues else 0
 
     def stop(self) -> None:
         """Return when everything submitted so far is done."""
@@ -91,22 +122,31 @@ class FairThread:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            if work.result.set_running_or_notify_cancel():
-                work.run()
+            work.run()
             # its result may be large, and the next work may take long to come
             del work
 
     def _next(self) -> _Work[object] | None:
         with self._changed:
             self._running = ""
-            while not self._queues:
-                if self._is_stopping:
-                    return None
-                self._changed.wait()
-            key, queue = self._queues.popitem(last=False)
-            work = queue.popleft()
-            if queue:
-                self._queues[key] = queue
-            self._waiting -= 1
-            self._running, self._since = work.name, self._clock()
-            return work
+            while True:
+                while not self._urgent and not self._queues:
+                    if self._is_stopping:
+                        return None
+                    self._changed.wait()
+                work = self._urgent.popleft() if self._urgent else self._take_turn()
+                # what was cancelled is not counted any more
+                if work.result.set_running_or_notify_cancel():
+                    self._waiting -= 1
+                    self._running, self._since = work.name, self._clock()
+                    return work
+
+    def _take_turn(self) -> _Work[object]:
+        client, queues = self._queues.popitem(last=False)
+        queue, waiting = queues.popitem(last=False)
+        work = waiting.popleft()
+        if waiting:
+            queues[queue] = waiting
+        if queues:
+            self._queues[client] = queues
+        return work

@@ -6,17 +6,23 @@ file ──► parse for a moment ──too slow──► queue of the file's ow
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
 from stapsdtd.model import ParsedObject
+from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
+
+_log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 0.25
 _LITTLE_PATIENCE_SECONDS = 0.02
@@ -33,12 +39,18 @@ _Result = ParsedObject | ObjectUnreadableError | OSError
 
 @dataclass(slots=True)
 class _Job:
-    """pid: of a process that maps the file. pids: those to be looked at again when it is parsed."""
+    """pid: of a process that maps the file. pids: those to be looked at again when it is parsed. is_awaited: by the
+    thread that asked. is_tried: while that waited; result is None if it takes longer.
+    """
 
     key: _Key
+    owner: int
     descriptor: int
     pid: int
     pids: set[int]
+    is_awaited: bool = True
+    is_tried: bool = False
+    result: _Result | None = None
 
 
 class QueueingParser:
@@ -48,7 +60,9 @@ class QueueingParser:
 
     def __init__(self, parser: SandboxedParser) -> None:
         self._parser = parser
-        self._parsing = threading.Lock()
+        # starting the sandbox may take long, too: it forks, which the kernel can hold up
+        self._quick = FairThread("stapsdtd-parsing")
+        self._is_stuck = False
         self.on_done: Callable[[set[int]], None] = lambda _pids: None
         self._lock = threading.Lock()
         self._jobs: dict[_Key, _Job] = {}
@@ -65,31 +79,59 @@ class QueueingParser:
         status = os.fstat(descriptor)
         owner = status.st_uid if owner is None else owner
         key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        queue = self._root if owner == _ROOT else self._others
         with self._lock:
             result = self._results.pop(key, None)
-            if result is None and (job := self._jobs.get(key) or queue.last_of_many(owner)):
-                job.pids.add(pid)
-                raise ObjectPendingError
-            patience = self._patience(owner)
+            if result is None:
+                if waiting := self._jobs.get(key) or self._slow(owner).last_of_many(owner):
+                    waiting.pids.add(pid)
+                    raise ObjectPendingError
+                self._jobs[key] = _Job(key, owner, os.dup(descriptor), pid, {pid})
+        if result is None:
+            result = self._parse_quickly(self._jobs[key])
         if isinstance(result, Exception):
             raise result
-        if result is not None:
-            return result
-        if self._parsing.acquire(timeout=patience):
-            try:
-                return self._parser.parse(descriptor, pid, patience)
-            except TooSlowError:
-                with self._lock:
-                    self._impatient_until[owner] = time.monotonic() + _IMPATIENT_SECONDS
-            finally:
-                self._parsing.release()
+        return result
+
+    def _parse_quickly(self, job: _Job) -> _Result:
+        """Raises ObjectPendingError, and has the job done in the background."""
         with self._lock:
-            if key not in self._jobs:
-                self._jobs[key] = _Job(key, os.dup(descriptor), pid, {pid})
-                queue.put(owner, self._jobs[key])
-            self._jobs[key].pids.add(pid)
-        raise ObjectPendingError
+            patience = 0.0 if self._is_stuck else self._patience(job.owner)
+        trying = self._quick.submit(Queue(""), partial(self._try, job, patience)) if patience else None
+        if trying is not None:
+            wait([trying], patience)
+        with self._lock:
+            job.is_awaited = False
+            if job.result is not None:
+                del self._jobs[job.key]
+            elif job.is_tried or trying is None or trying.cancel():
+                self._slow(job.owner).put(job)
+            else:
+                # it is the start of the sandbox that takes so long
+                self._is_stuck = True
+        if job.result is None:
+            raise ObjectPendingError
+        os.close(job.descriptor)
+        return job.result
+
+    def _try(self, job: _Job, seconds: float) -> None:
+        try:
+            result = _parsed(self._parser, job, seconds)
+        except TooSlowError:
+            result = None
+        with self._lock:
+            if result is None:
+                self._impatient_until[job.owner] = time.monotonic() + _IMPATIENT_SECONDS
+            if job.is_awaited:
+                job.is_tried, job.result = True, result
+                return
+            self._is_stuck = False
+            if result is None:
+                self._slow(job.owner).put(job)
+        if result is not None:
+            self._finish(job, result)
+
+    def _slow(self, owner: int) -> _SlowParser:
+        return self._root if owner == _ROOT else self._others
 
     def _patience(self, owner: int) -> float:
         now = time.monotonic()
@@ -112,6 +154,8 @@ class QueueingParser:
         self.on_done(job.pids)
 
     def close(self) -> None:
+        self._parser.abort()
+        self._quick.stop()
         for queue in (self._root, self._others):
             queue.close()
         for job in self._jobs.values():
@@ -138,9 +182,9 @@ class _SlowParser:
             queue = self._queues.get(owner)
             return queue[-1] if queue and len(queue) >= _MAX_WAITING_PER_OWNER else None
 
-    def put(self, owner: int, job: _Job) -> None:
+    def put(self, job: _Job) -> None:
         with self._changed:
-            self._queues.setdefault(owner, deque()).append(job)
+            self._queues.setdefault(job.owner, deque()).append(job)
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="stapsdtd-parser", daemon=True)
@@ -167,11 +211,10 @@ class _SlowParser:
             self._thread.join()
 
     def _run(self) -> None:
-        with self._changed:
-            self._parser = SandboxedParser()
         while (job := self._next()) is not None:
             self._finish(job, self._parse(job))
-        self._parser.close()
+        if self._parser is not None:
+            self._parser.close()
 
     def _next(self) -> _Job | None:
         with self._changed:
@@ -191,8 +234,22 @@ class _SlowParser:
             return job
 
     def _parse(self, job: _Job) -> _Result:
-        assert self._parser is not None  # noqa: S101 - made before the first job is taken
         try:
-            return self._parser.parse(job.descriptor, job.pid)
-        except (ObjectUnreadableError, OSError) as error:
+            with self._changed:
+                self._parser = self._parser or SandboxedParser()
+        except OSError as error:
             return error
+        return _parsed(self._parser, job, None)
+
+
+def _parsed(parser: SandboxedParser, job: _Job, seconds: float | None) -> _Result:
+    """Raises TooSlowError."""
+    try:
+        return parser.parse(job.descriptor, job.pid, seconds)
+    except TooSlowError:
+        raise
+    except (ObjectUnreadableError, OSError) as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - the other files are to be parsed as well
+        _log.exception("the parser failed")
+        return OSError(errno.EIO, f"the parser failed: {error}")

@@ -6,8 +6,9 @@ nobody's request. Sites that take long are reported as ARMING or DISARMING.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,12 @@ from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.objects import is_host_file, leads_to, was_written_to
-from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
 from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
-from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription, Queue
+from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription
 from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _UNKNOWN_SECONDS = 1.0
 _LATE_SECONDS = 1.0
+_MAX_MAPPERS = 8
 
 CallSoon = Callable[[Callable[[], None]], object]
 Charge = Callable[[int, float], None]
@@ -98,8 +100,7 @@ class Armer:
         selected = selected_sites(subscription.spec, obj, mappings)
         if not selected or not is_mapped_in_scope(subscription, selected, mappings):
             return
-        earlier = live.version_of(obj.key)
-        if earlier is not None:
+        if earlier := live.version_of(obj.key):
             self.disarm(live, earlier.object, is_awaited=True)
         owners = subscription.spec.owners
         if owners is not None:
@@ -115,11 +116,7 @@ class Armer:
                 live.barred[obj.key] = obj
                 live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
             return
-        # users take turns, so that one with many objects does not delay another's
-        queue = (
-            Queue(live.subscription.client.name, user_of(next(iter(mappings)))) if earlier is None else earlier.queue
-        )
-        self._arm(live, obj, selected, mappings, queue)
+        self._arm(live, obj, selected, mappings)
 
     def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
         """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
@@ -135,63 +132,80 @@ class Armer:
         obj: Object,
         selected: tuple[SelectedSite, ...],
         mappings: Mapping[int, model.Mapping],
-        queue: Queue,
     ) -> None:
+        client = live.subscription.client.name
+        # users take turns, so that one with many objects does not delay another's; of several, the least busy is chosen
+        users = {user_of(pid) for pid in itertools.islice(mappings, _MAX_MAPPERS)}
+        user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
         is_ephemeral = not self.is_host_file(obj)
-        considered = ConsideredObject(obj, selected, is_ephemeral, queue, self._clock())
+        considered = ConsideredObject(obj, selected, is_ephemeral, user, self._clock())
         live.add(considered)
-        first = live.first
+        first = live.first if live.first and live.first.is_waiting else None
         if first is not None:
             first.add()
         request = ArmRequest(obj, selected, mappings, is_ephemeral)
         considered.arming = self._thread.submit(
-            queue, partial(self._attacher.arm, live.session, request), f"arming {obj.path}"
+            Queue(client, user), partial(self._attacher.arm, live.session, request), f"arming {obj.path}"
         )
         considered.arming.add_done_callback(
-            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, done))
+            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, mappings.keys(), done))
         )
 
     def _on_armed(
-        self, live: LiveSubscription, considered: ConsideredObject, first: FirstArming | None, done: Future[Outcome]
+        self,
+        live: LiveSubscription,
+        considered: ConsideredObject,
+        first: FirstArming | None,
+        pids: Collection[int],
+        done: Future[Outcome],
     ) -> None:
+        is_wanted = live.considered.get(considered.object.key) is considered
         error: BaseException | None = None
-        if not done.cancelled():
-            is_wanted = live.considered.get(considered.object.key) is considered
-            error = done.exception()
-            if error is not None:
-                if is_wanted:
-                    live.pop(considered.object.key)
-                error = self._on_error(live, considered, error, is_wanted=is_wanted)
+        if done.cancelled():
+            pass
+        elif done.exception() is None:
+            outcome = considered.outcome = done.result()
+            if first is None:
+                self._charge(considered.user, outcome.seconds)
+            if is_wanted:
+                live.report(_statuses(live, considered, outcome.refusals))
             else:
-                outcome = done.result()
-                if first is None and considered.queue.user is not None:
-                    self._charge(considered.queue.user, outcome.seconds)
-                considered.outcome = outcome
-                if is_wanted:
-                    live.report(_statuses(live, considered, outcome.refusals))
-                else:
-                    self._forget(live, considered)
+                self._forget(live, considered)
+        elif is_wanted:
+            live.pop(considered.object.key)
+            error = self._on_error(live, considered, pids, done.exception())
         if first is not None:
             first.settle(error)
-        elif isinstance(error, OSError):
-            _log.warning("subscription %s: cannot arm %s: %s", live.subscription.id, considered.object.path, error)
-        elif error is not None:
+        if error is not None and (first is None or live.first is None):
+            # nobody else reports it
             _log.error("subscription %s: cannot arm %s", live.subscription.id, considered.object.path, exc_info=error)
 
     def _on_error(
-        self, live: LiveSubscription, considered: ConsideredObject, error: BaseException, *, is_wanted: bool
+        self,
+        live: LiveSubscription,
+        considered: ConsideredObject,
+        pids: Collection[int],
+        error: BaseException | None,
     ) -> BaseException | None:
         """Return the error, or None if the object is merely gone or cannot be opened yet."""
         obj = considered.object
         if isinstance(error, ObjectPendingError):
-            if is_wanted:
-                live.pending[obj.key] = considered
-                self._report_late(live, considered)
+            live.pending[obj.key] = considered
+            self._report_late(live, considered)
             return None
         if isinstance(error, ObjectGoneError):
             _log.debug("%s", error)
-            return None
-        return error
+            if self._registry.mappings(obj.key).keys() - pids:
+                # other processes map it now
+                self._consider(live, obj)
+        if considered.is_late:
+            if again := live.considered.get(obj.key):
+                again.is_late = True
+            else:
+                state = SiteState.DISARMED if isinstance(error, ObjectGoneError) else SiteState.REFUSED
+                reason = "" if state is SiteState.DISARMED else str(error)
+                live.report([live.status(state, obj, each, reason) for each in considered.selected_sites])
+        return None if isinstance(error, ObjectGoneError) else error
 
     def is_host_file(self, obj: Object) -> bool:
         return is_host_file(obj, self._filesystems)
@@ -211,9 +225,8 @@ class Armer:
         """Disarm an object whose probes cost other users too much, and report them as REFUSED."""
         considered = live.pop(excess.key)
         live.barred[excess.key] = considered.object
-        statuses = [
-            live.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in considered.reported_sites
-        ]
+        sites = considered.selected_sites if considered.outcome is None else considered.armed
+        statuses = [live.status(SiteState.REFUSED, considered.object, each, excess.reason) for each in sites]
         self._disarm(live, considered, statuses)
 
     def _disarm(
@@ -230,7 +243,9 @@ class Armer:
 
         def finish() -> None:
             live.disarming.discard(disarming)
-            live.report(statuses)
+            again = live.considered.get(considered.object.key)
+            if again is None or again.outcome is None:
+                live.report(statuses)
             then()
 
         if considered.arming.cancel():
@@ -239,7 +254,8 @@ class Armer:
         if considered.outcome is not None:
             self._forget(live, considered)
         work = partial(self._attacher.disarm, live.session, considered.object, is_awaited=is_awaited)
-        disarmed = self._thread.submit(considered.queue, work, f"disarming {considered.object.path}")
+        # nothing is to be armed before: the object itself has been by now, or never will be
+        disarmed = self._thread.submit(None, work, f"disarming {considered.object.path}")
         when_done(disarmed, partial(self._call_soon, finish))
 
     def close(self, live: LiveSubscription) -> Future[Closed]:
@@ -248,11 +264,7 @@ class Armer:
             considered = live.pop(key)
             if not considered.arming.cancel() and considered.outcome is not None:
                 self._forget(live, considered)
-        return self._thread.submit(
-            Queue(live.subscription.client.name),
-            partial(self._attacher.close, live.session),
-            "closing a subscription",
-        )
+        return self._thread.submit(None, partial(self._attacher.close, live.session), "closing a subscription")
 
     def _forget(self, live: LiveSubscription, considered: ConsideredObject) -> None:
         """Release the object's file watch and quota, though its sites may stay armed for a moment."""

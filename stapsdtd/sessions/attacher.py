@@ -19,7 +19,7 @@ from stapsdtd import model
 from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
-from stapsdtd.errors import ObjectForeignError, StapsdtdError, TracefsRejectedError
+from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, Site
@@ -62,7 +62,6 @@ class Outcome:
     """refusals: reasons by site; all other sites are armed. seconds: how long it took."""
 
     refusals: Mapping[Site, str]
-    armed_sites: int
     seconds: float
 
 
@@ -119,19 +118,18 @@ class Attacher:
 
         Raises ObjectGoneError, ObjectPendingError if the file cannot be opened yet, and OSError.
         """
+        if session.is_closed:
+            raise ObjectGoneError(request.object.path)
         begin = time.monotonic()
-        selected, refusals = request.selected_sites, dict[Site, str]()
-        if not session.is_closed:
-            try:
-                self.open(session)
-            except (StapsdtdError, OSError) as error:
-                # Subscribe fails with the same error, unless it has returned by now
-                refusals = {each.capture.site: str(error) for each in selected}
-                self._file_writes.armed(request.object.key, None)
-            else:
-                refusals = self._arm(session.subscription, request)
-        armed_sites = sum(each.capture.site not in refusals for each in selected)
-        return Outcome(refusals, armed_sites, time.monotonic() - begin)
+        try:
+            self.open(session)
+        except (StapsdtdError, OSError) as error:
+            # Subscribe fails with the same error, unless it has returned by now
+            refusals = {each.capture.site: str(error) for each in request.selected_sites}
+            self._file_writes.armed(request.object.key, None)
+        else:
+            refusals = self._arm(session.subscription, request)
+        return Outcome(refusals, time.monotonic() - begin)
 
     def _arm(self, subscription: Subscription, request: ArmRequest) -> dict[Site, str]:
         """Arm the sites that may be armed. Return why the others were refused."""
@@ -152,10 +150,13 @@ class Attacher:
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
             refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each in armable[granted:]}
-            if granted:
-                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted])
-                principal.free_sites(len(by_engine))
-                refusals |= by_engine
+            try:
+                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
+            except BaseException:
+                principal.free_sites(granted)
+                raise
+            principal.free_sites(len(by_engine))
+            refusals |= by_engine
             self._file_writes.armed(obj.key, path)
         return refusals
 

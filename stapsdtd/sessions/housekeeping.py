@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
@@ -52,6 +52,7 @@ class Housekeeping:
         self._engine = engine
         self._arming_thread = arming_thread
         self._principal_of: dict[SubscriptionKey, Principal] = {}
+        self._closed: list[Subscription] = []
         self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
         self._cleanup: Future[None] | None = None
         self._timers = (
@@ -79,6 +80,10 @@ class Housekeeping:
         """Count the subscription's foreign hits, even those of its last interval if it ends."""
         self._principal_of[subscription.subscription_key] = subscription.client
 
+    def closed(self, subscription: Subscription) -> None:
+        """Forget a subscription after the next count of foreign hits, which is the last with hits of it."""
+        self._closed.append(subscription)
+
     def check_progress(self) -> None:
         """Report what is late, and count hits in processes that clients may not trace."""
         for live in self._live.values():
@@ -86,16 +91,21 @@ class Housekeeping:
             if live.first is None:
                 self._armer.report_late(live)
         if self._foreign_hits is None or self._foreign_hits.done():
-            self._foreign_hits = self._arming_thread.submit("", self._engine.foreign_hits, "counting foreign hits")
-            self._foreign_hits.add_done_callback(self._on_foreign_hits)
+            self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
+            closed, self._closed = self._closed, []
+            self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))
 
-    def _on_foreign_hits(self, done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]) -> None:
+    def _on_foreign_hits(
+        self, closed: list[Subscription], done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]
+    ) -> None:
         if done.exception():
             _log_error(done)
         else:
-            self._loop.call_soon_threadsafe(partial(self._judge_foreign_hits, done.result()))
+            self._loop.call_soon_threadsafe(partial(self._judge_foreign_hits, done.result(), closed))
 
-    def _judge_foreign_hits(self, counts: Mapping[tuple[SubscriptionKey, ObjectKey], int]) -> None:
+    def _judge_foreign_hits(
+        self, counts: Mapping[tuple[SubscriptionKey, ObjectKey], int], closed: Iterable[Subscription]
+    ) -> None:
         """Disarm objects that cost other users' processes too much, and arm again those whose time is up."""
         hits: Counter[tuple[str, ObjectKey]] = Counter()
         for (subscription_key, key), count in counts.items():
@@ -109,9 +119,8 @@ class Housekeeping:
                 if excess.key in live.considered:
                     self._armer.bar(live, excess)
         self._foreign.forget()
-        self._principal_of = {
-            live.subscription.subscription_key: live.subscription.client for live in self._live.values()
-        }
+        for subscription in closed:
+            self._principal_of.pop(subscription.subscription_key, None)
         for live in list(self._live.values()):
             for key, obj in list(live.barred.items()):
                 if self._foreign.why_not(live.subscription.client.name, key) is None:
@@ -124,7 +133,7 @@ class Housekeeping:
         Nothing reports munmap, and an armed event holds its object's file.
         """
         if self._cleanup is None or self._cleanup.done():
-            self._cleanup = self._arming_thread.submit("", self._engine.retry_cleanup, "cleaning up")
+            self._cleanup = self._arming_thread.submit(None, self._engine.retry_cleanup, "cleaning up")
             self._cleanup.add_done_callback(_log_error)
         volatile = {
             key: considered.object

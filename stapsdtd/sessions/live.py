@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, ObjectKey
@@ -14,25 +13,18 @@ from stapsdtd.sessions.attacher import Outcome, Session
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
 
 
-class Queue(NamedTuple):
-    """Names a queue of the arming thread: work for one client on the objects of one user's processes, done in order."""
-
-    client: str
-    user: int | None = None
-
-
 @dataclass(slots=True, eq=False)
 class ConsideredObject:
     """The sites of an object that the selectors choose, and which of them are armed.
 
-    is_ephemeral: see `Target`. since: when arming began. outcome: None until arming is done.
-    is_late: the client knows that it takes long.
+    is_ephemeral: see `Target`. user: whose process it is due to. since: when arming began. outcome: None until arming
+    is done. is_late: the client knows that it takes long.
     """
 
     object: Object
     selected_sites: tuple[SelectedSite, ...]
     is_ephemeral: bool
-    queue: Queue
+    user: int
     since: float
     arming: Future[Outcome] = field(default_factory=Future)
     outcome: Outcome | None = None
@@ -73,8 +65,12 @@ class FirstArming:
         self._unsettled = 0
         self._error: BaseException | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        return not self.done.done()
+
     def add(self) -> None:
-        """Expect one more settle()."""
+        """Expect one more settle(). Call this only while is_waiting."""
         self._unsettled += 1
 
     def settle(self, error: BaseException | None = None) -> None:

@@ -171,7 +171,6 @@ class Subscriptions:
         del self._live[ident]
         subscription = live.subscription
         self._leases.cancel(live)
-        self._admission.release(subscription.client, subscription.spec.queue_bytes)
         subscription.is_ending = True
         self.totals.ended(subscription)
         ending = Ending(subscription, unfinished())
@@ -180,6 +179,9 @@ class Subscriptions:
         return ending
 
     def _on_closed(self, ending: Ending, reason: EndReason, done: Future[Closed]) -> None:
+        self.housekeeping.closed(ending.subscription)
+        # what waits to be closed takes memory yet
+        self._admission.release(ending.subscription.client, ending.subscription.spec.queue_bytes)
         if error := done.exception():
             _log.error("subscription %s did not end cleanly", ending.subscription.id, exc_info=error)
             self._end_with(ending.subscription, reason)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from stapsdtd.runtime.fair_thread import Backlog, FairThread
+from stapsdtd.runtime.fair_thread import Backlog, FairThread, Queue
 
 SECONDS = 20
 
@@ -47,41 +48,74 @@ def thread(clock: Clock) -> Iterator[FairThread]:
 def held(thread: FairThread) -> Iterator[Held]:
     """The thread is busy with it."""
     work = Held()
-    thread.submit("held", work, "holding")
+    thread.submit(Queue("held"), work, "holding")
     assert work.began.wait(SECONDS)
     yield work
     work.release.set()
 
 
+A = Queue("a")
+
+
 def test_results_and_errors_are_the_callers(thread: FairThread) -> None:
-    assert thread.submit("a", lambda: threading.current_thread().name).result(SECONDS) == "fair"
+    assert thread.submit(A, lambda: threading.current_thread().name).result(SECONDS) == "fair"
     with pytest.raises(ZeroDivisionError):
-        thread.submit("a", lambda: 1 // 0).result(SECONDS)
-    assert thread.submit("a", lambda: 7).result(SECONDS) == 7
+        thread.submit(A, lambda: 1 // 0).result(SECONDS)
+    assert thread.submit(A, lambda: 7).result(SECONDS) == 7
 
 
-def test_queues_take_turns_and_keep_their_order(thread: FairThread, held: Held) -> None:
+def test_clients_take_turns_and_so_do_a_clients_users(thread: FairThread, held: Held) -> None:
     done: list[str] = []
-    names = ["a1", "a2", "a3", "b1", "b2", "c1"]
-    last = [thread.submit(name[0], lambda name=name: done.append(name)) for name in names]  # type: ignore[misc]
+
+    def submit(client: str, user: int | None, name: str) -> None:
+        thread.submit(Queue(client, user) if client else None, lambda: done.append(name))
+
+    for number in range(3):
+        submit("a", 1, f"a1.{number}")
+    for user in range(2, 5):
+        submit("a", user, f"a{user}")
+    for number in range(2):
+        submit("b", 1, f"b1.{number}")
+    submit("", None, "urgent")
     held.release.set()
-    for future in last:
-        future.result(SECONDS)
-    assert done == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    thread.stop()
+    assert done == ["urgent", "a1.0", "b1.0", "a2", "b1.1", "a3", "a4", "a1.1", "a1.2"]
 
 
-def test_what_has_not_begun_can_be_cancelled(thread: FairThread, held: Held) -> None:
-    done: list[int] = []
-    futures = [thread.submit("a", lambda number=number: done.append(number)) for number in range(3)]  # type: ignore[misc]
+def test_what_has_not_begun_can_be_cancelled_and_is_forgotten(thread: FairThread, held: Held) -> None:
+    class Large:
+        def __call__(self) -> None:
+            done.append(self)
+
+    done: list[Large] = []
+    large = [Large() for _ in range(3)]
+    futures = [thread.submit(A, each) for each in large]
+    alive = weakref.ref(large[1])
+    assert thread.waiting(A) == 3
     assert futures[1].cancel()
+    del large
+    assert alive() is None
+    assert thread.backlog().waiting == 2
     held.release.set()
     futures[2].result(SECONDS)
-    assert done == [0, 2]
+    assert len(done) == 2
+    assert thread.waiting(A) == 0
+
+
+def test_asking_waits_for_no_queue(thread: FairThread, held: Held) -> None:
+    last = thread.submit(A, lambda: None)
+    asked = thread.ask()
+    asked.add_done_callback(lambda _: order.append(last.done()))
+    order: list[bool] = []
+    assert not asked.done()
+    held.release.set()
+    last.result(SECONDS)
+    assert order == [False]
 
 
 def test_backlog(thread: FairThread, held: Held, clock: Clock) -> None:
     clock.now += 12.5
-    last = [thread.submit("a", lambda: None) for _ in range(3)][-1]
+    last = [thread.submit(A, lambda: None) for _ in range(3)][-1]
     assert thread.backlog() == Backlog(3, "holding", 12.5)
     held.release.set()
     last.result(SECONDS)
@@ -91,12 +125,12 @@ def test_backlog(thread: FairThread, held: Held, clock: Clock) -> None:
 
 def test_stop_waits_for_what_was_submitted(clock: Clock) -> None:
     thread, held = FairThread("fair", clock), Held()
-    thread.submit("a", held)
-    last = thread.submit("b", lambda: 7)
+    thread.submit(A, held)
+    last = thread.submit(Queue("b"), lambda: 7)
     stopping = threading.Thread(target=thread.stop)
     stopping.start()
     held.release.set()
     stopping.join(SECONDS)
     assert last.result(0) == 7
     with pytest.raises(RuntimeError, match="stopping"):
-        thread.submit("a", lambda: None)
+        thread.submit(A, lambda: None)

@@ -288,7 +288,10 @@ def test_what_is_mapped_takes_no_room_from_others(tmp_path: Path, monkeypatch: p
     assert store._idle_bytes == 3 * (objects._FILE_BYTES + objects._NOTE_BYTES)
 
 
-def test_replaced_and_deleted_files_are_forgotten_as_others_come(store: ObjectStore, tmp_path: Path) -> None:
+def test_replaced_and_deleted_files_are_forgotten_as_others_come(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_UNMAPPED_YET", 4)
     path = tmp_path / "app"
     for number in range(50):
         path.with_name("new").write_bytes(image(b"probe"))
@@ -299,6 +302,11 @@ def test_replaced_and_deleted_files_are_forgotten_as_others_come(store: ObjectSt
         other.write_bytes(image(b"probe"))
         resolved(store, other)
     assert len(store._parsed) < 10
+    assert len(store._to_check) < 10
+    for _ in range(10):
+        found = resolved(store, path)
+        store.mapped(found.key)
+        store.unmapped(found)
     assert len(store._to_check) < 10
     assert resolved(store, path).key in store._parsed
 

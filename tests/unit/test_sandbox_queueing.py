@@ -21,7 +21,9 @@ SOMEBODY, OTHER = 61_234, 61_235
 
 
 class Parsers:
-    """Both of them: what is slow is too slow for whoever gives it seconds. What is held waits to be let go."""
+    """All of them: what is slow is too slow for whoever gives it seconds. What is held waits to be let go, and nothing
+    is parsed unless has_started is set.
+    """
 
     def __init__(self) -> None:
         self.slow: set[int] = set()
@@ -30,10 +32,13 @@ class Parsers:
         self.held = threading.Event()
         self.is_aborted = False
         self.failure: Exception | None = None
+        self.has_started = threading.Event()
+        self.has_started.set()
 
     def parse(self, descriptor: int, pid: int, seconds: float | None = None) -> ParsedObject:  # noqa: ARG002
         inode = os.fstat(descriptor).st_ino
         self.calls.append((inode, seconds))
+        assert self.has_started.wait(20)
         if inode not in self.slow:
             return ParsedObject("x86-64", None, (), ())
         if seconds is not None:
@@ -116,15 +121,35 @@ def test_roots_file_waits_for_no_other(parser: QueueingParser, parsers: Parsers,
     wait_for(lambda: begun in parsers.calls, "root's to be parsed")
 
 
-def test_two_threads_parse_one_file_at_a_time(parsers: Parsers, file: Callable[..., int]) -> None:
-    """What is parsed for one thread costs the other no more than its patience."""
-    parser = QueueingParser(cast("SandboxedParser", parsers))
-    quick = file("quick", slow=False)
-    with parser._parsing:
-        pending(parser, quick)
-    wait_for(lambda: not parser._jobs, "it to be parsed in the background")
-    assert parser.parse(quick, 1).architecture == "x86-64"
-    parser.close()
+def test_sandbox_that_does_not_start_is_waited_for_once(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int]
+) -> None:
+    """Starting it forks, which the kernel can hold up for every process on the host."""
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    parsers.has_started.clear()
+    first, second = file("first", slow=False), file("second", slow=False)
+    pending(parser, first, 1)
+    pending(parser, second, 2)
+    # for the second one the quick parser was not even asked
+    assert [seconds for _, seconds in parsers.calls if seconds] == [0.25]
+    parsers.has_started.set()
+    wait_for(lambda: sorted(map(sorted, done)) == [[1], [2]], "both to be parsed")
+    for descriptor in (first, second):
+        assert parser.parse(descriptor, 1).architecture == "x86-64"
+    assert parser.parse(file("third", slow=False), 3).architecture == "x86-64"
+
+
+def test_parser_that_fails_does_not_end_the_thread(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int]
+) -> None:
+    parsers.failure = RuntimeError("a bug")
+    parsers.go_on.release()
+    slow = file("root's", 0)
+    pending(parser, slow)
+    parser.root_parsed().result(20)
+    with pytest.raises(OSError, match="the parser failed: a bug"):
+        parser.parse(slow, 1)
 
 
 def test_slow_file_is_known_later(parser: QueueingParser, parsers: Parsers, file: Callable[..., int]) -> None:
