@@ -4,13 +4,13 @@
     arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
     reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
-                                      Health: asks the other two whether they live
-    metrics thread (where wanted)     Exporter: reads the parts' metrics when asked
-    and for what waits on somebody's behalf, threads that nobody waits for: Endings (until no hit uses a plan),
+                                      Health: checks that the other threads respond
+    metrics thread (if configured)    Exporter: reads the parts' metrics when asked
+    and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
     EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (large files)
 
-Each piece of state has one thread that changes it; `Daemon.stop` keeps the promise that nothing is left
-behind (docs/design.md).
+Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
+(docs/design.md).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 _log = logging.getLogger(__name__)
-_LEAST_DESCRIPTORS = 256
-"""A daemon with nothing to do has some 90 open."""
+_MIN_DESCRIPTORS = 256
+"""An idle daemon has some 90 open."""
 
 
 def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
-    """Raises the KernelFeatureError where the wanted one cannot work here."""
+    """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here."""
     owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
     if isinstance(bpf, Loaded):
         if config.engine != "ftrace":
@@ -84,36 +84,36 @@ def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Trace
 
 
 class Daemon:
-    """One serving daemon. `start` raises StapsdtdError where the host or the configuration does not allow it."""
+    """One serving daemon. `start` raises StapsdtdError if the host or the configuration does not allow it."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._libc = glibc()
         if self._libc is not None:
-            # before there are threads
+            # before any thread starts
             limit_arenas(self._libc)
         self._control = ControlThread()
         self._arming = FairThread("stapsdtd-arming")
         self._stopping = contextlib.AsyncExitStack()
-        self._let_go: list[Callable[[], None]] = []
+        self._on_abort: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         if self._libc is not None:
             self._stopping.callback(Trimmer(self._libc).close)
         _allow_all_descriptors()
-        # these two go on while the rest starts
-        trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
+        # these two run while the rest starts
+        nop_trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
         parser = SandboxedParser()
         queueing = QueueingParser(parser)
         self._on_stop(queueing.close)
-        self._let_go.append(parser.abort)
+        self._on_abort.append(parser.abort)
         bpf = load()
-        nops = await trial
+        nops = await nop_trial
         features = (*probe_features(), nop_feature(nops), feature(bpf))
-        if lacking := [found.name for found in features if not found.available]:
-            _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(lacking))
+        if missing := [each.name for each in features if not each.available]:
+            _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(missing))
         tracefs = Tracefs.locate()
-        _remove_what_was_left(tracefs)
+        _remove_leftovers(tracefs)
         threads = Threads()
         filesystems = Filesystems(self._config.filesystems.arm)
         engine = make_engine(self._config, bpf, tracefs, threads)
@@ -158,37 +158,37 @@ class Daemon:
         relay = Relay(peers, gate, self._config.limits.max_connections)
         self._servicer = StapsdtServicer(backend)
         self._server = Server(self._servicer, relay, self._config.listeners)
-        self._let_go.append(self._server.close_listeners)
+        self._on_abort.append(self._server.close_listeners)
         self._gate = gate
         self._stopping.push_async_callback(self._server.stop)
-        # first of all, so that streams get their End before the server stops
+        # this runs first, so that streams get their End before the server stops
         self._stopping.push_async_callback(self._end_all, subscriptions)
         await self._server.start()
         heartbeats = (
             Heartbeat("the control thread", self._control.ask),
             Heartbeat("the arming thread", self._arming.ask),
         )
-        health = Health([engine.problem, *(each.problem for each in heartbeats)], self._tell_health)
+        health = Health([engine.problem, *(each.problem for each in heartbeats)], self._report_health)
         self._stopping.push_async_callback(health.stop)
         health.start()
         if self._config.metrics is not None:
             sources = Sources(engine, registry, watcher, parser, subscriptions, gate, relay, health)
             self._export(self._config.metrics, sources)
-        # what was made until here lives as long as the daemon; the collector need not look at it again
+        # all objects made so far live as long as the daemon; the garbage collector need not look at them again
         gc.freeze()
 
     async def reload(self, config: Config) -> None:
-        """Go by other roles from now on, and by the certificates' files as they are now. The rest takes a new start.
+        """Apply new roles, and read the certificates' files again. Other changes need a restart.
 
-        Raises StapsdtdError, and goes on as before then.
+        If it raises StapsdtdError, nothing has changed.
         """
         policy = self._policy(config)
         self._server.renew_certificates()
         self._gate.policy = policy
         ended = await self._servicer.apply_policy()
-        _log.info("reloaded: %d subscriptions are not allowed any more", ended)
+        _log.info("reloaded: ended %d subscriptions that are not allowed any more", ended)
         if replace(config, roles=self._config.roles) != self._config:
-            _log.warning("more than roles changed, which counts only when the daemon is started anew")
+            _log.warning("settings other than roles have changed: restart the daemon to apply them")
 
     async def _shut_down(self, engine: Engine) -> None:
         await asyncio.wrap_future(self._arming.submit(Queue("the daemon"), engine.shutdown, "disarming everything"))
@@ -201,12 +201,12 @@ class Daemon:
         """Raises InvalidArgumentError."""
         policy = Policy(config.roles, NOT_OWN if isinstance(self._engine, FtraceEngine) else "")
         if policy.restricted:
-            _log.warning("who has one of these roles may trace nothing: %s; %s", ", ".join(policy.restricted), NOT_OWN)
+            _log.warning("these roles can trace nothing here: %s; %s", ", ".join(policy.restricted), NOT_OWN)
         return policy
 
     def _export(self, listener: Listener, sources: Sources) -> None:
         """Raises CannotListenError."""
-        # the library costs some memory, which who wants no metrics should not pay for
+        # imported here, since the library costs memory that only daemons with metrics should pay
         from stapsdtd.metrics.collector import StapsdtdCollector  # noqa: PLC0415
         from stapsdtd.metrics.exporter import Exporter  # noqa: PLC0415
 
@@ -214,7 +214,7 @@ class Daemon:
         self._stopping.callback(exporter.close)
         _log.info("metrics are on %s", exporter.address)
 
-    async def _tell_health(self, problem: str) -> None:
+    async def _report_health(self, problem: str) -> None:
         await self._server.set_health(is_serving=not problem)
         notify(f"STATUS=cannot capture: {problem}" if problem else f"STATUS={self.status}")
 
@@ -224,75 +224,76 @@ class Daemon:
 
     @property
     def addresses(self) -> list[str]:
-        """Where it serves."""
+        """Return the addresses that it serves on."""
         return self._server.addresses
 
     def _on_stop(self, work: Callable[[], None]) -> None:
-        """Do it in the control thread at the end, before what was registered earlier."""
+        """Have the control thread do work when the daemon stops, before whatever was registered earlier."""
         self._stopping.push_async_callback(self._control.run, work)
 
     async def prove_life(self) -> None:
-        """Come back when the control thread and the one that reads have come round to it. Raises StapsdtdError."""
+        """Return once the control thread and the reader thread have responded. Raises StapsdtdError."""
         await asyncio.gather(*map(asyncio.wrap_future, (self._control.ask(), self._engine.ask())))
 
     async def stop(self) -> None:
-        """Disarm everything. What can still be done is done also where a step fails.
+        """Disarm everything and stop. If a step fails, the others are done nevertheless.
 
-        Where a step does not end, the process does: see `stopping`.
+        If a step hangs, the process exits: see `runtime.stopping`.
         """
-        StopDeadline(self._free_for_the_next).begin()
+        StopDeadline(self._abort).begin()
         try:
             await self._stopping.aclose()
         finally:
             self._control.stop()
 
-    def _free_for_the_next(self) -> None:
-        for let_go in self._let_go:
-            let_go()
+    def _abort(self) -> None:
+        """Release what the next daemon needs."""
+        for release in self._on_abort:
+            release()
 
 
 def _allow_all_descriptors() -> None:
-    """Each ring, client and file looked at takes one, and the usual soft limit is 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < _LEAST_DESCRIPTORS:
+    """Raise the soft limit, usually 1,024: each ring, client and armed file takes a descriptor."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit < _MIN_DESCRIPTORS:
         raise KernelFeatureError(
-            "descriptors", f"{most} may be open, which is not enough for anything", "raise LimitNOFILE or ulimit -n"
+            "descriptors", f"only {hard_limit} may be open, which is too few", "raise LimitNOFILE or ulimit -n"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
-def _remove_what_was_left(tracefs: Tracefs) -> None:
-    left = clean_up(tracefs)
-    if left.events or left.instances:
-        _log.info("removed %d events and %d instances that a killed daemon left", left.events, left.instances)
-    for failure in left.failures:
-        _log.warning("what a killed daemon left cannot be removed: %s", failure)
+def _remove_leftovers(tracefs: Tracefs) -> None:
+    removed = clean_up(tracefs)
+    if removed.events or removed.instances:
+        _log.info("removed %d events and %d instances that a killed daemon left", removed.events, removed.instances)
+    for failure in removed.failures:
+        _log.warning("cannot remove what a killed daemon left: %s", failure)
 
 
-async def serve(configured: Callable[[], Config]) -> None:
-    """Serve until SIGTERM or SIGINT. configured: reads the configuration, at SIGHUP once more."""
+async def serve(read_config: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or SIGINT. read_config: called at the start and at each SIGHUP."""
     _log.info("stapsdtd %d starts", os.getpid())
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    daemon = Daemon(configured())
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(signum, signals.put_nowait, signum)
+    daemon = Daemon(read_config())
     try:
         await daemon.start()
         _log.info("%s", daemon.status)
         notify("READY=1", f"STATUS={daemon.status}")
         async with watched(daemon.prove_life):
             while await signals.get() == signal.SIGHUP:
-                await _reload(daemon, configured)
+                await _reload(daemon, read_config)
         notify("STOPPING=1")
     finally:
         await daemon.stop()
 
 
-async def _reload(daemon: Daemon, configured: Callable[[], Config]) -> None:
+async def _reload(daemon: Daemon, read_config: Callable[[], Config]) -> None:
     notify_reloading()
     try:
-        await daemon.reload(configured())
+        await daemon.reload(read_config())
     except (StapsdtdError, OSError) as error:
         _log.error("the configuration cannot be reloaded, and stays as it was: %s", error)
     notify("READY=1")

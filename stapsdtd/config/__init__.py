@@ -42,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Each client's limits; None is none beyond those of Limits.
+    """Each client's limits. None: no limit beyond those of Limits.
 
     max_foreign_hits_per_second: hits of its probes in processes that it may not trace.
     """

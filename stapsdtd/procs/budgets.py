@@ -16,7 +16,7 @@ _ROOT = 0
 
 _SHARE = 0.3
 """Seconds of the control thread that a user gets each second, ..."""
-_MOST_SECONDS = 1.0
+_MAX_SECONDS = 1.0
 """... and as many at once."""
 _SLICE_SECONDS = 0.1
 _USERS = 1000
@@ -38,14 +38,14 @@ class CpuBudget:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._free_at: dict[int, float] = {}
+        self._paid_until: dict[int, float] = {}
 
     def left(self, user: int) -> float:
         """Return the seconds that a user may take now; 0 or less if none."""
         if user == _ROOT:
             return float("inf")
-        owed = self._free_at.get(user, 0.0) - self._clock()
-        return _MOST_SECONDS - max(owed, 0.0) * _SHARE
+        owed = self._paid_until.get(user, 0.0) - self._clock()
+        return _MAX_SECONDS - max(owed, 0.0) * _SHARE
 
     def slice(self, user: int) -> float:
         """Return the seconds that a user may take before others have their turn."""
@@ -65,9 +65,9 @@ class CpuBudget:
         if user == _ROOT:
             return
         now = self._clock()
-        self._free_at[user] = max(self._free_at.get(user, 0.0), now) + seconds / _SHARE
-        if len(self._free_at) > _USERS:
-            self._free_at = {other: free for other, free in self._free_at.items() if free > now}
+        self._paid_until[user] = max(self._paid_until.get(user, 0.0), now) + seconds / _SHARE
+        if len(self._paid_until) > _USERS:
+            self._paid_until = {other: until for other, until in self._paid_until.items() if until > now}
 
 
 class MemoryBudget:

@@ -32,7 +32,7 @@ COMMAND = (sys.executable, "-I", "-S", copying.__file__)
 _SECONDS = 5.0
 _PROCESSES = 4
 """At once, one for each user."""
-_MOST_BYTES = 32 << 20
+_MAX_BYTES = 32 << 20
 _KEPT = 4
 _REFUSED_SECONDS = 30.0
 """Until a file that could not be copied is tried again, ..."""
@@ -121,7 +121,7 @@ class FileCopies:
         try:
             path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
             process = subprocess.Popen(
-                [*self._command, path, str(_MOST_BYTES)],
+                [*self._command, path, str(_MAX_BYTES)],
                 stdin=subprocess.DEVNULL,
                 stdout=target,
                 stderr=subprocess.PIPE,

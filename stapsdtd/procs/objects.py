@@ -26,11 +26,11 @@ _IDLE_BYTES = 4 << 20
 """Of files that have no probes, or that no process maps: some 4,000."""
 _FILE_BYTES = 1000
 _NOTE_BYTES = 400
-"""About what each takes."""
-_LOOKS = 2
-"""How many idle files are looked at for each that is new, ..."""
+"""Rough estimates."""
+_CHECKS = 2
+"""How many idle files are checked for each new one, ..."""
 _UNMAPPED_YET = 64
-"""... but for so many of the latest."""
+"""... except that many of the latest, which may not have been mapped yet."""
 
 _FIRST_PROCESS = 1
 _NOTHING = ParsedObject("", None, (), ())
@@ -67,8 +67,8 @@ class Copy:
 
 
 class ObjectStore:
-    """Caches parsed files: objects for as long as they are mapped, other files, those without probes too, as far as
-    there is room and while their paths lead to them.
+    """Caches parsed files: objects while they are mapped; other files, those without probes too, within a bound of
+    memory and while their paths lead to them.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ObjectStore:
         # by path, the least recently used first
         self._idle: OrderedDict[ObjectKey, str] = OrderedDict()
         self._idle_bytes = 0
-        self._to_look_at: OrderedDict[ObjectKey, None] = OrderedDict()
+        self._to_check: OrderedDict[ObjectKey, None] = OrderedDict()
 
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a cached file that has this path here too and has not changed.
@@ -154,10 +154,10 @@ class ObjectStore:
         if key in self._parsed:
             self._used(key)
             return
-        for _ in range(_LOOKS):
-            # not at those that are about to be mapped
-            if len(self._to_look_at) > _UNMAPPED_YET:
-                self._look_at(self._to_look_at.popitem(last=False)[0])
+        for _ in range(_CHECKS):
+            # not the latest, which are about to be mapped
+            if len(self._to_check) > _UNMAPPED_YET:
+                self._check(self._to_check.popitem(last=False)[0])
         self._parsed[key] = parsed
         self._set_idle(key, path)
         while self._idle_bytes > _IDLE_BYTES and len(self._idle) > 1:
@@ -170,49 +170,49 @@ class ObjectStore:
     def _set_idle(self, key: ObjectKey, path: str) -> None:
         self._idle[key] = path
         self._idle_bytes += _bytes_of(self._parsed[key])
-        self._to_look_at[key] = None
+        self._to_check[key] = None
 
-    def _look_at(self, key: ObjectKey) -> None:
-        """Forget a file that was deleted or replaced, or that can be reached through a process only."""
+    def _check(self, key: ObjectKey) -> None:
+        """Forget an idle file that was deleted or replaced, or that can only be reached through a process."""
         path = self._idle.get(key)
         if path is None:
             return
         keys = list(_keys_at(path, self._filesystems))
         if key in keys or None in keys:
-            self._to_look_at[key] = None
+            self._to_check[key] = None
         else:
             self._forget(key)
 
     def mapped(self, key: ObjectKey) -> None:
-        """Remember an object for as long as processes map it: parsing it anew for each would cost more than memory."""
+        """Keep an object while processes map it: parsing it again for each of them would cost more than its memory."""
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(self._parsed[key])
-            self._to_look_at.pop(key, None)
+            self._to_check.pop(key, None)
 
-    def unmapped(self, found: Object) -> None:
-        """Forget an object that nobody maps any more if no name led to it when it was parsed, as to a memfd."""
-        key = found.key
+    def unmapped(self, obj: Object) -> None:
+        """Let an object go that nobody maps any more; at once if it had no name when it was parsed, like a memfd."""
+        key = obj.key
         if key not in self._parsed:
             return
         if key in self._unlinked:
             self._forget(key)
         elif key not in self._idle:
-            self._set_idle(key, found.path)
+            self._set_idle(key, obj.path)
 
     def _forget(self, key: ObjectKey) -> None:
         self._unlinked.discard(key)
         parsed = self._parsed.pop(key)
         if self._idle.pop(key, None) is not None:
             self._idle_bytes -= _bytes_of(parsed)
-            self._to_look_at.pop(key, None)
+            self._to_check.pop(key, None)
         if self._identities.get((key.dev, key.inode)) == key:
             del self._identities[key.dev, key.inode]
 
     def _identity(self, key: ObjectKey, parsed: ParsedObject) -> ObjectKey:
-        """Return the key of the file's object: the earlier one if the file was touched while it is mapped and its
-        probes are the same. The kernel arms the inode, so that two objects of one file would report each event twice.
+        """Return the key of the file's object: the earlier one if a mapped file was touched but has the same probes.
 
-        If nobody maps it, it may as well be another file that got the inode of a deleted one.
+        The kernel arms the inode, so that two objects of one file would report each event twice. If nobody maps the
+        earlier one, this may be another file with the inode of a deleted one.
         """
         earlier = self._identities.get((key.dev, key.inode))
         is_mapped = earlier is not None and earlier in self._parsed and earlier not in self._idle

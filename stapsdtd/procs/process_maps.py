@@ -55,7 +55,7 @@ class ProcessMaps:
         return set(self._seen)
 
     def look_at(self, pid: int, user: int, records: Sequence[Mapped], seconds: float) -> Look:
-        """Bring the registry in step with a process.
+        """Update the registry with what a process maps now.
 
         records: its mappings that the kernel reported. seconds: how long its files may take. Raises OSError, and
         ObjectPendingError if its maps cannot be read now.

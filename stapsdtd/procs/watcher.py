@@ -1,4 +1,4 @@
-"""Keeps the registry in step with /proc.
+"""Keeps the registry up to date with /proc.
 
     rings, connector ──► collect: which processes changed ──► look at each once ──► Registry
           ▲                                                        │
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _PAUSE_SECONDS = 0.002
 _TURN_SECONDS = 0.005
 _RESCAN_SECONDS = 1.0
-_DOUBT_SECONDS = 0.1
+_RECHECK_SECONDS = 0.1
 _TRACING_STOP = "t"
 
 
@@ -76,11 +76,11 @@ class Watcher:
         self._forked: dict[int, None] = {}
         self._threaded: set[int] = set()
         self._leaderless: set[int] = set()
-        self._doubtful: set[int] = set()
+        self._to_recheck: set[int] = set()
         self._deferred: dict[int, list[Mapped]] = {}
         self._rescan_timer = Timer(_RESCAN_SECONDS, self._on_rescan)
-        self._doubt_timer = Timer(_DOUBT_SECONDS, self._on_doubt)
-        self._defer_timer = Timer(_DOUBT_SECONDS, self._on_deferred)
+        self._recheck_timer = Timer(_RECHECK_SECONDS, self._on_recheck)
+        self._defer_timer = Timer(_RECHECK_SECONDS, self._on_deferred)
 
     def start(self) -> None:
         """Listen, then scan, so that nothing is missed in between."""
@@ -89,10 +89,10 @@ class Watcher:
             self._rescan_timer.set()
         self.rescan()
         self._kernel.follow()
-        self._wait()
+        self._wait_for_events()
 
     def stop(self) -> None:
-        for timer in (self._rescan_timer, self._doubt_timer, self._defer_timer):
+        for timer in (self._rescan_timer, self._recheck_timer, self._defer_timer):
             timer.cancel()
         if self._turn is not None:
             self._turn.cancel()
@@ -104,7 +104,7 @@ class Watcher:
 
     def _on_rescan(self) -> None:
         self._rescan_timer.set()
-        self._doubt_everything()
+        self._recheck_all()
         self._wake()
 
     def _on_deferred(self) -> None:
@@ -113,18 +113,18 @@ class Watcher:
             self._pending.setdefault(pid, []).extend(records)
         self._wake()
 
-    def _on_doubt(self) -> None:
-        doubtful, self._doubtful = self._doubtful, set()
-        self._doubt(doubtful & self._leaderless)
-        for pid in doubtful:
+    def _on_recheck(self) -> None:
+        pids, self._to_recheck = self._to_recheck, set()
+        self._recheck_soon(pids & self._leaderless)
+        for pid in pids:
             self._pending.setdefault(pid, [])
         self._wake()
 
-    def _doubt(self, pids: Iterable[int]) -> None:
+    def _recheck_soon(self, pids: Iterable[int]) -> None:
         """Look again soon at processes whose state is not clear, such as those whose leader ended."""
-        self._doubtful.update(pids)
-        if self._doubtful:
-            self._doubt_timer.set()
+        self._to_recheck.update(pids)
+        if self._to_recheck:
+            self._recheck_timer.set()
 
     def refresh(self) -> Future[None]:
         """Process what the kernel reported until now: a client that knows of a mapping must find its probes.
@@ -159,22 +159,22 @@ class Watcher:
     def rescan(self) -> None:
         """Look at every process."""
         with self._gathering():
-            self._doubt_everything()
+            self._recheck_all()
             self._look_until(None)
 
     def look_at(self, pids: Iterable[int]) -> None:
-        """Bring the registry in step with these processes' maps."""
+        """Update the registry with what these processes map now."""
         for pid in pids:
             self._try_to_look_at(pid, self._pending.pop(pid, []))
 
-    def _wait(self) -> None:
+    def _wait_for_events(self) -> None:
         """Wait for the kernel to report something."""
         self._turn = None
         self._loop.add_reader(self._kernel.fileno(), self._wake)
         # perf reports a record only to the first poll after it, and adding a reader is one
         if self._collect():
             self._loop.remove_reader(self._kernel.fileno())
-            self._go_on()
+            self._schedule_turn()
 
     def _wake(self) -> None:
         if self._turn is None and not self._kernel.is_closed:
@@ -188,7 +188,7 @@ class Watcher:
     def _take_turn(self) -> None:
         """Look at processes, for a bounded time: others use this event loop too."""
         # so that the next turn comes if this one fails
-        self._turn = after_failure = self._loop.call_later(_DOUBT_SECONDS, self._take_turn)
+        self._turn = after_failure = self._loop.call_later(_RECHECK_SECONDS, self._take_turn)
         forked_before = list(self._forked)
         any_events = True
         with self._gathering():
@@ -196,13 +196,13 @@ class Watcher:
             self._settle_forks(forked_before)
             self._look_until(time.monotonic() + _TURN_SECONDS)
         if any_events or self._forked or self._pending:
-            self._go_on()
+            self._schedule_turn()
         else:
-            self._wait()
+            self._wait_for_events()
         after_failure.cancel()
 
-    def _go_on(self) -> None:
-        pause = 0 if self._pending else _DOUBT_SECONDS if self._lost else _PAUSE_SECONDS
+    def _schedule_turn(self) -> None:
+        pause = 0 if self._pending else _RECHECK_SECONDS if self._lost else _PAUSE_SECONDS
         self._turn = self._loop.call_later(pause, self._take_turn)
 
     @contextmanager
@@ -218,14 +218,14 @@ class Watcher:
         """Read the kernel's events, and note which processes to look at. Report whether there were any."""
         any_events = self._lost
         events = list(self._kernel.read())
-        # one look at a file will do for all that was reported before that
+        # look at each file once for all of these events
         recalled: dict[tuple[int, int, str], Object | None] = {}
         for event in events:
             any_events = True
             self._handle(event, recalled)
         if self._lost:
             _log.info("the kernel dropped records of mappings or processes; reading all of /proc")
-            self._doubt_everything()
+            self._recheck_all()
         return any_events
 
     def _handle(self, event: Mapped | Lost | ProcessEvent, recalled: dict[tuple[int, int, str], Object | None]) -> None:
@@ -274,7 +274,7 @@ class Watcher:
                 del self._forked[pid]
                 self._pending.setdefault(pid, [])
 
-    def _doubt_everything(self) -> None:
+    def _recheck_all(self) -> None:
         self.rescans += 1
         live = procfs.pids()
         self._lost = False
@@ -314,7 +314,7 @@ class Watcher:
             pass
         except OSError as error:
             _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error)
-            self._doubt([pid])
+            self._recheck_soon([pid])
 
     def _defer(self, pid: int, records: list[Mapped]) -> None:
         """Look at a process later, since its user's processes have taken their share of time."""
@@ -329,7 +329,7 @@ class Watcher:
             self._threaded.add(pid)
         if look.is_unsettled:
             # its exit may have been reported already
-            self._doubt([pid])
+            self._recheck_soon([pid])
         if look.is_partial:
             # the rest comes after other users' turns
             self._defer(pid, [])
@@ -345,7 +345,7 @@ class Watcher:
             stat = procfs.stat(pid)
             if stat is not None and stat.threads > 1:
                 self._leaderless.add(pid)
-                self._doubt([pid])
+                self._recheck_soon([pid])
                 return
             if stat is not None and stat.state == _TRACING_STOP:
                 # another thread executed a program and is the leader now; exec is reported once the tracer resumes it

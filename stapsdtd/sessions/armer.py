@@ -33,7 +33,7 @@ from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
 _log = logging.getLogger(__name__)
 
-_DOUBT_SECONDS = 1.0
+_UNKNOWN_SECONDS = 1.0
 _LATE_SECONDS = 1.0
 _MAX_MAPPERS = 8
 
@@ -79,7 +79,7 @@ class Armer:
         opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
     def consider(self, live: LiveSubscription, obj: Object) -> None:
-        """Bring a subscription in step with the processes that map an object."""
+        """Arm or disarm an object for a subscription as the processes that map it now require."""
         pending = live.pending.pop(obj.key, None)
         self._consider(live, obj)
         if pending is not None:
@@ -93,7 +93,7 @@ class Armer:
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
         if obj.key in live.considered:
             if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
-                live.doubtful.pop(obj.key, None)
+                live.unknown_since.pop(obj.key, None)
             elif self._is_gone(live, obj):
                 self.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
@@ -122,9 +122,9 @@ class Armer:
         """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
         leads = leads_to(obj, self._filesystems)
         if leads is not None or live.considered[obj.key].is_ephemeral:
-            live.doubtful.pop(obj.key, None)
+            live.unknown_since.pop(obj.key, None)
             return not leads
-        return self._clock() - live.doubtful.setdefault(obj.key, self._clock()) >= _DOUBT_SECONDS
+        return self._clock() - live.unknown_since.setdefault(obj.key, self._clock()) >= _UNKNOWN_SECONDS
 
     def _arm(
         self,
@@ -134,7 +134,7 @@ class Armer:
         mappings: Mapping[int, model.Mapping],
     ) -> None:
         client = live.subscription.client.name
-        # users take turns, so that one with many objects does not delay another's; who maps it first has no say in that
+        # users take turns, so that one with many objects does not delay another's; of several, the least busy is chosen
         users = {user_of(pid) for pid in itertools.islice(mappings, _MAX_MAPPERS)}
         user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
         is_ephemeral = not self.is_host_file(obj)
@@ -178,7 +178,7 @@ class Armer:
         if first is not None:
             first.settle(error)
         if error is not None and (first is None or live.first is None):
-            # nobody else is told
+            # nobody else reports it
             _log.error("subscription %s: cannot arm %s", live.subscription.id, considered.object.path, exc_info=error)
 
     def _on_error(
@@ -197,7 +197,7 @@ class Armer:
         if isinstance(error, ObjectGoneError):
             _log.debug("%s", error)
             if self._registry.mappings(obj.key).keys() - pids:
-                # others map it by now
+                # other processes map it now
                 self._consider(live, obj)
         if considered.is_late:
             if again := live.considered.get(obj.key):
@@ -290,7 +290,7 @@ class Armer:
             live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
 
     def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
-        """Return what is being armed, and is not late."""
+        """Return the results to come of what is being armed, except what is late."""
         after = self._clock() - _LATE_SECONDS
         return [
             considered.arming

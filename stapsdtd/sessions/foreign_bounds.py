@@ -50,7 +50,7 @@ class ForeignBounds:
         self.exceeded = 0
 
     def judge(self, hits: Mapping[tuple[str, ObjectKey], int], limits: Mapping[str, int]) -> list[tuple[str, Excess]]:
-        """Bar objects, those with the most hits first, until each client is within its limit. Return them by client.
+        """Bar objects, those with the most hits first, until each client is within its limit. Return them by name.
 
         hits: by client and object, since the last call. limits: hits a second, of the clients that have a limit.
         """

@@ -25,8 +25,8 @@ from stapsdtd.sessions.subscription import Subscription
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-_HOUSEKEEPING_SECONDS = 2.0
-_LOOK_SECONDS = 1.0
+_CLEANUP_SECONDS = 2.0
+_PROGRESS_SECONDS = 1.0
 
 
 class Housekeeping:
@@ -55,7 +55,10 @@ class Housekeeping:
         self._closed: list[Subscription] = []
         self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
         self._cleanup: Future[None] | None = None
-        self._timers = Timer(_LOOK_SECONDS, self._on_look), Timer(_HOUSEKEEPING_SECONDS, self._on_housekeeping)
+        self._timers = (
+            Timer(_PROGRESS_SECONDS, self._on_progress_timer),
+            Timer(_CLEANUP_SECONDS, self._on_cleanup_timer),
+        )
 
     def start(self) -> None:
         for timer in self._timers:
@@ -65,23 +68,23 @@ class Housekeeping:
         for timer in self._timers:
             timer.cancel()
 
-    def _on_look(self) -> None:
+    def _on_progress_timer(self) -> None:
         self._timers[0].set()
-        self.look_around()
+        self.check_progress()
 
-    def _on_housekeeping(self) -> None:
+    def _on_cleanup_timer(self) -> None:
         self._timers[1].set()
-        self.keep_house()
+        self.clean_up()
 
     def began(self, subscription: Subscription) -> None:
         """Count the subscription's foreign hits, even those of its last interval if it ends."""
         self._principal_of[subscription.subscription_key] = subscription.client
 
     def closed(self, subscription: Subscription) -> None:
-        """The engine counts no more hits for it; those until now are in its next count."""
+        """Forget a subscription after the next count of foreign hits, which is the last with hits of it."""
         self._closed.append(subscription)
 
-    def look_around(self) -> None:
+    def check_progress(self) -> None:
         """Report what is late, and count hits in processes that clients may not trace."""
         for live in self._live.values():
             # Subscribe reports what it waits for
@@ -124,7 +127,7 @@ class Housekeeping:
                     del live.barred[key]
                     self._armer.consider(live, obj)
 
-    def keep_house(self) -> None:
+    def clean_up(self) -> None:
         """Retry what failed, and look for memfds and deleted files that nobody maps any more.
 
         Nothing reports munmap, and an armed event holds its object's file.

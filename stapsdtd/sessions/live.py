@@ -87,8 +87,8 @@ class FirstArming:
 @dataclass(slots=True, eq=False)
 class LiveSubscription:
     """considered: objects of which the selectors choose sites. barred: objects refused for a while, see ForeignBounds.
-    pending: objects that cannot be opened yet. doubtful: since when the kernel has not known whether their paths lead
-    to them.
+    pending: objects that cannot be opened yet. unknown_since: when the kernel stopped knowing whether an object's path
+    leads to it.
 
     first: None once Subscribe has returned. disarming: what may still be patched. streams: how many are open.
     lease: runs while none is.
@@ -99,7 +99,7 @@ class LiveSubscription:
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
-    doubtful: dict[ObjectKey, float] = field(default_factory=dict)
+    unknown_since: dict[ObjectKey, float] = field(default_factory=dict)
     first: FirstArming | None = field(default_factory=FirstArming)
     disarming: set[Disarming] = field(default_factory=set)
     streams: int = 0
@@ -116,7 +116,7 @@ class LiveSubscription:
 
     def pop(self, key: ObjectKey) -> ConsideredObject:
         del self._by_file[key.dev, key.inode]
-        self.doubtful.pop(key, None)
+        self.unknown_since.pop(key, None)
         return self.considered.pop(key)
 
     def report(self, statuses: list[SiteStatus]) -> None:

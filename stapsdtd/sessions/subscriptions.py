@@ -227,9 +227,9 @@ class Subscriptions:
                 _log.exception("subscription %s did not end cleanly", ident)
 
     def arming_for(self, client: str) -> Future[None]:
-        """Return a future that is done when all that is being armed for a client is armed, but for what is late."""
-        held = [each for each in self._live.values() if each.subscription.client.name == client]
-        return all_done([arming for each in held for arming in self._armer.arming_of(each)])
+        """Return a future that is done when everything now being armed for a client is armed, except what is late."""
+        of_client = [live for live in self._live.values() if live.subscription.client.name == client]
+        return all_done([arming for live in of_client for arming in self._armer.arming_of(live)])
 
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""

@@ -152,10 +152,10 @@ def test_what_appears_is_told_when_it_is_late(
     arming = stuck("arm")
     server.begin_map(pids[0], server.file_object(site("a")))
     assert arming.began.wait(PATIENCE_SECONDS)
-    server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    server.begin_in_control(server.subscriptions.housekeeping.check_progress)
     clock.now += 1
     for _ in range(2):
-        server.begin_in_control(server.subscriptions.housekeeping.look_around)
+        server.begin_in_control(server.subscriptions.housekeeping.check_progress)
     assert next_states(call) == [("a", ARMING)]
     arming.release()
     assert next_states(call) == [("a", ARMED)]
@@ -173,7 +173,7 @@ def test_what_goes_is_told_when_it_is_late(
     assert disarming.began.wait(PATIENCE_SECONDS)
     clock.now += 1
     for _ in range(2):
-        server.begin_in_control(server.subscriptions.housekeeping.look_around)
+        server.begin_in_control(server.subscriptions.housekeeping.check_progress)
     assert next_states(call) == [("a", DISARMING)]
     disarming.release()
     assert next_states(call) == [("a", DISARMED)]
@@ -193,7 +193,7 @@ def test_what_goes_before_its_turn_is_never_armed(
     assert arming.began.wait(PATIENCE_SECONDS)
     server.begin_map(pids[0], second, "second")
     clock.now += 1
-    server.begin_in_control(server.subscriptions.housekeeping.look_around)
+    server.begin_in_control(server.subscriptions.housekeeping.check_progress)
     for found in (first, second):
         server.begin_unmap(pids[0], found)
     arming.release()
@@ -318,8 +318,8 @@ def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(
         answer = server.subscribe()
         assert states(answer.sites) == [("a", ARMING)]
         call = server.stream(answer.subscription_id)
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         is_pending = False
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         assert next_states(call) == [("a", ARMED)]
         call.cancel()

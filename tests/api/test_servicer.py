@@ -513,7 +513,7 @@ class TestSubscribe:
         answer = server.subscribe("app:a(arg3)")
         assert [state for _, state, _ in states(answer.sites)] == [REFUSED]
         server.map(pids[1], found)
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         server.unmap(pids[1], found)
         server.unmap(pids[0], found)
         server.unsubscribe(answer.subscription_id)

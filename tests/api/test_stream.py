@@ -464,7 +464,7 @@ class TestObjectsThatComeAndGo:
         server.map(pids[0], found)
         server.subscribe()
         server.unmap(pids[0], found)
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         (target,) = server.engine.armed.values()
         assert not target.is_ephemeral
         server.map(pids[1], found)
@@ -476,7 +476,7 @@ class TestObjectsThatComeAndGo:
         call = server.stream(server.subscribe().subscription_id)
         server.unmap(pids[0], found)
         (server.folder / "app").unlink()
-        server.in_control(server.subscriptions.housekeeping.keep_house)
+        server.in_control(server.subscriptions.housekeeping.clean_up)
         assert self.statuses(call) == [("a", DISARMED)]
         assert server.engine.armed == {}
         call.cancel()
@@ -496,7 +496,7 @@ class TestObjectsThatComeAndGo:
                 with monkeypatch.context() as patch:
                     patch.setattr(Filesystems, "status_at", unknown)
                     server.unmap(pids[0], found)
-                    server.in_control(server.subscriptions.housekeeping.keep_house)
+                    server.in_control(server.subscriptions.housekeeping.clean_up)
                 now += 10
                 server.map(pids[0], found)
             assert len(server.engine.armed) == server.engine.calls.count("arm") == 1
@@ -504,7 +504,7 @@ class TestObjectsThatComeAndGo:
             monkeypatch.setattr(Filesystems, "status_at", unknown)
             server.unmap(pids[0], found)
             now += 1
-            server.in_control(server.subscriptions.housekeeping.keep_house)
+            server.in_control(server.subscriptions.housekeeping.clean_up)
             assert self.statuses(call) == [("a", DISARMED)]
             assert server.engine.armed == {}
             call.cancel()

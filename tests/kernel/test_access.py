@@ -311,7 +311,7 @@ class TestRoles:
 
     def test_ftrace_cannot_tell_processes_apart(self, folder: Path, program: Path) -> None:
         with daemon_with(folder, engine="ftrace") as daemon, ticker_of(ANNE, program) as ticker:
-            assert "who has one of these roles may trace nothing: user" in daemon.log()
+            assert "these roles can trace nothing here: user" in daemon.log()
             with client_of(ANNE, daemon) as client:
                 with pytest.raises(AccessDeniedError, match="the ftrace engine cannot tell whose process fires"):
                     client.subscribe([of(program, "text(arg0:str)")])

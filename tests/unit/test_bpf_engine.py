@@ -20,7 +20,7 @@ from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.pool import Pool
 from stapsdtd.capture.bpf.reaper import Work
 from stapsdtd.capture.bpf.tables import Tables
-from stapsdtd.capture.bpf.turns import MOST_EPHEMERAL
+from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import LossStage, Refusal, Target
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -141,7 +141,7 @@ def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
     """What each pool has to allocate, once all is over that ended until now."""
     engine._reaper.collect()
     engine._endings.begin([]).result(PATIENCE_SECONDS)
-    engine._bring_in_step([], "")
+    engine._reconcile([], "")
     return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
 
 
@@ -968,7 +968,7 @@ def test_part_of_a_site_is_kept_for_who_may_trace_everybody(kernel: FakeKernel, 
 @pytest.mark.usefixtures("sink")
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
     hers = replace(target(kernel, A), is_ephemeral=True, owner="objects of uid 1000")
-    for _ in range(MOST_EPHEMERAL):
+    for _ in range(MAX_EPHEMERAL):
         engine._reaper._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
     reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
     assert refused(engine.arm(1, hers)) == {"a": reason}
@@ -1080,7 +1080,7 @@ def plan_ids(kernel: FakeKernel) -> list[int]:
 
 def collected(engine: BpfEngine) -> None:
     """Allocate again what may be, as with anything that is armed or disarmed."""
-    engine._bring_in_step([], "")
+    engine._reconcile([], "")
 
 
 def test_plan_is_lent_again_only_when_no_hit_can_be_using_it(

@@ -106,7 +106,7 @@ def test_only_so_much_of_one_owner_waits(host: Host) -> None:
     comes = host.hang(1)
     host.paging.request(100, 0, 8)
     wait_for(lambda: host.begun, "the first to begin")
-    for page in range(1, under_test._MOST_WAITING + 6):
+    for page in range(1, under_test._MAX_WAITING + 6):
         host.paging.request(100, page * PAGE, 8)
     assert host.paging.metrics() == PagingMetrics(0, 5, 0)
     # nobody else pays for it
@@ -114,19 +114,19 @@ def test_only_so_much_of_one_owner_waits(host: Host) -> None:
     wait_for(lambda: host.touched == [(200, 0, 8)], "the other's page")
     comes.set()
     host.settle()
-    assert host.paging.metrics() == PagingMetrics(under_test._MOST_WAITING + 2, 5, 0)
+    assert host.paging.metrics() == PagingMetrics(under_test._MAX_WAITING + 2, 5, 0)
 
 
 def test_only_so_many_owners_have_workers_at_once(host: Host) -> None:
-    for user in range(1, under_test._MOST_WORKERS + 1):
+    for user in range(1, under_test._MAX_WORKERS + 1):
         host.hang(user)
         host.paging.request(100 * user, 0, 8)
-    wait_for(lambda: len(host.begun) == under_test._MOST_WORKERS, "all to begin")
-    late = 100 * (under_test._MOST_WORKERS + 1)
+    wait_for(lambda: len(host.begun) == under_test._MAX_WORKERS, "all to begin")
+    late = 100 * (under_test._MAX_WORKERS + 1)
     host.paging.request(late, 0, 8)
     assert host.paging.metrics().refused == 1
     host.stuck[1].set()
-    wait_for(lambda: len(host.paging._queues) == under_test._MOST_WORKERS - 1, "a worker to go")
+    wait_for(lambda: len(host.paging._queues) == under_test._MAX_WORKERS - 1, "a worker to go")
     host.paging.request(late, PAGE, 8)
     wait_for(lambda: (late, PAGE, 8) in host.touched, "the late one's page")
 

@@ -302,12 +302,12 @@ def test_replaced_and_deleted_files_are_forgotten_as_others_come(
         other.write_bytes(image(b"probe"))
         resolved(store, other)
     assert len(store._parsed) < 10
-    assert len(store._to_look_at) < 10
+    assert len(store._to_check) < 10
     for _ in range(10):
         found = resolved(store, path)
         store.mapped(found.key)
         store.unmapped(found)
-    assert len(store._to_look_at) < 10
+    assert len(store._to_check) < 10
     assert resolved(store, path).key in store._parsed
 
 

@@ -155,7 +155,7 @@ def _forever_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_DOUBT_SECONDS", 0.001)
+    monkeypatch.setattr(module, "_RECHECK_SECONDS", 0.001)
     monkeypatch.setattr(module, "_RESCAN_SECONDS", 0.001)
 
 
@@ -388,7 +388,7 @@ def test_threads_may_outlive_their_leader(host: Host, threads_are_from_before: b
         host.live(1, state="Z")
         await until(lambda: host.mapped() == {})
         # when it was forgotten, another look may have been due already
-        timers = (watcher._rescan_timer, watcher._doubt_timer, watcher._defer_timer)
+        timers = (watcher._rescan_timer, watcher._recheck_timer, watcher._defer_timer)
         await until(lambda: watcher._turn is None and not any(timer.is_set for timer in timers))
         looks = host.looks[1]
         await some_turns()

@@ -84,7 +84,7 @@ class ArmedSite:
     def keys_with_foreign_hits(self) -> list[SubscriptionKey]:
         """Return the subscriptions that cause processes to be patched which they may not trace.
 
-        None if another subscription wants the site in all processes anyway.
+        Empty if another subscription wants the site in all processes anyway.
         """
         consumers = self.consumers.values()
         if any(consumer.filter.owners is None and consumer.target.pids is None for consumer in consumers):
@@ -116,5 +116,5 @@ class Group:
 
     @property
     def cookie(self) -> int:
-        """Return what tells the program where in the index to look, by which bits of a hit's address."""
+        """Return where in the index the program finds a hit's slot, and by which bits of its address."""
         return self.first | (self.window.entries - 1) << 32 | self.window.shift << 48

@@ -23,7 +23,7 @@ _NO_USER = 1 << 32
 """Equals no process's owner, nor NOBODY."""
 
 _BITS = 64
-_MOST_SCALE = 255
+_MAX_SCALE = 255
 
 
 class NotEncodableError(ValueError):
@@ -44,7 +44,7 @@ def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
             kind, base, left, right = OperandKind.REGISTER, _register(name, architecture), unused - first_bit, unused
         case Memory(base_name, displacement, index_name, scale):
             base, index = _register(base_name, architecture), _register(index_name, architecture)
-            if scale > _MOST_SCALE:
+            if scale > _MAX_SCALE:
                 raise NotEncodableError(f"the bpf engine cannot multiply an index by {scale}")
             constant = displacement % (1 << _BITS)
             if is_raw:
@@ -140,7 +140,7 @@ _LinkedTest = tuple[Test, tuple[int, int]]
 
 
 def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int]) -> list[_LinkedTest]:
-    """Lay out tests from index first on: excluded processes, their owners, the scope's pids, then the predicate."""
+    """Lay out tests from index first on: excluded pids, the process's owner, the scope's pids, then the predicate."""
     program = site_filter.decision
     excluded, pids = sorted(site_filter.excluded), sorted(site_filter.pids or ())
     owners = [] if site_filter.owners is None else sorted(site_filter.owners) or [_NO_USER]

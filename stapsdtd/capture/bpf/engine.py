@@ -32,7 +32,7 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.ring_set import RingSet
 from stapsdtd.capture.bpf.site_plans import SitePlan, source_of
 from stapsdtd.capture.bpf.tables import Tables
-from stapsdtd.capture.bpf.turns import MOST_EPHEMERAL
+from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target, TargetSite, UnreadMetrics
 from stapsdtd.capture.names import Owner
 from stapsdtd.kernel.perf import online_cpus
@@ -102,7 +102,7 @@ class BpfEngine:
 
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[subscription_key]
-        reason = self._reaper.why_not(target.owner, MOST_EPHEMERAL) if target.is_ephemeral else None
+        reason = self._reaper.why_not(target.owner, MAX_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._reaper.why_not(subscription.owner):
             return [Refusal(wanted.site, reason) for wanted in target.sites]
         armed = self._object(target)
@@ -118,7 +118,7 @@ class BpfEngine:
             else:
                 sites.append(site)
         try:
-            refused = self._bring_in_step(sites, subscription.owner, subscription_key)
+            refused = self._reconcile(sites, subscription.owner, subscription_key)
         except BaseException:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
@@ -148,7 +148,7 @@ class BpfEngine:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
-        for site, reason in self._bring_in_step(sites, owner, is_awaited=is_awaited).items():
+        for site, reason in self._reconcile(sites, owner, is_awaited=is_awaited).items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
             self._forget_unwanted(armed)
@@ -215,7 +215,7 @@ class BpfEngine:
             # records of plans that ended before may still need constants from the file
             self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
 
-    def _bring_in_step(
+    def _reconcile(
         self,
         sites: Sequence[ArmedSite],
         owner: str,

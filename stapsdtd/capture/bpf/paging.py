@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 
-_MOST_WORKERS = 16
-_MOST_WAITING = 64
+_MAX_WORKERS = 16
+_MAX_WAITING = 64
 _REMEMBERED = 4096
 _AGAIN_SECONDS = 1.0
 """Until a page that was touched may be touched again; it may have been reclaimed by then."""
@@ -88,11 +88,11 @@ class Paging:
         owner = self._owner_of(pid)
         with self._lock:
             queue = self._queues.get(owner)
-            if queue is None and len(self._queues) >= _MOST_WORKERS:
+            if queue is None and len(self._queues) >= _MAX_WORKERS:
                 self._refused += 1
                 return
             if queue is not None:
-                if len(queue.waiting) >= _MOST_WAITING:
+                if len(queue.waiting) >= _MAX_WAITING:
                     self._refused += 1
                 else:
                     queue.waiting.append(_Request(pid, address, byte_count))

@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from stapsdtd.capture.bpf.armed import Event
-from stapsdtd.capture.bpf.turns import MOST_OF_ALL, Turns
+from stapsdtd.capture.bpf.turns import MAX_WAITING, Turns
 from stapsdtd.errors import TracefsRejectedError
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class EventReaper:
         for owner, event in refused:
             self._put(owner, Work(partial(self._remove_again, owner, event), event), is_awaited=False)
 
-    def why_not(self, owner: str, limit: int = MOST_OF_ALL) -> str | None:
+    def why_not(self, owner: str, limit: int = MAX_WAITING) -> str | None:
         """Return why no more should be armed that will be removed for this owner, or None if it may be."""
         with self._changed:
             waiting, allowed = self._turns.count(owner), min(limit, self._turns.share)

@@ -15,7 +15,7 @@ from stapsdtd.capture.engine import RingMetrics
 
 _log = logging.getLogger(__name__)
 
-_LEAST_RECORDS = 4
+_MIN_RECORDS = 4
 _SPARE_BYTES = 64 << 10
 _KEPT_BYTES = 16 << 20
 
@@ -39,7 +39,7 @@ class RingSet:
         for record_class in classes:
             stride = layout.STRIDES[record_class]
             wanted = min(buffer_bytes, self._max_bytes)
-            size = 1 << (max(wanted, _LEAST_RECORDS * stride, mmap.PAGESIZE) - 1).bit_length()
+            size = 1 << (max(wanted, _MIN_RECORDS * stride, mmap.PAGESIZE) - 1).bit_length()
             old = self._rings.get(record_class)
             if old is None or old.size < size:
                 self._rings[record_class] = self._new(stride, size, partial(self._loaded.put_ring, record_class))
@@ -75,7 +75,7 @@ class RingSet:
     def _make_spares(self) -> None:
         """Put the spare rings in place, once, since that takes the kernel a while."""
         for record_class, stride in enumerate(layout.STRIDES):
-            size = max(_SPARE_BYTES, _LEAST_RECORDS * stride)
+            size = max(_SPARE_BYTES, _MIN_RECORDS * stride)
             try:
                 self._new(stride, size, partial(self._loaded.put_spare, record_class))
             except OSError as error:

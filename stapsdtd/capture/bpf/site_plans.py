@@ -72,7 +72,7 @@ class SitePlan:
             [arguments.encode(value) for value in tested],
             {bit: each for each, bit in bits.items()},
             operand_indexes,
-            has_texts=emission.most_bytes > emission.least_bytes,
+            has_texts=emission.max_bytes > emission.min_bytes,
         )
         return cls(spec, consumers, bits, emission)
 
@@ -92,14 +92,14 @@ class SitePlan:
 class Emission:
     """The one record that a hit writes for all consumers whose action is Emit, and how each of them reads it.
 
-    operands: of the record's values. positions: each value's among them. least_bytes, most_bytes: of a record.
+    operands: of the record's values. positions: each value's among them. min_bytes, max_bytes: of a record.
     constants: of the file, if values may have to be read from it; then the last operand is abs_ip.
     """
 
     operands: tuple[bytes, ...]
     positions: Mapping[Value, int]
-    least_bytes: int
-    most_bytes: int
+    min_bytes: int
+    max_bytes: int
     layouts: tuple[tuple[Consumer, Layout], ...]
     constants: SiteConstants | None
 
@@ -123,22 +123,22 @@ class Emission:
             raise ValueError(
                 f"its captures take {len(operands)} values, and a record holds at most {layout.MAX_VALUES}"
             )
-        least_bytes = layout.RECORD.itemsize + 8 * len(operands)
-        most_bytes = least_bytes + sum(value.limit for value in values)
-        if most_bytes > _RECORD_BYTES:
-            raise ValueError(f"its captures take up to {most_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
+        min_bytes = layout.RECORD.itemsize + 8 * len(operands)
+        max_bytes = min_bytes + sum(value.limit for value in values)
+        if max_bytes > _RECORD_BYTES:
+            raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
         by_argument = {value[:2]: position for position, value in enumerate(values)}
         layouts = tuple(
             (consumer, tuple(arguments.reading_of(capture, source, by_argument) for capture, source in each))
             for consumer, each in sources
         )
         positions = {value: position for position, value in enumerate(values)}
-        return cls(tuple(operands), positions, least_bytes, most_bytes, layouts, constants)
+        return cls(tuple(operands), positions, min_bytes, max_bytes, layouts, constants)
 
     @property
     def record_classes(self) -> range:
         """Return the classes of record sizes that hits may write."""
-        return range(layout.record_class(self.least_bytes), layout.record_class(self.most_bytes) + 1)
+        return range(layout.record_class(self.min_bytes), layout.record_class(self.max_bytes) + 1)
 
 
 class _Arguments:

@@ -18,9 +18,9 @@ from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 
-MOST_EPHEMERAL = 256
+MAX_EPHEMERAL = 256
 """Of one user. Each keeps an otherwise deleted file, and three descriptors."""
-MOST_OF_ALL = 4096
+MAX_WAITING = 4096
 
 _EVENTS_PER_SECOND = 0.2
 _BURST = 16
@@ -118,4 +118,4 @@ class Turns(Generic[_T]):
     def share(self) -> int:
         """Return how many removals of each owner may wait, of what there is room for."""
         owners = len(self._awaited.owners() | self._unawaited.owners())
-        return MOST_OF_ALL // max(owners, 1)
+        return MAX_WAITING // max(owners, 1)

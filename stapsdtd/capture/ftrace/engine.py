@@ -182,7 +182,7 @@ class FtraceEngine:
                     self._reader.decode_with(subscription_key, spec.instance, decoder)
                 self._executor.run([step], file_path)
         except TracefsRejectedError:
-            self._bring_in_step()
+            self._reconcile()
             raise
 
     def _wanted(self) -> set[EventSpec]:
@@ -193,7 +193,7 @@ class FtraceEngine:
             for spec in specs
         }
 
-    def _bring_in_step(self) -> None:
+    def _reconcile(self) -> None:
         """Disarm and remove events that nobody wants. What the kernel refuses is tried again; see retry_cleanup()."""
         for step in changes(self._wanted(), self._executor.state()):
             try:
@@ -207,7 +207,7 @@ class FtraceEngine:
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[subscription_key]
         subscription.wanted.pop(target.key, None)
-        self._bring_in_step()
+        self._reconcile()
         instance = subscription.instances.pop(target.key, None)
         if instance is not None:
             self._remove_instance(subscription_key, subscription, instance)
@@ -219,7 +219,7 @@ class FtraceEngine:
             steps.callback(self._reader.close, subscription_key)
             for instance in subscription.instances.values():
                 steps.callback(self._remove_instance, subscription_key, subscription, instance)
-            self._bring_in_step()
+            self._reconcile()
         return self.quiesced()
 
     def _remove_instance(
@@ -252,7 +252,7 @@ class FtraceEngine:
                 self._doomed.remove(instance)
                 self._buffer_bytes.pop(instance, None)
                 self._executor.instance_gone(instance)
-        self._bring_in_step()
+        self._reconcile()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         fetched = fetch(capture, argument, architecture)
