@@ -1,13 +1,15 @@
 """The Python client: list probes, subscribe to them and read their events.
 
+    from itertools import islice
+
     from stapsdtd.client import Client
 
     with Client("unix:/run/stapsdtd/stapsdtd.sock") as client:
         for probe in client.list_probes("postgresql:*"):
             print(probe.provider, probe.name, probe.path)
         with client.subscribe("postgresql:query__start(arg0:str)") as subscription:
-            for event in subscription.events():
-                print(event.pid, event.values[0])
+            for event in islice(subscription.events(), 3):
+                print(event.pid, event.values[0])  # 4711 BEGIN;
 
 `AsyncClient` has the same methods for asyncio. `sync.py` and `aio.py` do the I/O. Requests are built in `encode.py`,
 responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
