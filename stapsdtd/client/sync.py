@@ -131,7 +131,7 @@ class Client:
         include everything below them.
         exclude_pids: never deliver events of these processes.
         include_clients: deliver events of the server's other clients too, which by default count as filtered.
-        where: a filter expression such as `arg0 > 100 && execname != "psql"`; see docs/commands.md.
+        where: a filter expression such as `arg0 > 100 && execname != "psql"`; see the README.
         lease_seconds: how long the subscription lives without a stream.
         queue_bytes: how much the server buffers for this client.
         kernel_buffer_kib: size of the kernel buffer per CPU.
