@@ -41,6 +41,13 @@ def test_every_block_is_run_or_says_why_not() -> None:
     assert not forgotten, "no test runs these; tests/examples.py says how to mark them"
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_is_fenced(path: Path) -> None:
+    """Indented ones would be examples that no test sees."""
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?: {4}|\t).*", prose, re.MULTILINE)
+
+
 @pytest.mark.parametrize("example", in_documents("toml"), ids=str)
 def test_configuration_is_valid(example: Example, tmp_path: Path) -> None:
     path = tmp_path / "stapsdtd.toml"
