@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from rich.text import Text
 from tests.examples import Example, agrees, in_docstrings, in_documents
 from tests.pictures import FOLDER, PICTURES, text_of
 from tests.stage import Stage, staged
-from tests.support import Daemon
+from tests.support import running_daemon
 
 pytestmark = pytest.mark.kernel
 
@@ -22,8 +22,9 @@ _ADDRESS = "unix:/run/stapsdtd/stapsdtd.sock"
 
 
 @pytest.fixture(scope="module")
-def stage(lasting_daemon: Callable[[str], Daemon]) -> Iterator[Stage]:
-    with staged(lasting_daemon("bpf").target) as programs:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("documents")
+    with running_daemon(folder) as daemon, staged(daemon.target) as programs:
         yield programs
 
 
