@@ -133,7 +133,10 @@ enum counter {
 	COUNTERS_OF_FILTER = 3,
 };
 
-/* A site. It belongs to one group at a time, so that a site that moves to another group is never counted twice. */
+/*
+ * A site. It belongs to one group at a time, so that the hits of a site that moves to another group are counted once:
+ * all but one that both groups' handlers are running for in that moment, which both or neither may count.
+ */
 struct slot {
 	__u32 plan;		/* 0: nobody wants it */
 	__u32 group;		/* the group's first entry in the index */

@@ -25,7 +25,11 @@ _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 
 
 class Pattern:
-    """A case-sensitive glob; an empty one matches everything."""
+    """A case-sensitive glob; an empty one matches everything.
+
+    >>> Pattern("query__*").matches("query__start"), Pattern("").matches("query__start")
+    (True, True)
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text

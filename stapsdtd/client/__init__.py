@@ -1,13 +1,15 @@
 """The Python client: list probes, subscribe to them and read their events.
 
+    from itertools import islice
+
     from stapsdtd.client import Client
 
     with Client("unix:/run/stapsdtd/stapsdtd.sock") as client:
         for probe in client.list_probes("postgresql:*"):
             print(probe.provider, probe.name, probe.path)
         with client.subscribe("postgresql:query__start(arg0:str)") as subscription:
-            for event in subscription.events():
-                print(event.pid, event.values[0])
+            for event in islice(subscription.events(), 3):
+                print(event.pid, event.values[0])  # 4711 BEGIN;
 
 `subscribe` takes `SubscribeOptions`: of which processes, by which filter, with how much buffer. `AsyncClient` has the
 same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are built in `encode.py`,

@@ -15,6 +15,9 @@ class ArgType(Enum):
     size: in bytes: 1, 2, 4 or 8. A string is the 8-byte address of its first character.
     signed: whether the value is in two's complement.
     low, high: the smallest and largest integer that fits; 0 and 2**64 - 1 for STRING.
+
+    >>> INT8.low, INT8.high
+    (-128, 127)
     """
 
     INT8 = "int8", 1, True

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 _HEAD = """\
 # Kernels
 
-Written by `./dev test --vm --table`, which boots Debian's kernels under qemu and runs in each the tests that are
-marked `vm`, with both engines. The rows are what `stapsdt doctor` says on that kernel. CI does so at every change. All
-tests run on the last column's kernel, that of the host on which this was written.
+`./dev test --vm --table` writes this table: it boots Debian's kernels under qemu and runs the tests marked `vm` on
+each, with both engines. CI does the same for every change. The rows are the findings of `stapsdt doctor` on that
+kernel. The last column is the host on which the table was written, where all tests run.
 
 """
 _TAIL = """
-- **Below 6.1: untested.** Semaphores need 4.20 and the bpf engine 6.0; ask `stapsdt doctor` there.
-- **Any other kernel** that apt has a package of is tested by name: `./dev test --vm 6.12`, the newest of a series, or
-  `./dev test --vm linux-image-6.1.0-49-amd64`, that package's. `6.12:arm64` is for
-  aarch64, where the bpf engine alone is tried, on a part of the tests.
+- **Kernels before 6.1 are untested.** Semaphores need 4.20 and the bpf engine 6.0; run `stapsdt doctor` there.
+- **Any other kernel** that apt has a package of can be tested by name: `./dev test --vm 6.12` takes the newest of a
+  series, `./dev test --vm linux-image-6.1.0-49-amd64` that package, and `6.12:arm64` aarch64, where only the bpf engine
+  is tested, with part of the tests.
 - Guests run emulated instructions on two CPUs, ten times slower than the host. Tests of speed, of load, and of programs
-  that take long to start run on the host's kernel alone.
+  that are slow to start therefore run only on the host's kernel.
 """
 _MISSING = "**no**"
 

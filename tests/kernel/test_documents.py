@@ -1,0 +1,63 @@
+"""The examples in README.md, docs/ and docstrings, on a real kernel: what they show is what is printed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from tests.examples import Example, agrees, in_docstrings, in_documents
+from tests.pictures import FOLDER, PICTURES, text_of
+from tests.stage import Stage, staged
+from tests.support import running_daemon
+
+pytestmark = pytest.mark.kernel
+
+_ADDRESS = "unix:/run/stapsdtd/stapsdtd.sock"
+"""The server in the documents, in place of the one that is tested."""
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    folder = tmp_path_factory.mktemp("documents")
+    with running_daemon(folder) as daemon, staged(daemon.target) as programs:
+        yield programs
+
+
+def plain(output: str) -> str:
+    """Return the text without a terminal's escape sequences."""
+    return Text.from_ansi(output).plain
+
+
+@pytest.mark.parametrize("example", in_documents("console"), ids=str)
+def test_command_prints_what_the_document_shows(stage: Stage, example: Example) -> None:
+    assert example.commands
+    for command, expected in example.commands:
+        output = plain(stage.run(command)).replace(stage.target, _ADDRESS)
+        assert agrees(expected, output), f"{command}\n{output}"
+
+
+@pytest.mark.parametrize("example", in_documents("python") + in_docstrings(), ids=str)
+def test_program_prints_what_its_comments_say(stage: Stage, example: Example, tmp_path: Path) -> None:
+    """It ends by itself, and some line that it prints is what stands behind `print(…)  #`."""
+    program = tmp_path / "example.py"
+    program.write_text(example.source.replace(_ADDRESS, stage.target))
+    output = plain(stage.run(f"{sys.executable} -W error {program} && echo done", source=example.source))
+    *lines, last = output.splitlines()
+    assert last == "done", output
+    for expected in re.findall(r"print\(.*\)  # (.+)", example.source):
+        assert any(agrees(expected, line) for line in lines), f"{expected}\n{output}"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_picture_shows_what_is_printed(stage: Stage, name: str) -> None:
+    """What differs is a picture to be taken anew: ./dev pictures."""
+    picture = PICTURES[name]
+    # of a program, other processes may run too
+    expected = re.sub(r"mapped by .*", "mapped by …\n…", text_of((FOLDER / f"{name}.svg").read_text()))
+    output = plain(picture.take(stage))
+    assert agrees(expected, output), output
