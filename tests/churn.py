@@ -166,6 +166,14 @@ class Sample:
     resident_kib: int
 
 
+def _is_enabled(event: Path) -> bool:
+    try:
+        return event.read_text() == "1\n"
+    except OSError:
+        # it is being removed
+        return False
+
+
 class Churn:
     def __init__(self, daemon: Daemon, folder: Path, engine: str, seed: int) -> None:
         self._daemon = daemon
@@ -494,7 +502,7 @@ class Churn:
             lines = self._tracefs.read("uprobe_events").splitlines()
             return sum(f"_{self._daemon.pid}_" in line for line in lines)
         pattern = f"instances/stapsdtd_*_{self._daemon.pid}_*/events/stapsdtd_*_{self._daemon.pid}_*/*/enable"
-        return sum(path.read_text() == "1\n" for path in Path(self._tracefs.root).glob(pattern))
+        return sum(map(_is_enabled, Path(self._tracefs.root).glob(pattern)))
 
     def _end_all(self) -> None:
         for program in self._programs:
