@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client
-from tests.support import Recorder, Ticker, running_daemon, wait_for
+from tests.support import TICKER, Recorder, Ticker, running_daemon, wait_for
 from tests.unit.test_elf_hostile import many_notes
 
 pytestmark = pytest.mark.kernel
@@ -45,7 +45,7 @@ def test_few_events_of_one_process_all_arrive_beside_a_flood(
         Ticker(ticker_program) as quiet,
         Recorder(
             daemon.target,
-            f"ticker:{ticker_program}::tick",
+            f"{TICKER}:{ticker_program}::tick",
             pids=[flooding.pid, quiet.pid],
             kernel_buffer_kib=kernel_buffer_kib,
             queue_bytes=queue_bytes,
@@ -96,7 +96,7 @@ def test_file_that_takes_long_to_parse_keeps_nobody_waiting(folder: Path, ticker
         before = client.info().probes
         with (
             Ticker(ticker_program) as ticker,
-            Recorder(daemon.target, f"ticker:{ticker_program}::tick", pids=[ticker.pid]) as recorder,
+            Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick", pids=[ticker.pid]) as recorder,
         ):
             ticker.do("fire 3")
             wait_for(lambda: len(recorder.events) == 3, "the events")
@@ -113,7 +113,7 @@ def test_thousands_of_files_keep_nobody_waiting(folder: Path, ticker_program: Pa
     with running_daemon(folder) as daemon, Client(daemon.target) as client, mapping(files):
         with (
             Ticker(ticker_program) as ticker,
-            Recorder(daemon.target, f"ticker:{ticker_program}::tick", pids=[ticker.pid]) as recorder,
+            Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick", pids=[ticker.pid]) as recorder,
         ):
             ticker.do("fire 3")
             wait_for(lambda: len(recorder.events) == 3, "the events")

@@ -24,9 +24,11 @@ from stapsdtd.client import Client, Probe, Value
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     COMMANDS,
+    TICKER,
     Daemon,
     Recorder,
     Ticker,
+    compile_once,
     require,
     running_daemon,
     stapsdt,
@@ -136,8 +138,7 @@ def hostile_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw += [(LONG_NAME, b"n"), (b"evil", LONG_NAME)]
     probes = "\n".join(_probe(number, *names) for number, names in enumerate(raw))
     (folder / "hostile.c").write_text(SOURCE.replace("PROBES", probes))
-    subprocess.run(["gcc", "-O2", "-o", folder / "hostile", folder / "hostile.c"], check=True)
-    return folder / "hostile"
+    return compile_once(folder / "hostile.c", folder / "hostile", ["gcc", "-O2"])
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ def tickers(client: Client, ticker_program: Path, tmp_path: Path, fate: str) -> 
 
 
 def tick_of(client: Client, ticker: Ticker) -> Probe:
-    (probe,) = client.list_probes("ticker:tick", pids=[ticker.pid]).probes
+    (probe,) = client.list_probes(f"{TICKER}:tick", pids=[ticker.pid]).probes
     return probe
 
 
@@ -467,7 +468,7 @@ def test_log_is_plain(client: Client, daemon: Daemon, ticker_program: Path, trac
         tracefs.append_definition(f"p:{group}/other {place}")
         try:
             tracefs.write(f"events/{group}/other/enable", "1")
-            traced = stapsdt(daemon.target, "trace", "ticker:tick", "--pid", str(ticker.pid), "--duration", "0.1")
+            traced = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--pid", str(ticker.pid), "--duration", "0.1")
         finally:
             tracefs.write(f"events/{group}/other/enable", "0")
             tracefs.append_definition(f"-:{group}/other")
