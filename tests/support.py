@@ -49,9 +49,7 @@ TIME_FACTOR = float(os.environ.get("STAPSDTD_TIME_FACTOR", "1"))
 """How much longer things may take here than on a machine of its own; tests/vm has it set in its guests."""
 SYSTEM_PYTHON = "/usr/bin/python3.11"
 TICKER = "ticker" if "STAPSDTD_TARGETS" in os.environ else f"p{os.getpid()}ticker"
-"""The provider of tests/targets/ticker.c, by a name of its own: tests may run in another process meanwhile, and must not
-trace each other's probes.
-"""
+"""The provider of tests/targets/ticker.c. The name is this process's own: tests in others must not trace it."""
 PYPROGRAM = f"p{os.getpid()}program"
 """That of tests/targets/provider_program.py."""
 

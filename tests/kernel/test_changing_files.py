@@ -261,6 +261,7 @@ def tick(own_daemon: Daemon, ticker: Ticker, ticker_program: Path) -> Callable[[
     return tick
 
 
+@pytest.mark.alone
 def test_daemon_outlasts_a_storm(
     own_daemon: Daemon, tick: Callable[[], None], content: Path, tmp_path: Path, tracefs: Tracefs
 ) -> None:

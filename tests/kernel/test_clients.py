@@ -191,6 +191,7 @@ def test_client_that_is_stopped_loses_its_own_events_only(daemon: Daemon, ticker
         assert result["lost"] == fired - result["delivered"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_strange_and_half_open_connections_are_nobodys_business(
     own_daemon: Daemon, ticker: Ticker, ticker_program: Path
@@ -227,6 +228,7 @@ def test_strange_and_half_open_connections_are_nobodys_business(
     wait_for(lambda: descriptors(own_daemon.pid) <= before + 1, "the connections to be closed")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
     own_daemon: Daemon, ticker: Ticker, ticker_program: Path
@@ -309,6 +311,7 @@ def test_flood_of_subscribe_does_not_keep_another_from_its_events(
     assert [value for (value,) in recorder.values()] == expected
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_client_that_never_reads_its_answers_costs_little(
     own_daemon: Daemon, ticker: Ticker, ticker_program: Path

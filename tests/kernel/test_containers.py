@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from stapsdtd.client import Client, Process, SiteState
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.kernel.conftest import SharedDaemons
 from tests.support import TICKER, Daemon, Recorder, Ticker, require, running_daemon, stapsdt, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -83,18 +86,20 @@ def lower(tmp_path: Path, ticker_program: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Nobody can tell what an overlay lies on that a user namespace mounted."""
-    path = tmp_path / "stapsdtd.toml"
+    path = tmp_path_factory.mktemp("settings") / "stapsdtd.toml"
     path.write_text('[filesystems]\narm = ["overlay"]\n')
     return "--config", str(path)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, engine: str, settings: tuple[str, str]) -> Iterator[Daemon]:
-    with running_daemon(tmp_path, "--engine", engine, *settings) as started:
-        yield started
+@pytest.fixture(scope="module")
+def shared_daemons(
+    tmp_path_factory: pytest.TempPathFactory, tracefs: Tracefs, settings: tuple[str, str]
+) -> Iterator[SharedDaemons]:
+    with closing(SharedDaemons(tmp_path_factory.mktemp("daemons"), tracefs, *settings)) as daemons:
+        yield daemons
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from stapsdtd.client import EndReason
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import COMMANDS, TICKER, Daemon, Recorder, Ticker, running_daemon, stapsdt_command, wait_for
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 
 def clean_up() -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from stapsdtd.client import Client
 from tests.support import TICKER, Recorder, Ticker, running_daemon, wait_for
 from tests.unit.test_elf_hostile import many_notes
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 SOMEBODY = 61_234
 """A user id that nobody has."""

@@ -12,9 +12,8 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +29,6 @@ from tests.support import (
     Ticker,
     compile_once,
     require,
-    running_daemon,
     stapsdt,
     stapsdt_command,
     wait_for,
@@ -139,23 +137,6 @@ def hostile_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     probes = "\n".join(_probe(number, *names) for number, names in enumerate(raw))
     (folder / "hostile.c").write_text(SOURCE.replace("PROBES", probes))
     return compile_once(folder / "hostile.c", folder / "hostile", ["gcc", "-O2"])
-
-
-@pytest.fixture(scope="module")
-def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Daemon]]:
-    """One of each engine for all tests here, so that what harms it shows in the next ones too."""
-    with ExitStack() as stack:
-
-        @cache
-        def start(engine: str) -> Daemon:
-            return stack.enter_context(running_daemon(tmp_path_factory.mktemp(engine), "--engine", engine))
-
-        yield start
-
-
-@pytest.fixture
-def daemon(daemons: Callable[[str], Daemon], engine: str) -> Daemon:
-    return daemons(engine)
 
 
 @pytest.fixture

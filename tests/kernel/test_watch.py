@@ -143,6 +143,7 @@ def test_other_mount_namespace(daemon: Daemon, ticker_program: Path, tmp_path: P
     assert recorder.events[0].probe.path == f"{inside}/hidden"
 
 
+@pytest.mark.alone
 def test_processes_of_a_moment(own_daemon: Daemon, ticker_program: Path, ticker: Ticker, tracefs: Tracefs) -> None:
     def live_and_die(count: int) -> None:
         for _ in range(count):
