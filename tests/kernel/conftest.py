@@ -46,8 +46,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The churn takes as long as it is told to, whatever the limit of others is.
 
-    Of tests that run in parallel those of a module stay together, and share its daemons. Those of the churn have daemons
-    of their own.
+    Of tests that run in parallel those of a module stay together, and share its daemons; each of the churn's has one of
+    its own.
     """
     for item in items:
         if item.path.name == "test_churn.py":
