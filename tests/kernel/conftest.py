@@ -42,19 +42,11 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"churn: --churn-seconds={seconds:g} --churn-seed={seed}"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The churn takes as long as it is told to, whatever the limit of others is.
-
-    Of tests that run in parallel those of a module stay together, and share its daemons; each of the churn's has one of
-    its own.
-    """
+    """The churn takes as long as it is told to, whatever the limit of others is."""
     for item in items:
         if item.path.name == "test_churn.py":
             item.add_marker(pytest.mark.timeout(churn_options(config)[0] + 120))
-            item.add_marker(pytest.mark.xdist_group(item.name))
-        elif item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session", autouse=True)

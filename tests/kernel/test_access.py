@@ -28,7 +28,7 @@ from tests.support import (
 )
 from tests.users import ANNE, BERT, User, public_folder
 
-pytestmark = [pytest.mark.kernel, pytest.mark.xdist_group("users")]
+pytestmark = pytest.mark.kernel
 
 OPERATORS = 64110
 

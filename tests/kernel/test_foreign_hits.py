@@ -13,7 +13,7 @@ from tests.kernel.test_access import copied, daemon_with, of, recorder, ticker_o
 from tests.support import Recorder, Ticker, mapped_bytes, wait_for
 from tests.users import ANNE, BERT, public_folder
 
-pytestmark = [pytest.mark.kernel, pytest.mark.xdist_group("users")]
+pytestmark = pytest.mark.kernel
 
 BOUND = "[roles.user]\nmax_foreign_hits_per_second = 20000\n"
 FLAT_OUT = "fire 2000000000"

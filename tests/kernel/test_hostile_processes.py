@@ -28,7 +28,7 @@ from tests.support import (
 )
 from tests.users import ANNE, BERT, public_folder
 
-pytestmark = [pytest.mark.kernel, pytest.mark.xdist_group("users")]
+pytestmark = pytest.mark.kernel
 
 _MAPPINGS = 10_000
 _PATIENCE_SECONDS = 5.0
