@@ -70,13 +70,16 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
     """
     seconds *= TIME_FACTOR
     deadline = time.monotonic() + seconds
+    # other tests may need the processor meanwhile
+    pause_seconds = 0.002
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(0.005)
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, 0.02)
 
 
 def compile_target(source: str, output: Path, *flags: str) -> Path:

@@ -173,7 +173,7 @@ def daemon(engine: str, shared_daemons: SharedDaemons) -> Iterator[Daemon]:
 
 @pytest.fixture
 def own_daemon(tmp_path: Path, engine: str, lasting_daemons: SharedDaemons) -> Iterator[Daemon]:
-    """For a test that kills it, or measures what it holds."""
+    """For a test that kills it, fills its buffers, whose size is the largest so far, or measures what it holds."""
     if TIME_FACTOR > 1:
         with lasting_daemons.lent(engine) as started:
             yield started

@@ -97,16 +97,16 @@ def test_capture_beyond_the_arguments_is_refused_with_its_reason(daemon: Daemon,
 
 @pytest.mark.parametrize("kernel_buffer_kib", [4, 16384])
 def test_fired_is_delivered_and_lost_exactly(
-    daemon: Daemon, ticker_program: Path, tracefs: Tracefs, kernel_buffer_kib: int
+    own_daemon: Daemon, ticker_program: Path, tracefs: Tracefs, kernel_buffer_kib: int
 ) -> None:
     programs = [Ticker(ticker_program) for _ in range(3)]
-    with Recorder(daemon.target, f"{TICKER}:tick", kernel_buffer_kib=kernel_buffer_kib) as recorder:
+    with Recorder(own_daemon.target, f"{TICKER}:tick", kernel_buffer_kib=kernel_buffer_kib) as recorder:
         for program in programs:
             program.begin("threads 4 20000")
         for program in programs:
             program.finish()
         profile = tracefs.read("uprobe_profile")
-        hits = sum(map(int, re.findall(rf"[eg]\d+_\d+_{daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
+        hits = sum(map(int, re.findall(rf"[eg]\d+_\d+_{own_daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
         account = recorder.finish()
     for program in programs:
         program.kill()

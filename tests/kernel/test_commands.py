@@ -60,8 +60,8 @@ def test_trace_ends_with_its_account_on_sigint(trace: subprocess.Popen[str], tic
     assert ticker.semaphore == 0
 
 
-def test_trace_of_a_flood_accounts_for_everything(daemon: Daemon, ticker: Ticker) -> None:
-    command = stapsdt_command(daemon.target, "trace", f"{TICKER}:tick", "--json", "--buffer", "16")
+def test_trace_of_a_flood_accounts_for_everything(own_daemon: Daemon, ticker: Ticker) -> None:
+    command = stapsdt_command(own_daemon.target, "trace", f"{TICKER}:tick", "--json", "--buffer", "16")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace:
         wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
         ticker.do("threads 4 25000")
