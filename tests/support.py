@@ -180,7 +180,13 @@ class Daemon:
             _, started, own_log = self.log().rpartition(f"stapsdtd {process.pid} starts")
             return bool(started) and f"serving on {self.target}" in own_log and os.path.exists(path)
 
-        wait_for(is_ready, "the daemon to serve")
+        try:
+            # a host that is busy may take long, which is not what tests are about
+            wait_for(is_ready, "the daemon to serve", seconds=60)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return process
 
     def log(self) -> str:
