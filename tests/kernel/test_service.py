@@ -25,7 +25,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import SERVICE, SOCKET, UNITS, settings
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _SYSTEMD = "/lib/systemd/systemd"
 _BEGIN = """
