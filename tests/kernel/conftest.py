@@ -70,7 +70,7 @@ def _nothing_left(tracefs: Tracefs) -> Iterator[None]:
     before = _left(tracefs)
     yield
     # what others' daemons leave, the next that they start removes
-    wait_for(lambda: _left(tracefs) <= before, "nothing to be left in tracefs", seconds=5)
+    wait_for(lambda: _left(tracefs) <= before, "nothing to be left in tracefs")
 
 
 @pytest.fixture(scope="session", autouse=True)

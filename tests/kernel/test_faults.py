@@ -44,7 +44,7 @@ from tests.support import (
     wait_for,
 )
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _TRACING = "/sys/kernel/tracing"
 _NOP = b"\x90"
