@@ -12,6 +12,7 @@ so its sites are armed, moved to other processes and disarmed all the time.
 from __future__ import annotations
 
 import argparse
+import errno
 import random
 import shutil
 import statistics
@@ -494,7 +495,7 @@ class Churn:
             lines = self._tracefs.read("uprobe_events").splitlines()
             return sum(f"_{self._daemon.pid}_" in line for line in lines)
         pattern = f"instances/stapsdtd_*_{self._daemon.pid}_*/events/stapsdtd_*_{self._daemon.pid}_*/*/enable"
-        return sum(path.read_text() == "1\n" for path in Path(self._tracefs.root).glob(pattern))
+        return sum(map(_is_enabled, Path(self._tracefs.root).glob(pattern)))
 
     def _end_all(self) -> None:
         for program in self._programs:
@@ -535,6 +536,16 @@ class Churn:
             watch.seen.join()
             watch.client.close()
         self._client.close()
+
+
+def _is_enabled(path: Path) -> bool:
+    try:
+        return path.read_text() == "1\n"
+    except OSError as error:
+        # the event was removed meanwhile
+        if error.errno in {errno.ENOENT, errno.ENODEV}:
+            return False
+        raise
 
 
 def churn(folder: Path, engine: str, seed: int, seconds: float) -> None:
