@@ -128,7 +128,7 @@ class SharedDaemons:
         with Client(daemon.target) as client:
             # the last words of a client that is gone may be on their way
             wait_for(lambda: not client.subscriptions(), "the test's subscriptions to end")
-        wait_for(lambda: not self._events(daemon), "the test's events to be removed")
+        wait_for(lambda: not self._events(daemon), "the test's events to be removed", seconds=60)
         log = daemon.log()[said:]
         assert "Traceback" not in log, log
         assert " ERROR " not in log, log
