@@ -12,6 +12,7 @@ so its sites are armed, moved to other processes and disarmed all the time.
 from __future__ import annotations
 
 import argparse
+import errno
 import random
 import shutil
 import statistics
@@ -164,14 +165,6 @@ class Program:
 class Sample:
     descriptors: int
     resident_kib: int
-
-
-def _is_enabled(event: Path) -> bool:
-    try:
-        return event.read_text() == "1\n"
-    except OSError:
-        # it is being removed
-        return False
 
 
 class Churn:
@@ -543,6 +536,16 @@ class Churn:
             watch.seen.join()
             watch.client.close()
         self._client.close()
+
+
+def _is_enabled(path: Path) -> bool:
+    try:
+        return path.read_text() == "1\n"
+    except OSError as error:
+        # the event was removed meanwhile
+        if error.errno in {errno.ENOENT, errno.ENODEV}:
+            return False
+        raise
 
 
 def churn(folder: Path, engine: str, seed: int, seconds: float) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import struct
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support import compile_once
 
 PROVIDER = "truth"
 SDT_HEADERS = Path("/usr/include/x86_64-linux-gnu/sys")
@@ -225,5 +226,4 @@ def compiled(program: Program, compiler: Sequence[str], output: Path) -> Path:
     for header in SDT_HEADERS.glob("sdt*.h"):
         (headers / header.name).symlink_to(header)
     source.write_text(program.source)
-    subprocess.run([*compiler, "-w", f"-I{headers.parent}", "-o", str(output), str(source)], check=True)
-    return output
+    return compile_once(source, output, [*compiler, "-w"], headers=headers.parent)

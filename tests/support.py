@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import shutil
 import signal
@@ -47,6 +48,10 @@ TARGETS = ROOT / "tests" / "targets"
 TIME_FACTOR = float(os.environ.get("STAPSDTD_TIME_FACTOR", "1"))
 """How much longer things may take here than on a machine of its own; tests/vm has it set in its guests."""
 SYSTEM_PYTHON = "/usr/bin/python3.11"
+TICKER = "ticker" if "STAPSDTD_TARGETS" in os.environ else f"p{os.getpid()}ticker"
+"""The provider of tests/targets/ticker.c. The name is this process's own: tests in others must not trace it."""
+PYPROGRAM = f"p{os.getpid()}program"
+"""That of tests/targets/provider_program.py."""
 
 
 def require(condition: object, what: str) -> None:
@@ -65,21 +70,50 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
     """
     seconds *= TIME_FACTOR
     deadline = time.monotonic() + seconds
+    # other tests may need the processor meanwhile
+    pause_seconds = 0.002
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(0.005)
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, 0.02)
 
 
 def compile_target(source: str, output: Path, *flags: str) -> Path:
     """Compile tests/targets/SOURCE, or take what was compiled elsewhere for a machine without a compiler."""
     if folder := os.environ.get("STAPSDTD_TARGETS"):
         return Path(shutil.copy(Path(folder) / output.name, output))
-    subprocess.run(["gcc", "-O2", "-g", "-o", str(output), str(TARGETS / source), *flags], check=True)
-    return output
+    return compile_once(TARGETS / source, output, ["gcc", "-O2", "-g"], flags)
+
+
+def compile_once(
+    source: Path, output: Path, compiler: Sequence[str], flags: Sequence[str] = (), *, headers: Path | None = None
+) -> Path:
+    """Compile a program, or copy what a test of this run compiled of the same source with the same flags.
+
+    flags: what has to stand behind the source, such as libraries. headers: where further ones are, the same in each
+    call. Each output is a file of its own, with its own inode.
+    """
+
+    def compile_to(path: Path) -> None:
+        include = [f"-I{headers}"] if headers else []
+        subprocess.run([*compiler, *include, "-o", str(path), str(source), *flags], check=True)
+
+    folder = os.environ.get("STAPSDTD_COMPILED")
+    if folder is None:
+        compile_to(output)
+        return output
+    key = hashlib.sha256(repr((source.read_bytes(), compiler, flags)).encode()).hexdigest()
+    kept = Path(folder) / key
+    if not kept.exists():
+        # several processes may do so at once, and any one's is right
+        own = kept.with_name(f"{key}.{os.getpid()}")
+        compile_to(own)
+        own.rename(kept)
+    return Path(shutil.copy(kept, output))
 
 
 class Ticker:
@@ -146,7 +180,13 @@ class Daemon:
             _, started, own_log = self.log().rpartition(f"stapsdtd {process.pid} starts")
             return bool(started) and f"serving on {self.target}" in own_log and os.path.exists(path)
 
-        wait_for(is_ready, "the daemon to serve")
+        try:
+            # a host that is busy may take long, which is not what tests are about
+            wait_for(is_ready, "the daemon to serve", seconds=60)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
         return process
 
     def log(self) -> str:

@@ -103,7 +103,9 @@ def _pump(client: socket.socket, server: socket.socket) -> None:
                 other[ready].sendall(data)
 
 
-ANNE, BERT = User(64101), User(64102)
+_FIRST_UID = 64101 + 20 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""Tests that run in another process have users of their own."""
+ANNE, BERT = User(_FIRST_UID), User(_FIRST_UID + 1)
 
 
 @contextmanager

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.capture.names import Owner
+from stapsdtd.client import Client
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import TIME_FACTOR, Daemon, Ticker, compile_target, require, running_daemon
+from tests.support import TICKER, TIME_FACTOR, Daemon, Ticker, compile_target, require, running_daemon, wait_for
 
-_CHURN_SECONDS = 180.0
-_CHURN_SEED = random.SystemRandom().randrange(10**6)
+_CHURN_SECONDS = 40.0
+_CHURN_SEED = 12
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--churn-seed",
         type=int,
         default=_CHURN_SEED,
-        help="what test_churn.py does, by default something else each time",
+        help="what test_churn.py does; ./dev soak does something else each time",
     )
 
 
@@ -69,7 +69,20 @@ def _left(tracefs: Tracefs) -> set[str]:
 def _nothing_left(tracefs: Tracefs) -> Iterator[None]:
     before = _left(tracefs)
     yield
-    assert _left(tracefs) <= before
+    # what others' daemons leave, the next that they start removes
+    wait_for(lambda: _left(tracefs) <= before, "nothing to be left in tracefs")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is compiled for all tests of the run, whichever of pytest-xdist's processes they are in."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    (folder / "compiled").mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STAPSDTD_COMPILED", str(folder / "compiled"))
+        yield
 
 
 @pytest.fixture(params=["bpf", "ftrace"])
@@ -77,26 +90,93 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class SharedDaemons:
+    """A daemon of each engine, started when a test first asks for it.
+
+    Each test has to leave it as it was: alive, idle, and without an error in its log. Where one does not, that test
+    fails, and the next gets another daemon.
+    """
+
+    def __init__(self, folder: Path, tracefs: Tracefs, *options: str) -> None:
+        self._folder = folder
+        self._tracefs = tracefs
+        self._options = options
+        self._running: dict[str, tuple[Daemon, ExitStack]] = {}
+
+    def _start(self, engine: str) -> Daemon:
+        if engine not in self._running:
+            folder = Path(tempfile.mkdtemp(prefix=f"{engine}-", dir=self._folder))
+            stack = ExitStack()
+            daemon = stack.enter_context(running_daemon(folder, "--engine", engine, *self._options))
+            self._running[engine] = daemon, stack
+        return self._running[engine][0]
+
+    @contextmanager
+    def lent(self, engine: str) -> Iterator[Daemon]:
+        daemon = self._start(engine)
+        said = len(daemon.log())
+        try:
+            yield daemon
+            self._check(daemon, said)
+        except BaseException:
+            _, stack = self._running.pop(engine)
+            stack.close()
+            raise
+
+    def _check(self, daemon: Daemon, said: int) -> None:
+        assert daemon.process.poll() is None, daemon.log()
+        with Client(daemon.target) as client:
+            # the last words of a client that is gone may be on their way
+            wait_for(lambda: not client.subscriptions(), "the test's subscriptions to end")
+        wait_for(lambda: not self._events(daemon), "the test's events to be removed", seconds=60)
+        log = daemon.log()[said:]
+        assert "Traceback" not in log, log
+        assert " ERROR " not in log, log
+
+    def _events(self, daemon: Daemon) -> list[str]:
+        return [group for group, _ in self._tracefs.uprobe_events() if f"_{daemon.pid}_" in group]
+
+    def close(self) -> None:
+        with ExitStack() as everything:
+            for _, stack in self._running.values():
+                everything.push(stack)
+
+
 @pytest.fixture(scope="session")
-def lasting_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Daemon]]:
-    """A daemon of each engine that lives for the whole run. Guests have the host's files over 9p."""
-    with ExitStack() as stack:
+def lasting_daemons(tmp_path_factory: pytest.TempPathFactory, tracefs: Tracefs) -> Iterator[SharedDaemons]:
+    """For the whole run. Guests have the host's files over 9p."""
+    folder = tmp_path_factory.mktemp("lasting")
+    config = folder / "stapsdtd.toml"
+    config.write_text('[filesystems]\narm = ["9p"]\n')
+    with closing(SharedDaemons(folder, tracefs, "--config", str(config))) as daemons:
+        yield daemons
 
-        @cache
-        def start(engine: str) -> Daemon:
-            folder = tmp_path_factory.mktemp(engine)
-            config = folder / "stapsdtd.toml"
-            config.write_text('[filesystems]\narm = ["9p"]\n')
-            return stack.enter_context(running_daemon(folder, "--engine", engine, "--config", str(config)))
 
-        yield start
+@pytest.fixture(scope="module")
+def shared_daemons(
+    tmp_path_factory: pytest.TempPathFactory, tracefs: Tracefs, lasting_daemons: SharedDaemons
+) -> Iterator[SharedDaemons]:
+    """For a module; for the whole run where a start takes longer than most tests."""
+    if TIME_FACTOR > 1:
+        yield lasting_daemons
+        return
+    with closing(SharedDaemons(tmp_path_factory.mktemp("daemons"), tracefs)) as daemons:
+        yield daemons
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, engine: str, lasting_daemon: Callable[[str], Daemon]) -> Iterator[Daemon]:
-    """One for each test, but where a start takes longer than most tests."""
+def daemon(engine: str, shared_daemons: SharedDaemons) -> Iterator[Daemon]:
+    """One that the tests of a module share."""
+    with shared_daemons.lent(engine) as started:
+        yield started
+
+
+@pytest.fixture
+def own_daemon(tmp_path: Path, engine: str, lasting_daemons: SharedDaemons) -> Iterator[Daemon]:
+    """For a test that kills it, fills its buffers, whose size is the largest so far, or measures what it holds."""
     if TIME_FACTOR > 1:
-        yield lasting_daemon(engine)
+        with lasting_daemons.lent(engine) as started:
+            yield started
         return
     with running_daemon(tmp_path, "--engine", engine) as started:
         yield started
@@ -104,7 +184,8 @@ def daemon(tmp_path: Path, engine: str, lasting_daemon: Callable[[str], Daemon])
 
 @pytest.fixture(scope="session")
 def ticker_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_target("ticker.c", tmp_path_factory.mktemp("targets") / "ticker", "-ldl", "-lpthread")
+    output = tmp_path_factory.mktemp("targets") / "ticker"
+    return compile_target("ticker.c", output, f"-DPROVIDER={TICKER}", "-ldl", "-lpthread")
 
 
 @pytest.fixture(scope="session")

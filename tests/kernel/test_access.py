@@ -18,6 +18,7 @@ from stapsdtd.client.errors import AccessDeniedError, LimitReachedError
 from tests.support import (
     SYSTEM_PYTHON,
     TARGETS,
+    TICKER,
     Daemon,
     Recorder,
     Ticker,
@@ -135,7 +136,7 @@ class TestOwnProcesses:
             with pytest.raises(AccessDeniedError, match=f"role user does not allow tracing process {bert.pid},"):
                 client.subscribe(of(program, "tick"), SubscribeOptions(pids=[bert.pid]))
             assert not client.list_probes(of(program, ""), [bert.pid], details=True).probes
-            with client.subscribe(f"ticker{bert.pid}:{program}::tick") as subscription:
+            with client.subscribe(f"{TICKER}{bert.pid}:{program}::tick") as subscription:
                 assert subscription.sites == ()
 
     @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o711], ids=["setuid", "setgid", "unreadable"])

@@ -181,14 +181,15 @@ def test_many_wishes_on_one_site_are_told_apart(daemon: Daemon, ticker: Ticker, 
         assert (recorder.account.fired, recorder.account.filtered) == (160, 150)
 
 
-def test_a_full_ring_is_accounted_for_exactly_to_everybody(daemon: Daemon, ticker_program: Path) -> None:
+def test_a_full_ring_is_accounted_for_exactly_to_everybody(own_daemon: Daemon, ticker_program: Path) -> None:
     """Two processes overrun a ring of 8 KiB; one subscription wants all of it, one a part, one nearly nothing."""
     selector = in_program(ticker_program, "tick", "(arg0)")
     programs = [Ticker(ticker_program) for _ in range(2)]
     wheres = ["", "arg0 & 1 == 1", "arg0 == 5 || arg0 == 19999"]
     with ExitStack() as stack:
         recorders = [
-            stack.enter_context(Recorder(daemon.target, selector, where=where, kernel_buffer_kib=4)) for where in wheres
+            stack.enter_context(Recorder(own_daemon.target, selector, where=where, kernel_buffer_kib=4))
+            for where in wheres
         ]
         for program in programs:
             program.begin("threads 4 20000")
@@ -313,17 +314,17 @@ def test_nobody_waits_while_anothers_sites_are_disarmed(
 
 
 def test_large_rings_are_given_back_with_the_last_subscription(
-    daemon: Daemon, ticker: Ticker, ticker_program: Path
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path
 ) -> None:
     large_kib = 32 * 1024
     for _ in range(2):
         with Recorder(
-            daemon.target, in_program(ticker_program, "tick", "(arg0)"), kernel_buffer_kib=large_kib
+            own_daemon.target, in_program(ticker_program, "tick", "(arg0)"), kernel_buffer_kib=large_kib
         ) as recorder:
             ticker.do("fire 3")
-            assert ring_kib(daemon.pid) > large_kib
+            assert ring_kib(own_daemon.pid) > large_kib
         assert len(recorder.events) == 3
-        wait_for(lambda: ring_kib(daemon.pid) < large_kib, "the ring to go")
+        wait_for(lambda: ring_kib(own_daemon.pid) < large_kib, "the ring to go")
 
 
 def test_client_that_stalls_loses_its_own_events_only(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from stapsdtd.client import Client, SiteState
 from stapsdtd.kernel.connector import _QUEUE_BYTES
 from stapsdtd.sandbox.parser import worker_ids
-from tests.support import ROOT, TARGETS, Daemon, Recorder, Ticker, require, running_daemon, wait_for
+from tests.support import PYPROGRAM, ROOT, TARGETS, TICKER, Daemon, Recorder, Ticker, require, running_daemon, wait_for
 from tests.units import capabilities, with_capabilities
 
 pytestmark = pytest.mark.kernel
@@ -40,7 +40,7 @@ def limited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @contextmanager
 def program_with_closed_memfd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ticker]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with Ticker(sys.executable, str(TARGETS / "provider_program.py")) as program:
+    with Ticker(sys.executable, TARGETS / "provider_program.py", PYPROGRAM) as program:
         program.do("load")
         program.do("close")
         yield program
@@ -75,7 +75,7 @@ def program_in_a_mount_namespace(ticker_program: Path, folder: Path) -> Iterator
 
 def probes_of(daemon: Daemon, ticker: Ticker) -> set[str]:
     with Client(daemon.target) as client:
-        return {probe.name for probe in client.list_probes(["ticker:*", "pyprogram:*"], pids=[ticker.pid]).probes}
+        return {probe.name for probe in client.list_probes([f"{TICKER}:*", f"{PYPROGRAM}:*"], pids=[ticker.pid]).probes}
 
 
 def lacking(daemon: Daemon) -> set[str]:
@@ -140,7 +140,7 @@ def test_files_are_parsed_behind_all_walls(limited: Daemon) -> None:
 
 def test_list_and_trace(limited: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     assert probes_of(limited, ticker) == {"tick", "values", "text"}
-    with Recorder(limited.target, "ticker:tick(arg0)", "ticker:text(arg0:str)") as recorder:
+    with Recorder(limited.target, f"{TICKER}:tick(arg0)", f"{TICKER}:text(arg0:str)") as recorder:
         with Ticker(ticker_program) as later:
             assert later.semaphore == 1
             later.do("fire 1")
@@ -151,7 +151,7 @@ def test_list_and_trace(limited: Daemon, ticker: Ticker, ticker_program: Path) -
 
 
 def test_one_process(limited: Daemon, ticker: Ticker) -> None:
-    with Recorder(limited.target, "ticker:tick(arg0)", pids=[ticker.pid]) as recorder:
+    with Recorder(limited.target, f"{TICKER}:tick(arg0)", pids=[ticker.pid]) as recorder:
         ticker.do("fire 1")
     assert recorder.values() == [(0,)]
 
@@ -159,7 +159,7 @@ def test_one_process(limited: Daemon, ticker: Ticker) -> None:
 def test_memfd(limited: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     with program_with_closed_memfd(monkeypatch) as program:
         assert probes_of(limited, program) == {"request"}
-        with Recorder(limited.target, "pyprogram:request(arg0:str, arg1)") as recorder:
+        with Recorder(limited.target, f"{PYPROGRAM}:request(arg0:str, arg1)") as recorder:
             program.do("fire 2")
     assert recorder.values() == [("/page/0", 0), ("/page/1", 1)]
 
@@ -169,7 +169,7 @@ def test_other_user(limited: Daemon, ticker_program: Path, tmp_path: Path) -> No
         # a file that is not root's and takes a moment to parse is known later
         wait_for(lambda: probes_of(limited, ticker), "the program to be parsed")
         assert probes_of(limited, ticker) == {"tick", "values", "text"}
-        with Recorder(limited.target, f"ticker:{tmp_path}/home/*::tick(arg0)") as recorder:
+        with Recorder(limited.target, f"{TICKER}:{tmp_path}/home/*::tick(arg0)") as recorder:
             assert ticker.do("fire 2") == 1
     assert recorder.values() == [(0,), (1,)]
 
@@ -177,7 +177,7 @@ def test_other_user(limited: Daemon, ticker_program: Path, tmp_path: Path) -> No
 def test_other_mount_namespace(limited: Daemon, ticker_program: Path, tmp_path: Path) -> None:
     with program_in_a_mount_namespace(ticker_program, tmp_path) as ticker:
         assert probes_of(limited, ticker) == {"tick", "values", "text"}
-        with Recorder(limited.target, f"ticker:{tmp_path}/inside/hidden::tick(arg0)") as recorder:
+        with Recorder(limited.target, f"{TICKER}:{tmp_path}/inside/hidden::tick(arg0)") as recorder:
             assert [site.state for site in recorder.sites] == [SiteState.ARMED]
             assert ticker.do("fire 2") == 1
     assert recorder.values() == [(0,), (1,)]
@@ -232,7 +232,7 @@ def test_without_one_something_is_worse(tmp_path: Path, ticker_program: Path, na
         with Ticker(ticker_program) as ticker:
             # nothing of it keeps programs that anybody may read from being traced
             wait_for(lambda: probes_of(daemon, ticker), "the program to be listed")
-            with Recorder(daemon.target, "ticker:tick(arg0)", pids=[ticker.pid]) as recorder:
+            with Recorder(daemon.target, f"{TICKER}:tick(arg0)", pids=[ticker.pid]) as recorder:
                 ticker.do("fire 1")
             assert recorder.values() == [(0,)]
 

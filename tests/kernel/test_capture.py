@@ -8,7 +8,7 @@ import pytest
 
 from stapsdtd.client import Account, Client, LossStage, SiteState, SubscribeOptions
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import Daemon, Recorder, Ticker, wait_for
+from tests.support import TICKER, Daemon, Recorder, Ticker, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -20,9 +20,9 @@ def lost(account: Account) -> int:
 @pytest.mark.vm
 def test_semaphore_is_up_only_while_anybody_subscribes(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     assert ticker.semaphore == 0
-    with Recorder(daemon.target, "ticker:tick"):
+    with Recorder(daemon.target, f"{TICKER}:tick"):
         assert ticker.semaphore == 1
-        with Recorder(daemon.target, "ticker:tick"), Ticker(ticker_program) as later:
+        with Recorder(daemon.target, f"{TICKER}:tick"), Ticker(ticker_program) as later:
             assert ticker.semaphore == 1
             assert later.semaphore == 1
         assert ticker.semaphore == 1
@@ -32,8 +32,8 @@ def test_semaphore_is_up_only_while_anybody_subscribes(daemon: Daemon, ticker: T
 @pytest.mark.vm
 def test_different_wishes_on_one_site_are_both_served(daemon: Daemon, ticker: Ticker) -> None:
     with (
-        Recorder(daemon.target, "ticker:tick(arg0)") as first,
-        Recorder(daemon.target, "ticker:tick(arg2:str)") as second,
+        Recorder(daemon.target, f"{TICKER}:tick(arg0)") as first,
+        Recorder(daemon.target, f"{TICKER}:tick(arg2:str)") as second,
     ):
         ticker.do("fire 5")
     assert first.values() == [(number,) for number in range(5)]
@@ -43,7 +43,7 @@ def test_different_wishes_on_one_site_are_both_served(daemon: Daemon, ticker: Ti
 
 @pytest.mark.vm
 def test_values_of_every_width_and_sign(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:values") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:values") as recorder:
         ticker.do("values")
     assert recorder.values() == [
         (-8, 0xF8, -1600, 0xF916, -320000, 0xFFFFFF32, -(1 << 63), (1 << 64) - 1, 77, -77),
@@ -53,14 +53,14 @@ def test_values_of_every_width_and_sign(daemon: Daemon, ticker: Ticker) -> None:
 @pytest.mark.vm
 @pytest.mark.parametrize("text", ["", "SELECT 1", "naïve ☃", "x" * 3000])
 def test_strings(daemon: Daemon, ticker: Ticker, text: str) -> None:
-    with Recorder(daemon.target, "ticker:text(arg0:str, arg1)") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:text(arg0:str, arg1)") as recorder:
         ticker.do(f"text {text}")
     assert recorder.values() == [(text, len(text.encode()))]
 
 
 @pytest.mark.vm
 def test_string_bound_and_a_pointer_to_nowhere(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:text(arg0:str[4])", "ticker:tick(arg0:str)") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:text(arg0:str[4])", f"{TICKER}:tick(arg0:str)") as recorder:
         ticker.do("text abcdefgh")
         ticker.do("fire 1")
     bounded, nowhere = recorder.events
@@ -71,7 +71,7 @@ def test_string_bound_and_a_pointer_to_nowhere(daemon: Daemon, ticker: Ticker) -
 
 @pytest.mark.vm
 def test_event_tells_who_when_and_where(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
-    with Recorder(daemon.target, "ticker:tick") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:tick") as recorder:
         ticker.do("threads 2 3")
     assert [event.seq for event in recorder.events] == list(range(1, 7))
     assert {event.pid for event in recorder.events} == {ticker.pid}
@@ -87,7 +87,7 @@ def test_event_tells_who_when_and_where(daemon: Daemon, ticker: Ticker, ticker_p
 
 @pytest.mark.vm
 def test_capture_beyond_the_arguments_is_refused_with_its_reason(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:tick(arg7)", "ticker:text(arg1)") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:tick(arg7)", f"{TICKER}:text(arg1)") as recorder:
         ticker.do("text hello")
     states = {status.name: (status.state, status.reason) for status in recorder.statuses}
     assert states["tick"] == (SiteState.REFUSED, "it has 3 arguments, so there is no arg7")
@@ -97,16 +97,16 @@ def test_capture_beyond_the_arguments_is_refused_with_its_reason(daemon: Daemon,
 
 @pytest.mark.parametrize("kernel_buffer_kib", [4, 16384])
 def test_fired_is_delivered_and_lost_exactly(
-    daemon: Daemon, ticker_program: Path, tracefs: Tracefs, kernel_buffer_kib: int
+    own_daemon: Daemon, ticker_program: Path, tracefs: Tracefs, kernel_buffer_kib: int
 ) -> None:
     programs = [Ticker(ticker_program) for _ in range(3)]
-    with Recorder(daemon.target, "ticker:tick", kernel_buffer_kib=kernel_buffer_kib) as recorder:
+    with Recorder(own_daemon.target, f"{TICKER}:tick", kernel_buffer_kib=kernel_buffer_kib) as recorder:
         for program in programs:
             program.begin("threads 4 20000")
         for program in programs:
             program.finish()
         profile = tracefs.read("uprobe_profile")
-        hits = sum(map(int, re.findall(rf"[eg]\d+_\d+_{daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
+        hits = sum(map(int, re.findall(rf"[eg]\d+_\d+_{own_daemon.pid}_\d+\s+(\d+)$", profile, re.MULTILINE)))
         account = recorder.finish()
     for program in programs:
         program.kill()
@@ -122,7 +122,7 @@ def test_fired_is_delivered_and_lost_exactly(
 
 
 def test_account_adds_up_while_hits_are_under_way(daemon: Daemon, ticker: Ticker) -> None:
-    with Client(daemon.target) as client, client.subscribe(f"ticker{ticker.pid}:::tick") as subscription:
+    with Client(daemon.target) as client, client.subscribe(f"{TICKER}{ticker.pid}:::tick") as subscription:
 
         def account() -> Account:
             (found,) = [each.account for each in client.subscriptions() if each.id == subscription.id]
@@ -142,7 +142,7 @@ def test_account_adds_up_while_hits_are_under_way(daemon: Daemon, ticker: Ticker
 
 
 def test_each_threads_events_arrive_in_order(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:tick(arg0)", kernel_buffer_kib=16384) as recorder:
+    with Recorder(daemon.target, f"{TICKER}:tick(arg0)", kernel_buffer_kib=16384) as recorder:
         ticker.do("threads 8 5000")
     by_thread: dict[int, list[object]] = {}
     for event in recorder.events:
@@ -155,8 +155,8 @@ def test_pid_limits_what_is_delivered(daemon: Daemon, engine: str, ticker_progra
     """Another process counts as filtered where it is patched, which the bpf engine spares it."""
     with Ticker(ticker_program) as wanted, Ticker(ticker_program) as other:
         with (
-            Recorder(daemon.target, "ticker:tick", pids=[wanted.pid]) as by_scope,
-            Recorder(daemon.target, f"ticker{wanted.pid}:::tick") as by_selector,
+            Recorder(daemon.target, f"{TICKER}:tick", pids=[wanted.pid]) as by_scope,
+            Recorder(daemon.target, f"{TICKER}{wanted.pid}:::tick") as by_selector,
         ):
             wanted.do("fire 3")
             other.do("fire 4")
@@ -168,7 +168,7 @@ def test_pid_limits_what_is_delivered(daemon: Daemon, engine: str, ticker_progra
 
 
 def test_single_event_is_seen_at_once(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:tick") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:tick") as recorder:
         delays = []
         for seen in range(3):
             begin = time.monotonic()
@@ -180,7 +180,7 @@ def test_single_event_is_seen_at_once(daemon: Daemon, ticker: Ticker) -> None:
 
 def test_client_that_comes_back_goes_on_from_the_number_it_names(daemon: Daemon, ticker: Ticker) -> None:
     with Client(daemon.target) as client:
-        subscription = client.subscribe(["ticker:tick(arg0)"], SubscribeOptions(lease_seconds=60))
+        subscription = client.subscribe([f"{TICKER}:tick(arg0)"], SubscribeOptions(lease_seconds=60))
         ticker.do("fire 10")
         first = []
         for event in subscription.events():
@@ -201,7 +201,7 @@ def test_client_that_comes_back_goes_on_from_the_number_it_names(daemon: Daemon,
 
 def test_lease_that_runs_out_disarms(daemon: Daemon, ticker: Ticker) -> None:
     with Client(daemon.target) as client:
-        client.subscribe(["ticker:tick"], SubscribeOptions(lease_seconds=5))
+        client.subscribe([f"{TICKER}:tick"], SubscribeOptions(lease_seconds=5))
         assert ticker.semaphore == 1
         wait_for(lambda: ticker.semaphore == 0, "the lease to run out")
         assert client.subscriptions() == ()

@@ -23,7 +23,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.parser import SandboxedParser
-from tests.support import TARGETS, Daemon, Recorder, Ticker, descriptors, mapped_bytes, wait_for
+from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, descriptors, mapped_bytes, wait_for
 from tests.unit.elf_builder import (
     DATA_OFFSET,
     DATA_VADDR,
@@ -246,13 +246,13 @@ def disarmed(recorder: Recorder) -> int:
 
 
 @pytest.fixture
-def tick(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> Callable[[], None]:
+def tick(own_daemon: Daemon, ticker: Ticker, ticker_program: Path) -> Callable[[], None]:
     """Lists and traces a program that nothing happens to."""
 
     def tick() -> None:
-        with Client(daemon.target) as client:
+        with Client(own_daemon.target) as client:
             assert {probe.name for probe in client.list_probes(pids=[ticker.pid])} == {"tick", "values", "text"}
-        with Recorder(daemon.target, f"ticker:{ticker_program}::tick(arg0)", pids=[ticker.pid]) as recorder:
+        with Recorder(own_daemon.target, f"{TICKER}:{ticker_program}::tick(arg0)", pids=[ticker.pid]) as recorder:
             assert ticker.do("fire 5") > 0
         assert recorder.values() == [(number,) for number in range(5)]
         # another developer's tests may have raised it too
@@ -261,27 +261,28 @@ def tick(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> Callable[[], N
     return tick
 
 
+@pytest.mark.alone
 def test_daemon_outlasts_a_storm(
-    daemon: Daemon, tick: Callable[[], None], content: Path, tmp_path: Path, tracefs: Tracefs
+    own_daemon: Daemon, tick: Callable[[], None], content: Path, tmp_path: Path, tracefs: Tracefs
 ) -> None:
     folder = tmp_path / "storm"
     folder.mkdir()
     paths = [folder / str(number) for number in range(4)]
     tick()
-    before = descriptors(daemon.pid)
+    before = descriptors(own_daemon.pid)
     with (
         changing(content, *paths, pause_seconds=0.05),
         mapper(*paths),
-        Recorder(daemon.target, f"app:{folder}/*::*") as stormy,
+        Recorder(own_daemon.target, f"app:{folder}/*::*") as stormy,
     ):
         for _ in range(_ROUNDS):
             tick()
         wait_for(lambda: len(stormy.armed()) > 12 and disarmed(stormy), "files to be armed, disarmed and armed again")
         tick()
-    wait_for(lambda: not own(daemon, tracefs), "all to be disarmed")
-    with Client(daemon.target) as client:
+    wait_for(lambda: not own(own_daemon, tracefs), "all to be disarmed")
+    with Client(own_daemon.target) as client:
         wait_for(lambda: not client.list_probes(f"app:{folder}/*::*").probes, "the files to be forgotten")
-    wait_for(lambda: descriptors(daemon.pid) <= before, "the files to be closed")
+    wait_for(lambda: descriptors(own_daemon.pid) <= before, "the files to be closed")
     tick()
 
 

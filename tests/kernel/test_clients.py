@@ -21,6 +21,7 @@ from stapsdtd.client import Client, ClientError, InvalidRequestError, SubscribeO
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     TARGETS,
+    TICKER,
     Daemon,
     Recorder,
     Ticker,
@@ -81,7 +82,7 @@ def own_lines(tracefs: Tracefs, daemon: Daemon) -> list[str]:
 
 
 def selector(program: Path, name: str) -> str:
-    return f"ticker:{program}::{name}"
+    return f"{TICKER}:{program}::{name}"
 
 
 def wish(program: Path, name: str, where: str = "", lease_seconds: int = _LONG_LEASE_SECONDS) -> _Wish:
@@ -102,7 +103,7 @@ def wait_for_streams(client: Client, count: int) -> None:
 
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_200_subscriptions_of_50_clients_share_what_one_has_armed(
-    daemon: Daemon, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
 ) -> None:
     fired = 1000
     wheres = ["", "arg0 & 1", "arg0 < 10", "arg0 == 7 || arg0 == 8"]
@@ -111,15 +112,15 @@ def test_200_subscriptions_of_50_clients_share_what_one_has_armed(
     clients = [
         [wish(ticker_program, names[(number + place) % 4], wheres[place]) for place in range(4)] for number in range(50)
     ]
-    with Recorder(daemon.target, selector(ticker_program, "*(arg0)")) as recorder:
-        alone = own_lines(tracefs, daemon)
+    with Recorder(own_daemon.target, selector(ticker_program, "*(arg0)")) as recorder:
+        alone = own_lines(tracefs, own_daemon)
         assert len(alone) == len(recorder.sites) == 3
-        with Clients(daemon.target, clients) as many, Client(daemon.target) as client:
+        with Clients(own_daemon.target, clients) as many, Client(own_daemon.target) as client:
             wait_for_streams(client, 201)
-            assert own_lines(tracefs, daemon) == alone
+            assert own_lines(tracefs, own_daemon) == alone
             assert ticker.do(f"fire {fired}") == 1
             results = many.finish()
-        assert own_lines(tracefs, daemon) == alone
+        assert own_lines(tracefs, own_daemon) == alone
     assert len(results) == 50
     for seen in results.values():
         for numbers, result in zip(wanted, seen, strict=True):
@@ -132,7 +133,7 @@ def test_200_subscriptions_of_50_clients_share_what_one_has_armed(
                 "lost": 0,
             }
     assert [value for (value,) in recorder.values()] == list(range(fired))
-    assert own_lines(tracefs, daemon) == []
+    assert own_lines(tracefs, own_daemon) == []
     assert ticker.semaphore == 0
 
 
@@ -190,9 +191,10 @@ def test_client_that_is_stopped_loses_its_own_events_only(daemon: Daemon, ticker
         assert result["lost"] == fired - result["delivered"]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_strange_and_half_open_connections_are_nobodys_business(
-    daemon: Daemon, ticker: Ticker, ticker_program: Path
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path
 ) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     greetings = [
@@ -207,12 +209,12 @@ def test_strange_and_half_open_connections_are_nobodys_business(
         b"GET / HTTP/1.1\r\n\r\n",
         os.urandom(100_000),
     ]
-    before = descriptors(daemon.pid)
-    with Recorder(daemon.target, selector(ticker_program, "tick(arg0)"), kernel_buffer_kib=16384) as recorder:
+    before = descriptors(own_daemon.pid)
+    with Recorder(own_daemon.target, selector(ticker_program, "tick(arg0)"), kernel_buffer_kib=16384) as recorder:
         with ExitStack() as stack:
             for number in range(200):
                 strange = stack.enter_context(socket.socket(socket.AF_UNIX))
-                strange.connect(daemon.target.removeprefix("unix:"))
+                strange.connect(own_daemon.target.removeprefix("unix:"))
                 # never waits: what the daemon does not take is not sent
                 strange.setblocking(False)
                 with suppress(OSError):
@@ -223,14 +225,15 @@ def test_strange_and_half_open_connections_are_nobodys_business(
             ticker.do("fire 100000")
         ticker.do("fire 100000")
     assert [value for (value,) in recorder.values()] == list(range(100_000)) * 2
-    wait_for(lambda: descriptors(daemon.pid) <= before + 1, "the connections to be closed")
+    wait_for(lambda: descriptors(own_daemon.pid) <= before + 1, "the connections to be closed")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
 def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
-    daemon: Daemon, ticker: Ticker, ticker_program: Path
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path
 ) -> None:
-    with Client(daemon.target) as client:
+    with Client(own_daemon.target) as client:
 
         def ask() -> None:
             with pytest.raises(ClientError, match="message"):
@@ -243,12 +246,12 @@ def test_huge_requests_are_refused_in_one_line_and_cost_nothing(
         # until then the allocators of C and Python take more for each of their threads
         for _ in range(20):
             ask()
-        before = resident_kib(daemon.pid)
+        before = resident_kib(own_daemon.pid)
         for _ in range(20):
             ask()
         # what was asked meanwhile is 15 MiB, beside what is refused before it is read
-        assert resident_kib(daemon.pid) - before < 16 * 1024
-    with Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder:
+        assert resident_kib(own_daemon.pid) - before < 16 * 1024
+    with Recorder(own_daemon.target, selector(ticker_program, "tick(arg0)")) as recorder:
         ticker.do("fire 3")
     assert recorder.values() == [(0,), (1,), (2,)]
 
@@ -308,19 +311,22 @@ def test_flood_of_subscribe_does_not_keep_another_from_its_events(
     assert [value for (value,) in recorder.values()] == expected
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
-def test_client_that_never_reads_its_answers_costs_little(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
-    with Client(daemon.target) as client:
+def test_client_that_never_reads_its_answers_costs_little(
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path
+) -> None:
+    with Client(own_daemon.target) as client:
         client.list_probes(details=True)
-        before = resident_kib(daemon.pid)
+        before = resident_kib(own_daemon.pid)
         with (
             ExitStack() as stack,
-            Recorder(daemon.target, selector(ticker_program, "tick(arg0)"), kernel_buffer_kib=16384) as recorder,
+            Recorder(own_daemon.target, selector(ticker_program, "tick(arg0)"), kernel_buffer_kib=16384) as recorder,
         ):
             for _ in range(2):
-                stack.enter_context(rude(daemon, "*", "unread"))
+                stack.enter_context(rude(own_daemon, "*", "unread"))
             ticker.do("fire 100000")
             wait_for(lambda: len(recorder.events) == 100_000, "the events")
             client.list_probes(details=True)
         assert [value for (value,) in recorder.values()] == list(range(100_000))
-        assert resident_kib(daemon.pid) - before < 128 * 1024
+        assert resident_kib(own_daemon.pid) - before < 128 * 1024

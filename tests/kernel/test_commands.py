@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import ROOT, Daemon, Ticker, stapsdt, stapsdt_command, wait_for
+from tests.support import ROOT, TICKER, Daemon, Ticker, stapsdt, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kernel
 def trace(daemon: Daemon, ticker: Ticker) -> Iterator[subprocess.Popen[str]]:
     """A `trace --json` of the ticker that is armed."""
     with subprocess.Popen(
-        stapsdt_command(daemon.target, "trace", "ticker:tick(arg0, arg2:str)", "--json"),
+        stapsdt_command(daemon.target, "trace", f"{TICKER}:tick(arg0, arg2:str)", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -30,12 +30,12 @@ def trace(daemon: Daemon, ticker: Ticker) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_list_has_the_promised_keys(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
-    lines = stapsdt(daemon.target, "list", "ticker:t*", "--json", "--pid", str(ticker.pid)).stdout.splitlines()
+    lines = stapsdt(daemon.target, "list", f"{TICKER}:t*", "--json", "--pid", str(ticker.pid)).stdout.splitlines()
     probes = {probe["name"]: probe for probe in map(json.loads, lines)}
     assert set(probes) == {"tick", "text"}
     tick = probes["tick"]
     assert set(tick) == {"provider", "name", "path", "build_id", "pids", "sites"}
-    assert tick["provider"] == "ticker"
+    assert tick["provider"] == TICKER
     assert tick["path"] == str(ticker_program)
     assert tick["pids"] == [ticker.pid]
     (site,) = tick["sites"]
@@ -60,8 +60,8 @@ def test_trace_ends_with_its_account_on_sigint(trace: subprocess.Popen[str], tic
     assert ticker.semaphore == 0
 
 
-def test_trace_of_a_flood_accounts_for_everything(daemon: Daemon, ticker: Ticker) -> None:
-    command = stapsdt_command(daemon.target, "trace", "ticker:tick", "--json", "--buffer", "16")
+def test_trace_of_a_flood_accounts_for_everything(own_daemon: Daemon, ticker: Ticker) -> None:
+    command = stapsdt_command(own_daemon.target, "trace", f"{TICKER}:tick", "--json", "--buffer", "16")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace:
         wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
         ticker.do("threads 4 25000")
@@ -74,7 +74,7 @@ def test_trace_of_a_flood_accounts_for_everything(daemon: Daemon, ticker: Ticker
 
 
 def test_count_and_duration_end_with_0(daemon: Daemon, ticker: Ticker) -> None:
-    command = stapsdt_command(daemon.target, "trace", "ticker:tick", "--json", "--count", "2")
+    command = stapsdt_command(daemon.target, "trace", f"{TICKER}:tick", "--json", "--count", "2")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trace:
         wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
         # which would leave with the second one, and the rest might not count any more
@@ -86,7 +86,7 @@ def test_count_and_duration_end_with_0(daemon: Daemon, ticker: Ticker) -> None:
     assert len(out.splitlines()) == 2
     summary = json.loads(err.splitlines()[-1])
     assert (summary["delivered"], summary["lost"], summary["unread"]) == (2, 0, 3)
-    ended = stapsdt(daemon.target, "trace", "ticker:tick", "--json", "--duration", "0.2")
+    ended = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--json", "--duration", "0.2")
     assert ended.returncode == 0
     assert json.loads(ended.stderr.splitlines()[-1])["delivered"] == 0
 
@@ -94,16 +94,16 @@ def test_count_and_duration_end_with_0(daemon: Daemon, ticker: Ticker) -> None:
 def test_kernel_refusal_is_told_in_its_own_words(daemon: Daemon, ticker: Ticker, tracefs: Tracefs) -> None:
     """Another tool armed one of three sites with another semaphore, which the kernel does not allow."""
     assert ticker.semaphore == 0
-    (site,) = json.loads(stapsdt(daemon.target, "list", "ticker:tick", "--json").stdout)["sites"]
+    (site,) = json.loads(stapsdt(daemon.target, "list", f"{TICKER}:tick", "--json").stdout)["sites"]
     group = "stapsdtest_refusal"
     path = f"/proc/{ticker.pid}/exe"
     tracefs.append_definition(f"p:{group}/other {path}:{site['offset']:#x}({site['semaphore_offset'] + 2:#x})")
     tracefs.write(f"events/{group}/other/enable", "1")
     try:
-        ended = stapsdt(daemon.target, "trace", "ticker:*", "--duration", "0.2")
+        ended = stapsdt(daemon.target, "trace", f"{TICKER}:*", "--duration", "0.2")
         assert "2 sites armed" in ended.stderr
         assert "1 site refused" in ended.stderr or "1 refused" in ended.stderr
-        assert "ticker:tick" in ended.stderr
+        assert f"{TICKER}:tick" in ended.stderr
         assert "Invalid argument" in ended.stderr
     finally:
         tracefs.write(f"events/{group}/other/enable", "0")

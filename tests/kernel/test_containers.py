@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from stapsdtd.client import Client, Process, SiteState
-from tests.support import Daemon, Recorder, Ticker, require, running_daemon, stapsdt, stapsdt_command, wait_for
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.kernel.conftest import SharedDaemons
+from tests.support import TICKER, Daemon, Recorder, Ticker, require, running_daemon, stapsdt, stapsdt_command, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -83,18 +86,20 @@ def lower(tmp_path: Path, ticker_program: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Nobody can tell what an overlay lies on that a user namespace mounted."""
-    path = tmp_path / "stapsdtd.toml"
+    path = tmp_path_factory.mktemp("settings") / "stapsdtd.toml"
     path.write_text('[filesystems]\narm = ["overlay"]\n')
     return "--config", str(path)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, engine: str, settings: tuple[str, str]) -> Iterator[Daemon]:
-    with running_daemon(tmp_path, "--engine", engine, *settings) as started:
-        yield started
+@pytest.fixture(scope="module")
+def shared_daemons(
+    tmp_path_factory: pytest.TempPathFactory, tracefs: Tracefs, settings: tuple[str, str]
+) -> Iterator[SharedDaemons]:
+    with closing(SharedDaemons(tmp_path_factory.mktemp("daemons"), tracefs, *settings)) as daemons:
+        yield daemons
 
 
 @pytest.fixture
@@ -118,13 +123,15 @@ def ftrace_only(engine: str) -> None:
 
 def test_process_is_listed_with_its_container(daemon: Daemon, container: Cgroup, contained: Contained) -> None:
     with Client(daemon.target) as client:
-        (probe,) = client.list_probes(":ticker::tick", containers=[container.name])
+        (probe,) = client.list_probes(f"{TICKER}:ticker::tick", containers=[container.name])
         assert (probe.pids, probe.path) == ((contained.pid,), str(contained.program))
-        listing = client.list_probes(":ticker::tick", [contained.pid], details=True)
+        listing = client.list_probes(f"{TICKER}:ticker::tick", [contained.pid], details=True)
     (process,) = (each for each in listing.processes if each.pid == contained.pid)
     expected = (contained.pid, "ticker", 1, container.path, container.name)
     assert shown(process) == expected
-    listed = stapsdt(daemon.target, "list", ":ticker::tick", "--container", container.name[:12], "--json", "--details")
+    listed = stapsdt(
+        daemon.target, "list", f"{TICKER}:ticker::tick", "--container", container.name[:12], "--json", "--details"
+    )
     (told,) = json.loads(listed.stdout)["processes"]
     assert told == {
         "pid": contained.pid,
@@ -142,7 +149,7 @@ def shown(process: Process) -> tuple[object, ...]:
 
 def test_process_outside_of_containers(daemon: Daemon, ticker: Ticker, contained: Contained) -> None:
     with Client(daemon.target) as client:
-        listing = client.list_probes(":ticker::tick", [ticker.pid, contained.pid], details=True)
+        listing = client.list_probes(f"{TICKER}:ticker::tick", [ticker.pid, contained.pid], details=True)
     (process,) = (each for each in listing.processes if each.pid == ticker.pid)
     assert (process.container_id, process.namespace_pid) == (None, ticker.pid)
     assert process.cgroup == Path(f"/proc/{ticker.pid}/cgroup").read_text().partition("0::")[2].splitlines()[0]
@@ -155,7 +162,7 @@ def test_events_are_those_of_the_container(
     below = Cgroup(container.directory, "init.scope")
     with (
         Ticker(ticker_program) as moved,
-        Recorder(daemon.target, ":ticker::tick(arg0)", containers=[container.name[:12]]) as recorder,
+        Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", containers=[container.name[:12]]) as recorder,
     ):
         contained.ticker.do("fire 3")
         ticker.do("fire 5")
@@ -188,13 +195,13 @@ def test_daemon_in_a_container_of_its_own(
     lines = subprocess.run([*there, "cat", f"/proc/{contained.pid}/cgroup"], capture_output=True, check=True).stdout
     assert f"0::/../../docker/{container.name}".encode() in lines.splitlines()
     with Client(daemon_inside.target) as client:
-        listing = client.list_probes(":ticker::tick", containers=[container.name[:12]], details=True)
+        listing = client.list_probes(f"{TICKER}:ticker::tick", containers=[container.name[:12]], details=True)
         (process,) = listing.processes
         assert shown(process)[-2:] == (container.path, container.name)
-        listing = client.list_probes(":ticker::tick", cgroups=[container.path], details=True)
+        listing = client.list_probes(f"{TICKER}:ticker::tick", cgroups=[container.path], details=True)
         assert [each.pid for each in listing.processes] == [contained.pid]
     if engine == "bpf":
-        with Recorder(daemon_inside.target, ":ticker::tick(arg0)", containers=[container.name]) as recorder:
+        with Recorder(daemon_inside.target, f"{TICKER}:ticker::tick(arg0)", containers=[container.name]) as recorder:
             contained.ticker.do("fire 3")
             ticker.do("fire 5")
         assert [event.pid for event in recorder.events] == [contained.pid] * 3
@@ -204,7 +211,7 @@ def test_daemon_in_a_container_of_its_own(
 def test_overlay_that_appears_later_is_traced_too(
     daemon: Daemon, container: Cgroup, tmp_path: Path, lower: Path, ticker: Ticker
 ) -> None:
-    with Recorder(daemon.target, ":ticker::tick(arg0)", containers=[container.name]) as recorder:
+    with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", containers=[container.name]) as recorder:
         later = Contained(container, tmp_path / "later", lower)
         with later.ticker:
             wait_for(lambda: any(each.path == str(later.program) for each in recorder.armed()), "the overlay's file")
@@ -222,7 +229,7 @@ def test_all_cgroups_of_one_container_count(
     with (
         container.run(ticker_program) as first,
         scope.run(ticker_program) as second,
-        Recorder(daemon.target, ":ticker::tick", containers=[container.name]) as recorder,
+        Recorder(daemon.target, f"{TICKER}:ticker::tick", containers=[container.name]) as recorder,
     ):
         first.do("fire 1")
         second.do("fire 1")
@@ -236,7 +243,7 @@ def test_trace_command(
     named = Cgroup(hierarchy, f"/stapsdtd_test_{os.getpid()}/lxc.payload.web-{os.getpid()}")
     arguments = (
         "trace",
-        ":ticker::tick",
+        f"{TICKER}:ticker::tick",
         "--container",
         container.name,
         "--container",
@@ -263,7 +270,7 @@ def test_trace_command(
 
 
 def test_watch_tells_who_joins(daemon: Daemon, container: Cgroup, contained: Contained, ticker_program: Path) -> None:
-    command = stapsdt_command(daemon.target, "watch", ":ticker::tick", "--container", container.name, "--json")
+    command = stapsdt_command(daemon.target, "watch", f"{TICKER}:ticker::tick", "--container", container.name, "--json")
     with Ticker(ticker_program) as moved, subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         try:
@@ -301,7 +308,7 @@ def test_ftrace_refuses_what_it_does_not_know(
     daemon: Daemon, ticker: Ticker, ticker_program: Path, container: Cgroup, kind: str
 ) -> None:
     scope: dict[str, Any] = {kind: [container.name if kind == "containers" else container.path]}
-    recorder = Recorder(daemon.target, f"ticker:{ticker_program}::tick", **scope)
+    recorder = Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick", **scope)
     ticker.do("fire 2")
     (status,) = recorder.sites
     assert status.state is SiteState.REFUSED

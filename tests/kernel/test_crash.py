@@ -10,9 +10,9 @@ import pytest
 
 from stapsdtd.client import EndReason
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import COMMANDS, Daemon, Recorder, Ticker, running_daemon, stapsdt_command, wait_for
+from tests.support import COMMANDS, TICKER, Daemon, Recorder, Ticker, running_daemon, stapsdt_command, wait_for
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 
 def clean_up() -> subprocess.CompletedProcess[str]:
@@ -34,13 +34,15 @@ def foreign(tracefs: Tracefs, ticker_program: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def killed(daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
+def killed(own_daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
     """A daemon that was killed while it held the ticker's probes."""
     client = subprocess.Popen(
-        stapsdt_command(daemon.target, "trace", "ticker:*", "--json"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        stapsdt_command(own_daemon.target, "trace", f"{TICKER}:*", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     wait_for(lambda: ticker.semaphore == 1, "the probes to be armed")
-    daemon.kill()
+    own_daemon.kill()
     client.kill()
     client.communicate()
     if engine == "ftrace":
@@ -48,7 +50,7 @@ def killed(daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
     else:
         # what bpf arms goes with the descriptors that held it
         wait_for(lambda: ticker.semaphore == 0, "the kernel to disarm")
-    return daemon
+    return own_daemon
 
 
 @pytest.mark.vm
@@ -56,7 +58,7 @@ def killed(daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
 def test_start_removes_what_a_killed_daemon_left(killed: Daemon, ticker: Ticker) -> None:
     killed.restart()
     assert ticker.semaphore == 0
-    with Recorder(killed.target, "ticker:tick(arg0)") as recorder:
+    with Recorder(killed.target, f"{TICKER}:tick(arg0)") as recorder:
         assert ticker.do("fire 2") == 1
     assert recorder.values() == [(0,), (1,)]
     assert ticker.semaphore == 0
@@ -72,7 +74,7 @@ def test_cleanup_removes_it_too_and_is_idle_the_second_time(killed: Daemon, engi
 
 
 def test_cleanup_leaves_a_living_daemon_alone(daemon: Daemon, ticker: Ticker) -> None:
-    with Recorder(daemon.target, "ticker:tick(arg0)") as recorder:
+    with Recorder(daemon.target, f"{TICKER}:tick(arg0)") as recorder:
         clean_up()
         assert ticker.do("fire 2") == 1
     assert recorder.values() == [(0,), (1,)]
@@ -81,7 +83,7 @@ def test_cleanup_leaves_a_living_daemon_alone(daemon: Daemon, ticker: Ticker) ->
 def test_sigterm_disarms_tells_the_streams_and_exits_0(tmp_path: Path, engine: str, ticker: Ticker) -> None:
     with (
         running_daemon(tmp_path, "--engine", engine) as daemon,
-        Recorder(daemon.target, "ticker:tick(arg0)") as recorder,
+        Recorder(daemon.target, f"{TICKER}:tick(arg0)") as recorder,
     ):
         ticker.do("fire 2")
         assert daemon.stop() == 0
@@ -105,7 +107,7 @@ def test_second_daemon_on_the_same_socket_is_refused_in_one_line(daemon: Daemon)
 
 
 def test_client_that_dies_leaves_nothing_after_its_lease(daemon: Daemon, ticker: Ticker) -> None:
-    client = subprocess.Popen(stapsdt_command(daemon.target, "trace", "ticker:tick"), stderr=subprocess.DEVNULL)
+    client = subprocess.Popen(stapsdt_command(daemon.target, "trace", f"{TICKER}:tick"), stderr=subprocess.DEVNULL)
     wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
     client.send_signal(signal.SIGKILL)
     client.wait()

@@ -14,7 +14,7 @@ from stapsdtd.client import Unavailable as UnavailableArgument
 from stapsdtd.elf import parse_object
 from stapsdtd.kernel.debug_files import ROOT, debug_file
 from stapsdtd.model import Argument, Memory, Unavailable
-from tests.support import Daemon, Recorder, Ticker
+from tests.support import Daemon, Recorder, Ticker, compile_once
 
 pytestmark = pytest.mark.kernel
 
@@ -55,8 +55,8 @@ class Stripped:
         self.program = folder / "stripped"
         self.debug_file = folder / "stripped.debug"
         (folder / "stripped.c").write_text(SOURCE)
+        compile_once(folder / "stripped.c", self.program, ["gcc", "-O2", "-g", "-Wl,--build-id"])
         for command in (
-            ["gcc", "-O2", "-g", "-Wl,--build-id", "-o", self.program, folder / "stripped.c"],
             ["objcopy", "--only-keep-debug", self.program, self.debug_file],
             ["strip", self.program],
         ):

@@ -30,6 +30,7 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     COMMANDS,
+    TICKER,
     Daemon,
     Recorder,
     Ticker,
@@ -43,7 +44,7 @@ from tests.support import (
     wait_for,
 )
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _TRACING = "/sys/kernel/tracing"
 _NOP = b"\x90"
@@ -51,7 +52,7 @@ _MOST_STEPS = 12
 
 
 def selector(program: Path | str, name: str) -> str:
-    return f"ticker:{program}::{name}"
+    return f"{TICKER}:{program}::{name}"
 
 
 def own(tracefs: Tracefs, pid: int) -> list[str]:
@@ -157,45 +158,47 @@ def subscribe_and_unsubscribe(daemon: Daemon, program: Path) -> None:
     indirect=["engine"],
 )
 def test_killed_in_any_step_of_arming_and_disarming(
-    daemon: Daemon, kind: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
+    own_daemon: Daemon, kind: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
 ) -> None:
     """The first call of a kind kills it, after a restart the second one, and so on, until none is left that could."""
     for number in range(1, _MOST_STEPS):
-        files = files_of(daemon, kind)
-        with injected(daemon.pid, "write" if files else kind, f"signal=KILL:when={number}", *files):
-            subscribe_and_unsubscribe(daemon, ticker_program)
+        files = files_of(own_daemon, kind)
+        with injected(own_daemon.pid, "write" if files else kind, f"signal=KILL:when={number}", *files):
+            subscribe_and_unsubscribe(own_daemon, ticker_program)
             # the events go in the background
-            wait_for(lambda: is_dead(daemon.pid) or own(tracefs, daemon.pid) == [], "a daemon that is dead or done")
-        if not is_dead(daemon.pid):
+            wait_for(
+                lambda: is_dead(own_daemon.pid) or own(tracefs, own_daemon.pid) == [], "a daemon that is dead or done"
+            )
+        if not is_dead(own_daemon.pid):
             break
-        daemon.process.wait()
-        dead = daemon.pid
-        daemon.restart()
+        own_daemon.process.wait()
+        dead = own_daemon.pid
+        own_daemon.restart()
         assert own(tracefs, dead) == []
-        is_unpatched(daemon, ticker, ticker_program)
+        is_unpatched(own_daemon, ticker, ticker_program)
     else:
         pytest.fail(f"{_MOST_STEPS} times it was killed, and there is more to kill it in")
     assert number > 1
-    is_traced(daemon, ticker, ticker_program)
+    is_traced(own_daemon, ticker, ticker_program)
 
 
 @pytest.mark.usefixtures("foreign")
 @pytest.mark.parametrize("phase", ["idle", "streaming"])
-def test_killed_while(daemon: Daemon, phase: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs) -> None:
+def test_killed_while(own_daemon: Daemon, phase: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs) -> None:
     with ExitStack() as stack:
         if phase == "streaming":
-            client = stack.enter_context(Client(daemon.target))
+            client = stack.enter_context(Client(own_daemon.target))
             events = stack.enter_context(closing(client.subscribe(selector(ticker_program, "*")).messages()))
             ticker.begin("threads 4 200000")
             assert any(isinstance(message, EventBatch) for message in events)
-        daemon.kill()
-        dead = daemon.pid
-        daemon.restart()
+        own_daemon.kill()
+        dead = own_daemon.pid
+        own_daemon.restart()
         assert own(tracefs, dead) == []
         if phase == "streaming":
             ticker.finish()
-    is_unpatched(daemon, ticker, ticker_program)
-    is_traced(daemon, ticker, ticker_program)
+    is_unpatched(own_daemon, ticker, ticker_program)
+    is_traced(own_daemon, ticker, ticker_program)
 
 
 # tracefs
@@ -421,22 +424,22 @@ def test_descriptors_run_out(
 
 
 @pytest.mark.parametrize("engine", ["bpf"], indirect=True)
-def test_no_memory_for_a_buffer(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
+def test_no_memory_for_a_buffer(own_daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
     """The one that wants it is refused with that reason; others have theirs."""
-    limits = resource.prlimit(daemon.pid, resource.RLIMIT_AS)
+    limits = resource.prlimit(own_daemon.pid, resource.RLIMIT_AS)
     with (
-        Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder,
-        Client(daemon.target) as client,
+        Recorder(own_daemon.target, selector(ticker_program, "tick(arg0)")) as recorder,
+        Client(own_daemon.target) as client,
     ):
-        pages = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[0])
-        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20), limits[1]))
+        pages = int(Path(f"/proc/{own_daemon.pid}/statm").read_text().split()[0])
+        resource.prlimit(own_daemon.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20), limits[1]))
         ticker.do("fire 2")
         greedy = client.subscribe(selector(ticker_program, "values"), SubscribeOptions(kernel_buffer_kib=65536))
         assert all("Cannot allocate memory" in reason for reason in refused(greedy))
         ticker.do("fire 2")
         greedy.unsubscribe()
-        resource.prlimit(daemon.pid, resource.RLIMIT_AS, limits)
-        with Recorder(daemon.target, selector(ticker_program, "values(arg8)"), kernel_buffer_kib=65536) as later:
+        resource.prlimit(own_daemon.pid, resource.RLIMIT_AS, limits)
+        with Recorder(own_daemon.target, selector(ticker_program, "values(arg8)"), kernel_buffer_kib=65536) as later:
             ticker.do("values")
         assert later.values() == [(77,)]
     assert recorder.values() == [(0,), (1,)] * 2

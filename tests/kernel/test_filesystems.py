@@ -17,10 +17,10 @@ import pytest
 from stapsdtd.client import Client, SiteState, SubscribeOptions
 from stapsdtd.kernel import procfs
 from tests.kernel.test_cold import begin, cold, fire_again
-from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
+from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _KIND = "fuse.slowfiles"
 _ARMINGS = 5
@@ -119,7 +119,7 @@ class Armings:
         with ANNE.connecting(daemon.target) as door:
             self._client = Client(door)
             self._client.info()
-        self._selector = f"ticker:{program}::tick"
+        self._selector = f"{TICKER}:{program}::tick"
 
     def __call__(self) -> float:
         seconds = []
@@ -168,7 +168,7 @@ class TestServerThatNeverReplies:
             released_at_last(slow),
         ):
             before = armings()
-            selector = f"ticker:{slow.path}::tick"
+            selector = f"{TICKER}:{slow.path}::tick"
             mapper.do(f"map {slow.path}")
             if is_known:
                 wait_for(lambda: client.list_probes([selector]), "the probe to be listed")
@@ -200,7 +200,7 @@ class TestServerThatNeverReplies:
                 check_that_nobody_waits(armings, before)
             # whoever came later is found, and is not after the holder
             with Ticker(program) as later, Client(daemon.target) as client:
-                wait_for(lambda: client.list_probes(["ticker:::"], pids=[later.pid]), "a later program")
+                wait_for(lambda: client.list_probes([f"{TICKER}:::"], pids=[later.pid]), "a later program")
             # what it holds it lets go of when its server replies
             slow.hang()
 
@@ -218,7 +218,7 @@ class TestServerThatNeverReplies:
             released_at_last(slow),
             Ticker(holder, slow.path) as holding,
         ):
-            selector = f"ticker:{slow.path}::tick"
+            selector = f"{TICKER}:{slow.path}::tick"
             wait_for(lambda: client.list_probes(selector), "it to be listed")
             slow.forget()
             hold_lock(holding, slow)
@@ -227,7 +227,7 @@ class TestServerThatNeverReplies:
                 lists = [listers.submit(client.list_probes, selector, details=True) for _ in range(_LISTERS)]
                 begin = time.monotonic()
                 assert annes.info().processes
-                (own,) = annes.list_probes(f"ticker:{program}::tick", details=True).processes
+                (own,) = annes.list_probes(f"{TICKER}:{program}::tick", details=True).processes
                 assert own.command_line == (str(program),)
                 for each in lists:
                     (held,) = each.result().processes
@@ -251,7 +251,7 @@ class TestServerThatNeverReplies:
             released_at_last(slow),
             Ticker(holder, slow.path) as holding,
         ):
-            held, own = "lock_holder:released", f"ticker:{program}::tick"
+            held, own = "lock_holder:released", f"{TICKER}:{program}::tick"
             for selector in (held, own):
                 wait_for(lambda selector=selector: client.list_probes(selector).probes, selector)  # type: ignore[misc]
             slow.forget()
@@ -296,7 +296,7 @@ def _states(pid: int) -> list[str]:
 
 def test_files_of_fuse_are_listed_and_refused(daemon: Daemon, slow: SlowFiles) -> None:
     with Ticker(slow.path) as ticker, Client(daemon.target) as client:
-        selector = f"ticker:{slow.path}::tick"
+        selector = f"{TICKER}:{slow.path}::tick"
         (probe,) = wait_for(lambda: client.list_probes([selector]), "the probe to be listed")
         assert ticker.pid in probe.pids
         with Recorder(daemon.target, selector) as recorder:
@@ -316,7 +316,7 @@ def test_files_of_fuse_are_armed_where_the_configuration_says_so(tmp_path: Path,
     with (
         running_daemon(tmp_path, "--engine", engine, "--config", str(config)) as daemon,
         Ticker(slow.path) as ticker,
-        Recorder(daemon.target, f"ticker:{slow.path}::tick") as recorder,
+        Recorder(daemon.target, f"{TICKER}:{slow.path}::tick") as recorder,
     ):
         wait_for(recorder.armed, "the site to be armed")
         ticker.do("fire 10")

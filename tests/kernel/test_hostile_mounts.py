@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import COMMANDS, Recorder, Ticker, running_daemon
+from tests.support import COMMANDS, TICKER, Recorder, Ticker, running_daemon
 
 pytestmark = pytest.mark.kernel
 
@@ -76,7 +76,7 @@ def test_hit_in_an_overlay_comes_once(tmp_path: Path, ticker_program: Path) -> N
             stack.callback(subprocess.run, ["umount", "-l", str(point)], check=True)
             tickers.append(stack.enter_context(Ticker(point / "ticker")))
         pids = [ticker.pid for ticker in tickers]
-        with Recorder(daemon.target, ":ticker::tick(arg0)", pids=pids) as recorder:
+        with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", pids=pids) as recorder:
             for ticker in tickers:
                 ticker.do("fire 1")
         assert sorted(event.pid for event in recorder.events) == sorted(pids)

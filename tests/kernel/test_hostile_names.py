@@ -12,9 +12,8 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -24,11 +23,12 @@ from stapsdtd.client import Client, Probe, Value
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     COMMANDS,
+    TICKER,
     Daemon,
     Recorder,
     Ticker,
+    compile_once,
     require,
-    running_daemon,
     stapsdt,
     stapsdt_command,
     wait_for,
@@ -136,25 +136,7 @@ def hostile_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw += [(LONG_NAME, b"n"), (b"evil", LONG_NAME)]
     probes = "\n".join(_probe(number, *names) for number, names in enumerate(raw))
     (folder / "hostile.c").write_text(SOURCE.replace("PROBES", probes))
-    subprocess.run(["gcc", "-O2", "-o", folder / "hostile", folder / "hostile.c"], check=True)
-    return folder / "hostile"
-
-
-@pytest.fixture(scope="module")
-def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Daemon]]:
-    """One of each engine for all tests here, so that what harms it shows in the next ones too."""
-    with ExitStack() as stack:
-
-        @cache
-        def start(engine: str) -> Daemon:
-            return stack.enter_context(running_daemon(tmp_path_factory.mktemp(engine), "--engine", engine))
-
-        yield start
-
-
-@pytest.fixture
-def daemon(daemons: Callable[[str], Daemon], engine: str) -> Daemon:
-    return daemons(engine)
+    return compile_once(folder / "hostile.c", folder / "hostile", ["gcc", "-O2"])
 
 
 @pytest.fixture
@@ -210,7 +192,7 @@ def tickers(client: Client, ticker_program: Path, tmp_path: Path, fate: str) -> 
 
 
 def tick_of(client: Client, ticker: Ticker) -> Probe:
-    (probe,) = client.list_probes("ticker:tick", pids=[ticker.pid]).probes
+    (probe,) = client.list_probes(f"{TICKER}:tick", pids=[ticker.pid]).probes
     return probe
 
 
@@ -467,7 +449,7 @@ def test_log_is_plain(client: Client, daemon: Daemon, ticker_program: Path, trac
         tracefs.append_definition(f"p:{group}/other {place}")
         try:
             tracefs.write(f"events/{group}/other/enable", "1")
-            traced = stapsdt(daemon.target, "trace", "ticker:tick", "--pid", str(ticker.pid), "--duration", "0.1")
+            traced = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--pid", str(ticker.pid), "--duration", "0.1")
         finally:
             tracefs.write(f"events/{group}/other/enable", "0")
             tracefs.append_definition(f"-:{group}/other")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, Recorder, Ticker, running_daemon, stapsdt
+from tests.support import ROOT, TICKER, Recorder, Ticker, running_daemon, stapsdt
 from tests.units import SERVICE, UNITS
 
 pytestmark = pytest.mark.kernel
@@ -94,7 +94,7 @@ def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker)
     with running_daemon(tmp_path, "--config", str(settings), prefix=at_its_place(root)) as daemon:
         assert os.readlink(f"/proc/{daemon.pid}/exe").startswith("/opt/stapsdtd/bin/python")
         assert "bpf" in stapsdt(daemon.target, "info").stdout
-        with Recorder(daemon.target, "ticker:tick(arg0)", pids=[ticker.pid]) as recorder:
+        with Recorder(daemon.target, f"{TICKER}:tick(arg0)", pids=[ticker.pid]) as recorder:
             ticker.do("fire 2")
         assert recorder.values() == [(0,), (1,)]
 

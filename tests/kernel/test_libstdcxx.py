@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from stapsdtd.client import Client
-from tests.support import TARGETS, Daemon, Recorder, notes_in, require
+from tests.support import TARGETS, Daemon, Recorder, compile_once, notes_in, require
 
 pytestmark = pytest.mark.kernel
 
@@ -52,9 +52,7 @@ class Thrower:
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require(shutil.which("g++"), "g++")
-    output = tmp_path_factory.mktemp("targets") / "throw"
-    subprocess.run(["g++", "-O2", "-o", str(output), str(TARGETS / "throw.cpp")], check=True)
-    return output
+    return compile_once(TARGETS / "throw.cpp", tmp_path_factory.mktemp("targets") / "throw", ["g++", "-O2"])
 
 
 @pytest.fixture

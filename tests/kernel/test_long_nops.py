@@ -145,6 +145,7 @@ def test_what_became_one_since_it_was_read_is_refused(daemon: Daemon, tmp_path: 
     assert status.reason == "the file changed since it was read: a nop of 5 bytes instead of 1"
 
 
+@pytest.mark.alone
 def test_trying_it_leaves_nothing(tracefs: Tracefs, rewritten: int | None) -> None:
     before = tracefs.read("uprobe_events"), children()
     found = probe_nops()

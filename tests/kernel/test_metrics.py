@@ -21,7 +21,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from stapsdtd.api.server import SERVICE
 from stapsdtd.client import Account, Client
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import Daemon, Recorder, Ticker, held_port, running_daemon, stapsdt, stapsdt_command, wait_for
+from tests.support import (
+    TICKER,
+    Daemon,
+    Recorder,
+    Ticker,
+    held_port,
+    running_daemon,
+    stapsdt,
+    stapsdt_command,
+    wait_for,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -78,8 +88,8 @@ def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker,
     assert (before["stapsdtd_attachments"], before["stapsdtd_groups"], before["stapsdtd_subscriptions"]) == (0, 0, 0)
     assert before["stapsdtd_serving"] == 1
     pids = [ticker.pid]
-    first = Recorder(daemon.target, "ticker:tick(arg2:str)", pids=pids, kernel_buffer_kib=4)
-    with Recorder(daemon.target, "ticker:tick()", "ticker:text()", pids=pids, where="arg0 < 100") as second:
+    first = Recorder(daemon.target, f"{TICKER}:tick(arg2:str)", pids=pids, kernel_buffer_kib=4)
+    with Recorder(daemon.target, f"{TICKER}:tick()", f"{TICKER}:text()", pids=pids, where="arg0 < 100") as second:
         figures = scrape(tmp_path)
         # the ftrace engine arms for each subscription anew
         assert figures["stapsdtd_attachments"] == (2 if engine == "bpf" else 3)
@@ -112,7 +122,9 @@ def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker,
 
 
 def test_top_counts_what_fired(daemon: Daemon, ticker: Ticker) -> None:
-    command = stapsdt_command(daemon.target, "top", "ticker:*", "--pid", str(ticker.pid), "--json", "--interval", "0.2")
+    command = stapsdt_command(
+        daemon.target, "top", f"{TICKER}:*", "--pid", str(ticker.pid), "--json", "--interval", "0.2"
+    )
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -200,7 +212,7 @@ class TestHealth:
             self.wait_for_status(notifications, f"STATUS=serving on {daemon.target}")
             watch.cancel()
             whole.cancel()
-        with Recorder(daemon.target, "ticker:tick()", pids=[ticker.pid]) as recorder:
+        with Recorder(daemon.target, f"{TICKER}:tick()", pids=[ticker.pid]) as recorder:
             ticker.do("fire 3")
         assert len(recorder.events) == 3
 

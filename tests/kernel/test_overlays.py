@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client, SiteState, SubscribeOptions
-from tests.support import Daemon, Recorder, Ticker, wait_for
+from tests.support import TICKER, Daemon, Recorder, Ticker, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -58,9 +58,9 @@ def test_each_hit_comes_once(daemon: Daemon, layer: Path, tmp_path: Path) -> Non
         tickers.append(stack.enter_context(Ticker("unshare", "-m", "sh", "-c", script)))
         pids = sorted(ticker.pid for ticker in tickers)
         with Client(daemon.target) as client:
-            (probe,) = client.list_probes(":ticker::tick", pids=pids)
+            (probe,) = client.list_probes(f"{TICKER}:ticker::tick", pids=pids)
             assert sorted(set(probe.pids) & set(pids)) == pids
-        with Recorder(daemon.target, ":ticker::tick(arg0)", pids=pids) as recorder:
+        with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", pids=pids) as recorder:
             assert len(recorder.armed()) == 1
             for ticker in tickers:
                 assert ticker.do("fire 3") == 1
@@ -73,7 +73,7 @@ def test_file_that_was_copied_up_is_another(daemon: Daemon, layer: Path, tmp_pat
         with open(merged / "bin" / "ticker", "ab") as file:
             file.write(b"\0")
         with Ticker(merged / "bin" / "ticker") as upper:
-            with Recorder(daemon.target, ":ticker::tick(arg0)", pids=[lower.pid, upper.pid]) as recorder:
+            with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", pids=[lower.pid, upper.pid]) as recorder:
                 assert len(recorder.armed()) == 2
                 lower.do("fire 2")
                 upper.do("fire 3")
@@ -91,7 +91,7 @@ def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon
         Ticker("unshare", "-U", "-r", "-m", "sh", "-c", script) as rootless,
         Client(daemon.target) as client,
     ):
-        own = ":ticker::tick"
+        own = f"{TICKER}:ticker::tick"
         # what it lies on nobody can tell, so that it is listed from a copy, and not armed
         wait_for(lambda: len(client.list_probes(own, pids=[lower.pid, rootless.pid])) == 2, "both to be listed")
         with client.subscribe(own, SubscribeOptions(pids=[rootless.pid])) as subscription:

@@ -165,9 +165,9 @@ def test_statements_of_several_connections_are_told_in_order(daemon: Daemon, clu
         assert (account.fired, account.lost) == (account.delivered, 0)
 
 
-def test_statement_too_long_for_the_ring_is_delivered_or_counted(daemon: Daemon, cluster: Cluster) -> None:
+def test_statement_too_long_for_the_ring_is_delivered_or_counted(own_daemon: Daemon, cluster: Cluster) -> None:
     with Session(cluster) as session:
-        with Recorder(daemon.target, "postgresql:query__start(arg0:str)") as recorder:
+        with Recorder(own_daemon.target, "postgresql:query__start(arg0:str)") as recorder:
             session.do("SELECT 1;", f"SELECT length('{'x' * 4020}');", "SELECT 2;")
         account = recorder.finish()
         assert account.delivered == len(recorder.events)

@@ -83,6 +83,7 @@ def events() -> Iterator[Script]:
         yield script
 
 
+@pytest.mark.alone
 def test_own_commands_leave_no_events_in_a_trace_of_their_interpreter(daemon: Daemon) -> None:
     """Their imports come before they connect. The interpreter is found as this process maps it."""
     imports = "python:import__find__load__start"

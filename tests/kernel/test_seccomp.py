@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client
-from tests.support import Recorder, Ticker, running_daemon
+from tests.support import TICKER, Recorder, Ticker, running_daemon
 
 pytestmark = pytest.mark.kernel
 
@@ -38,6 +38,6 @@ def test_it_says_what_refuses_it_and_serves_with_the_other_engine(
         assert lacking.keys() == {"mapping records", "bpf programs"}
         assert "Operation not permitted" in lacking["bpf programs"].detail
         assert all("seccomp profile" in feature.remedy for feature in lacking.values())
-        with Recorder(daemon.target, f"ticker:{ticker_program}::tick(arg0)") as recorder:
+        with Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick(arg0)") as recorder:
             ticker.do("fire 2")
         assert recorder.values() == [(0,), (1,)]

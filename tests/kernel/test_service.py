@@ -22,10 +22,10 @@ from stapsdtd.client import Client
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import COMMANDS, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
+from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import SERVICE, SOCKET, UNITS, settings
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _SYSTEMD = "/lib/systemd/systemd"
 _BEGIN = """
@@ -155,14 +155,14 @@ def test_a_client_starts_it_and_the_sandbox_lets_it_work(
     manager.do("start", "stapsdtd.socket")
     assert manager.show("ActiveState") == "inactive"
 
-    listed = stapsdt(manager.target, "list", "ticker:*", "--pid", str(ticker.pid), check=False)
+    listed = stapsdt(manager.target, "list", f"{TICKER}:*", "--pid", str(ticker.pid), check=False)
     assert listed.returncode == 0, listed.stderr + manager.log()
     assert str(ticker.pid) in listed.stdout
     wait_for(lambda: manager.show("ActiveState") == "active", "the service to be up")
     status = Path(f"/proc/{manager.pid()}/status").read_text()
     assert "NoNewPrivs:\t1\n" in status
     assert "Seccomp:\t2\n" in status
-    with Recorder(manager.target, f"ticker:{ticker_program}::tick(arg0)") as recorder:
+    with Recorder(manager.target, f"{TICKER}:{ticker_program}::tick(arg0)") as recorder:
         with Ticker(ticker_program) as later:
             # from before its first instruction: the sandbox hides no folder that programs are in
             assert later.semaphore == 1
@@ -183,7 +183,7 @@ def test_killed_it_is_cleaned_up_after_and_comes_back(manager: Manager, ticker: 
     manager.set("RestartSec=0")
     manager.do("start", "stapsdtd.service")
     killed = manager.pid()
-    command = stapsdt_command(manager.target, "trace", "ticker:tick")
+    command = stapsdt_command(manager.target, "trace", f"{TICKER}:tick")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as client:
         wait_for(lambda: ticker.semaphore == 1, "the probe to be armed")
         client.kill()
@@ -200,7 +200,7 @@ def test_the_watchdog_ends_one_that_reads_no_more(manager: Manager, ticker: Tick
     manager.do("start", "stapsdtd.service")
     pid = manager.pid()
     with injected(pid, "poll", "error=EINVAL"), Client(manager.target) as client:
-        client.subscribe("ticker:tick")
+        client.subscribe(f"{TICKER}:tick")
         # while there are events, the reader waits with poll()
         ticker.do("fire 1")
         wait_for(

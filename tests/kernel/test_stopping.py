@@ -22,9 +22,9 @@ from stapsdtd.elf import parse_object
 from stapsdtd.kernel.libbpf import BpfObject
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import TARGETS, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
+from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 Hold = Callable[[], AbstractContextManager[None]]
 STOP_SECONDS = 10
@@ -82,7 +82,7 @@ def test_unsubscribe_tells_that_it_is_still_disarming(
     nothing_detaches: Hold, daemon: Daemon, ticker_program: Path, ticker: Ticker
 ) -> None:
     with Client(daemon.target) as client:
-        subscription = client.subscribe(f"ticker:{ticker_program}::tick", SubscribeOptions(pids=[ticker.pid]))
+        subscription = client.subscribe(f"{TICKER}:{ticker_program}::tick", SubscribeOptions(pids=[ticker.pid]))
         assert ticker.semaphore == 1
         with nothing_detaches():
             begin = time.monotonic()
@@ -93,7 +93,7 @@ def test_unsubscribe_tells_that_it_is_still_disarming(
             assert ticker.do("fire 3") == 0
             assert account.fired == 0
             # and the daemon goes on
-            recorder = Recorder(daemon.target, f"ticker:{ticker_program}::tick", pids=[ticker.pid])
+            recorder = Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick", pids=[ticker.pid])
             assert ticker.do("fire 5") == 1
             wait_for(lambda: len(recorder.events) == 5, "the events")
         assert recorder.finish().delivered == 5
@@ -105,7 +105,7 @@ def test_stop_says_what_holds_it_and_hinders_no_next_start(
 ) -> None:
     daemon = Daemon(tmp_path, "--engine", "bpf")
     first = daemon.process
-    selector = f"ticker:{ticker_program}::tick"
+    selector = f"{TICKER}:{ticker_program}::tick"
     try:
         with Client(daemon.target) as client:
             client.subscribe(selector, SubscribeOptions(pids=[ticker.pid]))

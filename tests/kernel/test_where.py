@@ -11,14 +11,14 @@ import pytest
 
 from stapsdtd.client import Account, SiteState
 from stapsdtd.kernel import cgroups
-from tests.support import Daemon, Recorder, Ticker, require, stapsdt, wait_for
+from tests.support import TICKER, Daemon, Recorder, Ticker, require, stapsdt, wait_for
 
 pytestmark = pytest.mark.kernel
 
 
 def of(program: Path, probe: str) -> str:
     """The probe in this very program: another developer's tests may run one of the same name."""
-    return f"ticker:{program}::{probe}"
+    return f"{TICKER}:{program}::{probe}"
 
 
 def accounted(account: Account) -> tuple[int, int, int]:
@@ -238,10 +238,10 @@ def test_ftrace_refuses_what_it_does_not_know(
 
 @pytest.mark.usefixtures("ticker")
 def test_command(daemon: Daemon, ticker_program: Path) -> None:
-    wrong = stapsdt(daemon.target, "trace", "ticker:tick", "--where", "arg0 => 5", check=False)
+    wrong = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--where", "arg0 => 5", check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "stapsdt: where: unexpected '='; write == (column 5)\n"
-    nowhere = stapsdt(daemon.target, "trace", "ticker:tick", "--cgroup", "/no.slice", check=False)
+    nowhere = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--cgroup", "/no.slice", check=False)
     assert nowhere.returncode == 2
     assert "scope.cgroups: no such cgroup: '/no.slice'" in nowhere.stderr
     with Recorder(daemon.target, of(ticker_program, "tick"), where="arg0 == 7", execnames=["ticker"]):

@@ -1,5 +1,7 @@
 """A pure-Python program with probes that does what it is told on standard input, and answers each command with a line.
 
+Its argument names the provider.
+
 load, unload, reload | enabled | fire N | fork N: fire N in a child
 close: close every descriptor but the standard ones
 """
@@ -11,7 +13,7 @@ import sys
 
 from stapsdtd.provider import INT32, Provider
 
-provider = Provider("pyprogram")
+provider = Provider(sys.argv[1])
 request = provider.probe("request", str, INT32)
 print("ready", flush=True)
 for line in sys.stdin:

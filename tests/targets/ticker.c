@@ -10,6 +10,7 @@
  *   quit
  *
  * The answer is "COMMAND SEMAPHORE", the value of ticker:tick's semaphore. With an argument N: fire N times and exit.
+ * -DPROVIDER=… names the provider otherwise.
  */
 #define _GNU_SOURCE
 #define _SDT_HAS_SEMAPHORES 1
@@ -22,15 +23,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEMAPHORE(name) unsigned short name __attribute__((section(".probes")))
-SEMAPHORE(ticker_tick_semaphore);
-SEMAPHORE(ticker_values_semaphore);
-SEMAPHORE(ticker_text_semaphore);
+#ifndef PROVIDER
+#define PROVIDER ticker
+#endif
+#define JOINED(provider, name) provider##_##name##_semaphore
+#define SEMAPHORE(provider, name) JOINED(provider, name)
+#define DEFINE(semaphore) unsigned short semaphore __attribute__((section(".probes")))
+DEFINE(SEMAPHORE(PROVIDER, tick));
+DEFINE(SEMAPHORE(PROVIDER, values));
+DEFINE(SEMAPHORE(PROVIDER, text));
 
 static void __attribute__((noinline)) tick(uint64_t number)
 {
-	if (__builtin_expect(ticker_tick_semaphore, 0))
-		STAP_PROBE3(ticker, tick, number, -(int32_t)number, "tick");
+	if (__builtin_expect(SEMAPHORE(PROVIDER, tick), 0))
+		STAP_PROBE3(PROVIDER, tick, number, -(int32_t)number, "tick");
 }
 
 static void *fire(void *count)
@@ -63,7 +69,7 @@ static void values(void)
 	volatile int64_t s64 = INT64_MIN;
 	volatile uint64_t u64 = UINT64_MAX;
 
-	STAP_PROBE10(ticker, values, s8, u8, s16, u16, s32, u32, s64, u64, 77, -77);
+	STAP_PROBE10(PROVIDER, values, s8, u8, s16, u16, s32, u32, s64, u64, 77, -77);
 }
 
 int main(int argc, char **argv)
@@ -89,7 +95,7 @@ int main(int argc, char **argv)
 		} else if (!strcmp(line, "values")) {
 			values();
 		} else if (!strncmp(line, "text ", 5)) {
-			STAP_PROBE2(ticker, text, line + 5, (int)strlen(line + 5));
+			STAP_PROBE2(PROVIDER, text, line + 5, (int)strlen(line + 5));
 		} else if (!strncmp(line, "open ", 5)) {
 			library = dlopen(line + 5, RTLD_NOW);
 			call = library ? (void (*)(int))dlsym(library, "library_call") : NULL;
@@ -103,7 +109,7 @@ int main(int argc, char **argv)
 		} else if (!strcmp(line, "quit")) {
 			break;
 		}
-		printf("%.20s %u\n", line, *(volatile unsigned short *)&ticker_tick_semaphore);
+		printf("%.20s %u\n", line, *(volatile unsigned short *)&SEMAPHORE(PROVIDER, tick));
 	}
 	return 0;
 }

@@ -1,0 +1,103 @@
+"""What several subscriptions want of one site, in one plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.engine import Target
+from stapsdtd.model import Capture, Constant, Register, Unavailable
+from tests.unit.bpf_rig import A, B, C, Traffic, closed, quiesced, taking, target, where
+from tests.unit.fake_bpf import FakeKernel, RecordingSink
+from tests.unit.samples import argument, sample_object, site
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_second_subscription_of_a_site_arms_nothing(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel))
+    kernel.hit(A.site_offset, rdi=1)
+    kernel.steps()
+    assert engine.arm(2, target(kernel, B, A)) == []
+    assert kernel.steps() == []
+    kernel.hit(A.site_offset, rdi=2)
+    kernel.hit(C.site_offset)
+    closed(engine, 2)
+    assert kernel.steps() == []
+    kernel.hit(A.site_offset, rdi=3)
+    closed(engine, 1)
+    assert sorted(sink.values) == [(1, 1), (1, 2), (1, 3), (3,)]
+    assert other.values == [(1, 2)]
+    assert sink.losses == other.losses == {}
+
+
+def test_subscriptions_take_different_values_of_one_record(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    arguments = [argument(Register("rdi"), 4, signed=True), argument(Register("rsi")), argument(Constant(9))]
+    both = site("a", 0x10, [*arguments, argument(Unavailable("no way")), argument(Register("xmm0"))])
+    found = sample_object(both)
+    kernel.memory[0x5000] = b"a long string"
+    text = Capture(1, is_string=True, max_bytes=6)
+    assert engine.arm(1, taking(kernel, both, Capture(2), text, Capture(0), of=found)) == []
+    longer = Capture(1, is_string=True, max_bytes=100)
+    unfit = Capture(3, is_string=True)
+    assert engine.arm(2, taking(kernel, both, longer, Capture(1), Capture(3), Capture(4), unfit, of=found)) == []
+    kernel.hit(0x10, rdi=(1 << 32) - 2, rsi=0x5000)
+    closed(engine, 1)
+    closed(engine, 2)
+    assert sink.values == [(1, 9, b"a long", -2)]
+    assert other.values == [(1, b"a long string", 0x5000, None, None, None)]
+
+
+def test_plan_is_swapped_amid_hits(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.arm(1, target(kernel))
+    traffic = Traffic(kernel, monkeypatch, (A, 10))
+    engine.arm(2, target(kernel))
+    closed(engine, 2)
+    traffic.fire()
+    assert traffic.fired >= 5
+    quiesced(engine)
+    assert sink.values == [(1, number) for number in range(traffic.fired)]
+    assert sink.losses == other.losses == {}
+
+
+def test_hits_of_the_excluded_are_as_if_they_had_never_been(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, exclude_pids=frozenset({7})))
+    for pid in (7, 8, 7):
+        kernel.hit(A.site_offset, pid=pid)
+    closed(engine, 1)
+    assert (sink.pids, sink.filtered_count, sink.losses) == ([8], 0, {})
+
+
+def test_hits_of_those_that_are_excluded_later_count_as_filtered(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, exclude_later=frozenset({7})))
+    for pid in (7, 8, 7):
+        kernel.hit(A.site_offset, pid=pid)
+    closed(engine, 1)
+    assert (sink.pids, sink.filtered_count, sink.losses) == ([8], 2, {})
+
+
+def test_predicate_may_read_what_is_not_taken(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    both = site("a", 0x10, [argument(Register("rdi")), argument(Register("rsi"))])
+    found = sample_object(both)
+    wanted = taking(kernel, both, Capture(0), of=found)
+    engine.arm(1, Target(found, kernel.path, wanted.sites, where("arg1 > 5")))
+    engine.arm(2, wanted)
+    for number in range(10):
+        kernel.hit(0x10, rdi=number, rsi=number)
+    closed(engine, 1)
+    closed(engine, 2)
+    assert sink.values == [(1, number) for number in range(6, 10)]
+    assert (sink.filtered_count, other.filtered_count) == (6, 0)
+    assert other.values == [(1, number) for number in range(10)]
