@@ -719,6 +719,21 @@ def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
     assert (sink.pids, other.pids) == ([7], [8])
 
 
+def test_processes_are_left_alone_when_another_one_cannot_be_armed(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "many") if step.endswith(" 9") else None
+    assert list(refused(engine.arm(2, target(kernel, A, pids={8, 9})))) == [A.name]
+    assert kernel.scopes == {"g0": {7}}
+    kernel.fail = lambda _step: None
+    assert engine.arm(2, target(kernel, A, pids={8, 9})) == []
+    for pid in (7, 8, 9):
+        kernel.hit(A.site_offset, pid=pid)
+    quiesced(engine)
+    assert (sink.pids, other.pids) == ([7], [8, 9])
+
+
 def test_ring_that_could_not_be_put_in_place_is_made_anew(
     kernel: FakeKernel, engine: BpfEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -919,6 +934,23 @@ def test_ring_that_cannot_be_made_is_a_refusal(kernel: FakeKernel, engine: BpfEn
     nothing_is_left(engine, kernel, before)
     kernel.loaded.refuse_rings = None
     assert engine.arm(1, target(kernel, A)) == []
+
+
+def test_ring_stays_where_there_is_no_room_for_a_larger_one(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A))
+    kernel.loaded.refuse_rings = OSError(errno.ENOMEM, "Cannot allocate memory")
+    other = opened(engine, 2, 1 << 12)
+    assert engine.arm(2, target(kernel, A)) == []
+    kernel.hit(A.site_offset, rdi=5)
+    quiesced(engine)
+    assert (sink.values, other.values) == ([(1, 5)], [(1, 5)])
+    assert len(kernel.loaded.puts) == 1
+    kernel.loaded.refuse_rings = None
+    opened(engine, 3)
+    assert engine.arm(3, target(kernel, A)) == []
+    assert len(kernel.loaded.puts) == 2
 
 
 @pytest.mark.usefixtures("sink")
