@@ -66,6 +66,11 @@ class ProbeEvent:
                 return
             os.close(descriptor)
 
+    def unpatch_in(self, pid: int) -> None:
+        """Unpatch the sites in one process, if it was armed by its pid."""
+        if (descriptor := self._perf_events.pop(pid, None)) is not None:
+            os.close(descriptor)
+
     def disarm(self) -> None:
         """Unpatch, and wait until no hit runs the program any more, which another tracer's sleeping program can delay.
 

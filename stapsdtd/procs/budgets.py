@@ -88,13 +88,15 @@ class MemoryBudget:
         self._owners[obj.key] = user, weight
         return True
 
-    def release(self, key: ObjectKey) -> None:
+    def release(self, key: ObjectKey) -> int:
+        """Return the user who has more room now."""
         user, weight = self._owners.pop(key, (_ROOT, 0))
         left = self._weights.get(user, 0) - weight
         if left > 0:
             self._weights[user] = left
         else:
             self._weights.pop(user, None)
+        return user
 
 
 def _weight(obj: Object) -> int:

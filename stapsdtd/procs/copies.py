@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
@@ -107,9 +107,7 @@ class FileCopies:
         for job in self._jobs.values():
             job.deadline.cancel()
             self._loop.remove_reader(job.pidfd)
-            job.process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                job.process.wait(_EXIT_SECONDS)
+            _kill(job.process)
             self._release(job)
         self._jobs.clear()
         for copy in list(self._copies.values()):
@@ -117,8 +115,9 @@ class FileCopies:
 
     def _begin(self, pid: int, user: int, mapping: Mapping) -> _Job:
         """Raises OSError."""
-        target = os.memfd_create("stapsdt-copy", os.MFD_CLOEXEC)
-        try:
+        with ExitStack() as undo:
+            target = os.memfd_create("stapsdt-copy", os.MFD_CLOEXEC)
+            undo.callback(os.close, target)
             path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
             process = subprocess.Popen(
                 [*self._command, path, str(_MAX_BYTES)],
@@ -126,10 +125,10 @@ class FileCopies:
                 stdout=target,
                 stderr=subprocess.PIPE,
             )
+            undo.callback(_close_output, process)
+            undo.callback(_kill, process)
             pidfd = os.pidfd_open(process.pid)
-        except OSError:
-            os.close(target)
-            raise
+            undo.pop_all()
         deadline = self._loop.call_later(self._seconds, self._give_up, user)
         job = _Job((mapping.dev, mapping.inode), mapping.path, user, process, pidfd, target, deadline)
         self._loop.add_reader(pidfd, self._end, job)
@@ -154,10 +153,11 @@ class FileCopies:
         output = job.process.stderr.read(_OUTPUT_BYTES).decode(errors="replace")
         del self._jobs[job.user]
         if code == 0 and not job.is_late:
-            device, inode, size, mtime_ns = map(int, output.split())
-            self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
-            if len(self._copies) > _KEPT:
-                self.drop(next(iter(self._copies.values())))
+            try:
+                self._keep(job, output)
+            except (OSError, ValueError) as error:
+                _log.warning("%s is not parsed: cannot take its copy: %s", job.path, error)
+                self._refuse(job.file)
         elif not job.is_late and output.strip() != os.strerror(errno.ENOENT):
             # ENOENT: gone from that process, but another one may map it
             _log.info("%s is not parsed: cannot copy it: %s", job.path, output.strip() or f"exit code {code}")
@@ -166,16 +166,34 @@ class FileCopies:
         self._release(job)
         self._on_done(job.pids)
 
+    def _keep(self, job: _Job, output: str) -> None:
+        """output: the copied file's key. Raises OSError if there is no descriptor left, ValueError if it is no key."""
+        device, inode, size, mtime_ns = map(int, output.split())
+        self._copies[job.file] = Copy(os.dup(job.target), ObjectKey(device, inode, size, mtime_ns))
+        if len(self._copies) > _KEPT:
+            self.drop(next(iter(self._copies.values())))
+
     def _refuse(self, file: _File) -> None:
         self._refused[file] = self._loop.time() + _REFUSED_SECONDS
         while len(self._refused) > _REFUSED_KEPT:
             self._refused.popitem(last=False)
 
     def _release(self, job: _Job) -> None:
-        if job.process.stderr is not None:
-            job.process.stderr.close()
+        _close_output(job.process)
         os.close(job.pidfd)
         os.close(job.target)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and wait for a moment; one that its server holds up ends later."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_EXIT_SECONDS)
+
+
+def _close_output(process: subprocess.Popen[bytes]) -> None:
+    if process.stderr is not None:
+        process.stderr.close()
 
 
 def _all_of(file: _File) -> _File:

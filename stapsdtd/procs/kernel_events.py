@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
 import threading
@@ -33,7 +34,7 @@ class KernelEvents:
         """Begin to listen. Return what this kernel lacks."""
         missing = []
         try:
-            self._rings = [MappingRing(cpu) for cpu in online_cpus()]
+            self._rings = _open_rings()
         except KernelFeatureError as error:
             missing.append(error)
         try:
@@ -96,3 +97,14 @@ class KernelEvents:
                     case _:
                         pass
                 self._processes.append(event)
+
+
+def _open_rings() -> list[MappingRing]:
+    """Return a ring of each CPU. Raises KernelFeatureError."""
+    rings: list[MappingRing] = []
+    with contextlib.ExitStack() as undo:
+        for cpu in online_cpus():
+            rings.append(MappingRing(cpu))
+            undo.callback(rings[-1].close)
+        undo.pop_all()
+    return rings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stapsdtd.catalog.registry import Change, Registry
@@ -37,13 +37,24 @@ class Look:
 class ProcessMaps:
     """Called from one thread."""
 
-    def __init__(self, registry: Registry, store: ObjectStore, calls: LockedCalls) -> None:
-        """calls: makes the reads of maps that a process may hold up by its lock."""
+    def __init__(
+        self,
+        registry: Registry,
+        store: ObjectStore,
+        calls: LockedCalls,
+        on_room: Callable[[Iterable[int]], None],
+    ) -> None:
+        """calls: makes the reads of maps that a process may hold up by its lock.
+
+        on_room: called with processes to look at again, since their user has room for further objects.
+        """
         self._registry = registry
         self._store = store
         self._calls = calls
         self._seen: dict[int, tuple[ProcessKey, dict[Mapping, Object | None]]] = {}
+        self._on_room = on_room
         self._memory = MemoryBudget()
+        self._waiting_for_room: dict[int, set[int]] = {}
         self._excessive: set[int] = set()
         self._stop_listening = registry.listen(self._on_change)
 
@@ -95,6 +106,8 @@ class ProcessMaps:
 
     def forget(self, pid: int) -> None:
         self._seen.pop(pid, None)
+        for pids in self._waiting_for_room.values():
+            pids.discard(pid)
         self._registry.gone(pid)
 
     def _update(self, process: ProcessKey, user: int, mappings: Iterable[Mapping], deadline: float) -> bool:
@@ -105,7 +118,7 @@ class ProcessMaps:
         now: dict[Mapping, Object | None] = {}
         files: dict[tuple[int, int], Object | None] = {}
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
-        is_partial = False
+        is_partial = is_excessive = False
         for mapping in mappings:
             file = mapping.dev, mapping.inode
             try:
@@ -126,11 +139,14 @@ class ProcessMaps:
                 continue
             if obj is not None and not self._memory.admit(user, obj):
                 self._warn_of_excess(user)
+                is_excessive = True
                 obj = None
             now[mapping] = files[file] = obj
             if obj is not None:
                 mapped.setdefault(obj.key, (obj, mapping))
         self._seen[process.pid] = process, now
+        if is_excessive:
+            self._waiting_for_room.setdefault(user, set()).add(process.pid)
         self._registry.update(process, mapped)
         return is_partial
 
@@ -143,5 +159,13 @@ class ProcessMaps:
         if change.appeared:
             self._store.mapped(change.object.key)
         if change.vanished:
-            self._memory.release(change.object.key)
+            user = self._memory.release(change.object.key)
             self._store.unmapped(change.object)
+            self._retry(self._waiting_for_room.pop(user, set()))
+
+    def _retry(self, pids: set[int]) -> None:
+        """Have processes looked at again that map objects for which there was no room."""
+        for pid in pids:
+            process, seen = self._seen[pid]
+            self._seen[pid] = process, {mapping: obj for mapping, obj in seen.items() if obj is not None}
+        self._on_room(pids)

@@ -40,6 +40,10 @@ _PAUSE_SECONDS = 0.002
 _TURN_SECONDS = 0.005
 _RESCAN_SECONDS = 1.0
 _RECHECK_SECONDS = 0.1
+_MAX_HELD_UP = 1000
+"""Of processes that hold the lock of their maps, this many are remembered with their mappings, ..."""
+_MAX_RECORDS = 100
+"""... and of each the latest: some 30 MB at most."""
 _TRACING_STOP = "t"
 
 
@@ -65,7 +69,7 @@ class Watcher:
         self._copies = FileCopies(self.parsed)
         filesystems.calls.on_free = self.parsed
         self._store = ObjectStore(parse, filesystems, self._copies)
-        self._maps = ProcessMaps(registry, self._store, filesystems.calls)
+        self._maps = ProcessMaps(registry, self._store, filesystems.calls, self._recheck_soon)
         self._kernel = KernelEvents(threads, self._wake_from_any_thread)
         self._cpu = CpuBudget()
         self._turn: asyncio.TimerHandle | None = None
@@ -78,6 +82,7 @@ class Watcher:
         self._leaderless: set[int] = set()
         self._to_recheck: set[int] = set()
         self._deferred: dict[int, list[Mapped]] = {}
+        self._held_up: dict[int, list[Mapped]] = {}
         self._rescan_timer = Timer(_RESCAN_SECONDS, self._on_rescan)
         self._recheck_timer = Timer(_RECHECK_SECONDS, self._on_recheck)
         self._defer_timer = Timer(_RECHECK_SECONDS, self._on_deferred)
@@ -306,18 +311,20 @@ class Watcher:
         if self._cpu.left(user) <= 0:
             self._defer(pid, records)
             return
+        records = self._held_up.pop(pid, []) + records
         try:
             with self.looking.measured(), self._cpu.taken(user):
                 self._look_at(pid, user, records)
         except ObjectPendingError:
             # `parsed` is called when it is worth another look
-            pass
+            if records and len(self._held_up) < _MAX_HELD_UP:
+                self._held_up[pid] = records[-_MAX_RECORDS:]
         except OSError as error:
             _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error)
-            self._recheck_soon([pid])
+            self._defer(pid, records)
 
     def _defer(self, pid: int, records: list[Mapped]) -> None:
-        """Look at a process later, since its user's processes have taken their share of time."""
+        """Look at a process later: its user's processes have taken their share of time, or it cannot be read now."""
         self._deferred.setdefault(pid, []).extend(records)
         self._defer_timer.set()
 
@@ -352,4 +359,5 @@ class Watcher:
                 self._pending.setdefault(pid, [])
                 return
         self._forget_threads(pid)
-        self._maps.ended(pid, user_of(pid), self._pending.pop(pid, []))
+        records = self._held_up.pop(pid, []) + self._pending.pop(pid, [])
+        self._maps.ended(pid, user_of(pid), records)

@@ -85,7 +85,7 @@ class Armer:
         if pending is not None:
             if considered := live.considered.get(obj.key):
                 considered.is_late = True
-            else:
+            elif obj.key not in live.barred:
                 live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
 
     def _consider(self, live: LiveSubscription, obj: Object) -> None:
@@ -116,6 +116,7 @@ class Armer:
                 live.barred[obj.key] = obj
                 live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
             return
+        live.barred.pop(obj.key, None)
         self._arm(live, obj, selected, mappings)
 
     def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:

@@ -12,6 +12,10 @@ import grpc
 import pytest
 
 from stapsdtd.config import Limits, Quotas, Role
+from stapsdtd.errors import ObjectPendingError
+from stapsdtd.model import Object
+from stapsdtd.procs.objects import open_object
+from stapsdtd.sessions import attacher
 from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
@@ -90,6 +94,40 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(
     assert [(status.state, status.reason) for status in again.sites] == [(REFUSED, reason)]
     clock.now += 30
     wait_for(lambda: len(server.engine.armed) == 3, "it to be armed again")
+    call.cancel()
+
+
+def test_what_waits_to_be_opened_is_refused_once_when_it_is_barred_meanwhile(
+    server: Served, clock: Clock, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_pending = False
+
+    def open_later(found: Object, *arguments: Any) -> int:
+        if is_pending:
+            raise ObjectPendingError(found.path)
+        return open_object(found, *arguments)
+
+    def next_states() -> list[int]:
+        return [status.state for status in next(call).status.sites]
+
+    monkeypatch.setattr(attacher, "open_object", open_later)
+    found = server.file_object(site("a"))
+    server.map(pids[0], found)
+    server.subscribe()
+    ((subscription_key, _),) = server.engine.armed
+    is_pending = True
+    waiting = server.subscribe()
+    assert [status.state for status in waiting.sites] == [pb.SiteStatus.STATE_ARMING]
+    call = server.stream(waiting.subscription_id)
+    clock.now += 1
+    server.engine.hits = {(subscription_key, found.key): 1_000_000}
+    wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
+    server.in_control(server.subscriptions.housekeeping.clean_up)
+    assert next_states() == [REFUSED]
+    is_pending = False
+    server.engine.hits = {}
+    clock.now += 30
+    assert next_states() == [pb.SiteStatus.STATE_ARMED]
     call.cancel()
 
 

@@ -295,6 +295,9 @@ class FakeEvent:
 
     disarm = unpatch
 
+    def unpatch_in(self, pid: int) -> None:
+        self.scopes.discard(pid)
+
     def remove(self) -> None:
         self._kernel.step(f"remove {self._name}", self.scopes.clear)
         del self._kernel.events[self._name]

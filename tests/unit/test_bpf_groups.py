@@ -12,7 +12,7 @@ from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.engine import Target
 from stapsdtd.model import Constant, Register
 from tests.support import wait_for
-from tests.unit.bpf_rig import FOUND, A, B, C, Traffic, closed, free, nothing_is_left, opened, quiesced, target
+from tests.unit.bpf_rig import FOUND, A, B, C, Traffic, closed, free, nothing_is_left, opened, quiesced, refused, target
 from tests.unit.fake_bpf import FakeKernel, RecordingSink, descriptors_of
 from tests.unit.samples import argument, captured, sample_object, site, wanted_site
 
@@ -257,3 +257,18 @@ def test_all_processes_of_one_site_leave_the_others_as_they_were(
     quiesced(engine)
     assert sink.values == [(2, number) for number in range(traffic.fired)]
     assert other.values == []
+
+
+def test_processes_are_left_alone_when_another_one_cannot_be_armed(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A, pids={7}))
+    kernel.fail = lambda step: OSError(errno.EMFILE, "many") if step.endswith(" 9") else None
+    assert list(refused(engine.arm(2, target(kernel, A, pids={8, 9})))) == [A.name]
+    assert kernel.scopes == {"g0": {7}}
+    kernel.fail = lambda _step: None
+    assert engine.arm(2, target(kernel, A, pids={8, 9})) == []
+    for pid in (7, 8, 9):
+        kernel.hit(A.site_offset, pid=pid)
+    quiesced(engine)
+    assert (sink.pids, other.pids) == ([7], [8, 9])

@@ -30,7 +30,7 @@ class Host:
         self.begun: list[tuple[int, int, int]] = []
         self.touched: list[tuple[int, int, int]] = []
         self.forbidden: set[int] = set()
-        self.broken: dict[int, OSError] = {}
+        self.broken: dict[int, Exception] = {}
         self.region_end = 1 << 40
         self.threads: set[threading.Thread] = set()
         self.paging = Paging(self.touch, lambda pid: pid // 100, self.room, lambda: self.now)
@@ -172,6 +172,15 @@ def test_process_that_is_gone_costs_the_others_nothing(host: Host) -> None:
     host.settle()
     assert host.touched == [(100, 0x9000, 8)]
     assert host.paging.metrics() == PagingMetrics(1, 0, 0)
+
+
+def test_unexpected_error_costs_its_owner_one_page(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    host.broken[0x7000] = ValueError("a bug")
+    for address in (0x7000, 0x9000):
+        host.paging.request(100, address, 8)
+    host.settle()
+    assert host.touched == [(100, 0x9000, 8)]
+    assert "pid 100: cannot bring in memory at 0x7000" in caplog.text
 
 
 def test_who_is_stuck_is_told_until_the_page_comes(host: Host) -> None:

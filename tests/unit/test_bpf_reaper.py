@@ -29,7 +29,8 @@ class Event:
     def unpatch(self) -> None:
         self.is_patched = False
 
-    disarm = unpatch
+    def disarm(self) -> None:
+        self.unpatch()
 
     def remove(self) -> None:
         assert self.may_go.wait(PATIENCE_SECONDS)
@@ -109,6 +110,25 @@ def test_settled_is_of_what_was_begun_before_and_may_be_given_up(removals: Event
     second.may_go.set()
     removals.finish()
     assert [event for event, _ in gone] == [first, second]
+
+
+class Undetachable(Event):
+    """Stays in its processes."""
+
+    def disarm(self) -> None:
+        raise KeyError("x")
+
+
+def test_caller_keeps_what_hits_need_of_an_event_that_may_be_patched_still(
+    removals: EventReaper, caplog: pytest.LogCaptureFixture
+) -> None:
+    events, gone = [Undetachable(), Event()], list[tuple[Event, threading.Thread]]()
+    for event in events:
+        event.may_go.set()
+        begin(removals, event, gone)
+    removals.finish()
+    assert [event for event, _ in gone] == events[1:]
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("error", [TracefsRejectedError("uprobe_events", "-:g/e", errno.EBUSY, "busy"), KeyError("x")])

@@ -12,7 +12,19 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture
 from tests.support import wait_for
-from tests.unit.bpf_rig import A, closed, free, made_engine, nothing_is_left, opened, refused, taking, target, wide
+from tests.unit.bpf_rig import (
+    A,
+    closed,
+    free,
+    made_engine,
+    nothing_is_left,
+    opened,
+    quiesced,
+    refused,
+    taking,
+    target,
+    wide,
+)
 from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeKernel, RecordingSink
 from tests.unit.samples import sample_object
 
@@ -153,3 +165,20 @@ def test_who_writes_little_is_not_lost_to_who_fills_the_ring(kernel: FakeKernel,
     closed(engine, 1)
     assert [value for _, value in sink.values] == [*range(room + 5), *range(100_000, 100_003)]
     assert sink.losses == {LossStage.KERNEL_BUFFER: room - 5}
+
+
+def test_ring_stays_where_there_is_no_room_for_a_larger_one(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
+) -> None:
+    engine.arm(1, target(kernel, A))
+    kernel.loaded.refuse_rings = OSError(errno.ENOMEM, "Cannot allocate memory")
+    other = opened(engine, 2, 1 << 12)
+    assert engine.arm(2, target(kernel, A)) == []
+    kernel.hit(A.site_offset, rdi=5)
+    quiesced(engine)
+    assert (sink.values, other.values) == ([(1, 5)], [(1, 5)])
+    assert len(kernel.loaded.puts) == 1
+    kernel.loaded.refuse_rings = None
+    opened(engine, 3)
+    assert engine.arm(3, target(kernel, A)) == []
+    assert len(kernel.loaded.puts) == 2

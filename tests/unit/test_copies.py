@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import mmap
 import os
 import sys
@@ -115,6 +116,49 @@ def test_process_that_unmapped_it_says_nothing_of_others(tmp_path: Path) -> None
         host.copies.close()
 
     asyncio.run(gone())
+
+
+def test_job_without_a_pidfd_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    begun: list[int] = []
+
+    def refuse(pid: int) -> int:
+        begun.append(pid)
+        raise OSError(errno.ENOMEM, "no memory")
+
+    async def refused() -> None:
+        host = Host(ENDLESS)
+        with mapped(path) as mapping, pytest.raises(OSError, match="no memory"):
+            host.copies.take(PID, USER, mapping)
+        host.copies.close()
+
+    before = descriptors(PID)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        asyncio.run(refused())
+    assert descriptors(PID) == before
+    (pid,) = begun
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_copy_that_cannot_be_taken_is_refused_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+
+    async def refused() -> None:
+        # it ends well without having said whose copy that is
+        host = Host((sys.executable, "-c", ""))
+        with mapped(path) as mapping, pytest.raises(ObjectGoneError):
+            await host.take(mapping)
+        host.copies.close()
+
+    before = descriptors(PID)
+    asyncio.run(refused())
+    assert descriptors(PID) == before
+    assert f"{path} is not parsed: cannot take its copy" in caplog.text
 
 
 def test_server_that_does_not_reply_costs_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

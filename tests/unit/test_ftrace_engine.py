@@ -238,6 +238,18 @@ def test_close_delivers_what_is_left_and_tells_the_last_losses(
     assert all(batch.cpu.tolist() == [cpu] * len(batch) for batch in sink.batches)
 
 
+@pytest.mark.usefixtures("sink")
+def test_exclusion_that_the_kernel_refused_is_tried_again(tracefs: FakeTracefs, engine: FtraceEngine) -> None:
+    wanted = target(exclude_pids=frozenset({os.getpid()}))
+    tracefs.refuse = lambda path, _line: path.endswith("/set_event_notrace_pid")
+    with pytest.raises(TracefsRejectedError, match="set_event_notrace_pid"):
+        engine.arm(TICKET, wanted)
+    tracefs.refuse = lambda _path, _line: False
+    tracefs.attempts.clear()
+    assert engine.arm(TICKET, wanted) == []
+    assert any("/set_event_notrace_pid " in attempt for attempt in tracefs.attempts)
+
+
 def test_hits_of_the_excluded_are_no_loss(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
     engine.arm(TICKET, target(exclude_pids=frozenset({os.getpid()})))
     (instance,) = tracefs.instances()
@@ -390,6 +402,18 @@ def test_subscription_that_cannot_begin_leaves_nothing(tracefs: FakeTracefs, eng
     assert tracefs.instances() == []
     assert engine._reader._channels == {}
     assert descriptors(os.getpid()) == before
+
+
+def test_instance_that_cannot_be_removed_hides_no_error_and_goes_later(
+    tracefs: FakeTracefs, engine: FtraceEngine
+) -> None:
+    tracefs.refuse = lambda path, line: path.endswith("/buffer_size_kb") or line.startswith("rmdir")
+    with pytest.raises(TracefsRejectedError, match="buffer_size_kb"):
+        engine.open(TICKET, RecordingSink(), 64)
+    assert len(tracefs.instances()) == 1
+    tracefs.refuse = lambda _path, _line: False
+    engine.retry_cleanup()
+    assert tracefs.instances() == []
 
 
 def test_ring_that_cannot_be_opened_closes_the_others(

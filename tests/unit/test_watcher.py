@@ -13,14 +13,14 @@ from typing import Generic, TypeVar
 import pytest
 
 from stapsdtd.catalog.registry import Change, Registry
-from stapsdtd.errors import KernelFeatureError, ObjectGoneError
+from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
-from stapsdtd.procs import kernel_events
+from stapsdtd.procs import budgets, kernel_events
 from stapsdtd.procs import watcher as module
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
@@ -96,7 +96,7 @@ class Host:
         self.files = Files()
         self.processes: dict[int, tuple[ProcessStat, list[Mapping]]] = {}
         self.looks = Counter[int]()
-        self.failures: list[OSError] = []
+        self.failures: list[Exception] = []
         self.registry = Registry()
         self.changes: list[Change] = []
         self.registry.listen(self.changes.append)
@@ -453,6 +453,47 @@ def test_lost_records_are_made_up_for_also_when_proc_cannot_be_read_at_first(hos
 
 
 @pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "no descriptors left"), ObjectPendingError()])
+@pytest.mark.parametrize("exit_is_told", [True, False])
+def test_process_that_could_not_be_looked_at_before_it_ended_may_be_the_first_that_maps_an_object(
+    host: Host, error: Exception, exit_is_told: bool
+) -> None:
+    async def scenario(watcher: Watcher) -> None:
+        host.live(2, 3)
+        host.failures.append(error)
+        host.ring.put(record(2, 3))
+        watcher.refresh()
+        assert not host.failures
+        assert not host.changes
+        del host.processes[2]
+        if exit_is_told:
+            host.connector.put(Exited(2, 2))
+        else:
+            watcher.parsed([2])
+        await until(lambda: host.changes == [Change(MEMFD, appeared=True), Change(MEMFD, vanished=True)])
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_object_that_there_was_no_room_for_is_known_once_there_is(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "user_of", lambda _pid: 1000)
+    # room for one object with one site
+    monkeypatch.setattr(budgets, "MAX_WEIGHT", 2)
+    host.live(1, 1)
+    host.live(2, 2, PLAIN)
+
+    async def scenario(_watcher: Watcher) -> None:
+        assert host.mapped() == {1: {1}, 2: set()}
+        del host.processes[1]
+        host.connector.put(Exited(1, 1))
+        await until(lambda: host.mapped() == {2: {2}})
+        assert host.looks[2] == 1
+
+    watching(host, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
 def test_process_that_cannot_be_looked_at_now_is_looked_at_again(host: Host) -> None:
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)
@@ -564,6 +605,20 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(
     with caplog.at_level(logging.WARNING):
         watching(host, scenario)
     assert caplog.text.count("/proc is read every") == 2
+
+
+def test_rings_of_some_cpus_are_closed_where_another_one_has_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ring(cpu: int) -> Source[Mapped | Lost]:
+        if cpu:
+            raise KernelFeatureError("perf events", "not here", "go elsewhere")
+        return host.ring
+
+    monkeypatch.setattr(kernel_events, "MappingRing", ring)
+    monkeypatch.setattr(kernel_events, "online_cpus", lambda: [0, 1])
+    events = kernel_events.KernelEvents(host.threads, lambda: None)
+    assert [error.feature for error in events.open()] == ["perf events"]
+    assert host.ring.closed
+    events.close()
 
 
 def test_nothing_is_read_after_the_end(host: Host) -> None:

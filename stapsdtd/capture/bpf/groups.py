@@ -75,10 +75,13 @@ class Groups:
         self._reaper.begin(group.event, free, owner=owner, is_awaited=is_awaited)
 
     def _widen(self, group: Group, pids: Iterable[int]) -> bool:
-        """Patch further processes, too. Report whether that worked."""
+        """Patch further processes, too: all or none. Report whether that worked."""
         try:
-            for pid in sorted(pids):
-                self._patch(group, pid)
+            with contextlib.ExitStack() as undo:
+                for pid in sorted(pids):
+                    self._patch(group, pid)
+                    undo.callback(group.event.unpatch_in, pid)
+                undo.pop_all()
         except OSError as error:
             _log.info("%s: cannot patch further processes: %s", group.sites[0].object.path, error)
             return False

@@ -123,7 +123,10 @@ class Paging:
                     return
                 request = queue.waiting.popleft()
                 queue.since = self._clock()
-            self._bring_in(request)
+            try:
+                self._bring_in(request)
+            except Exception:  # noqa: BLE001 - the owner's other pages must come, too
+                _log.exception("pid %d: cannot bring in memory at %#x", request.pid, request.address)
 
     def _bring_in(self, request: _Request) -> None:
         try:

@@ -38,7 +38,7 @@ class EventReaper:
         self._is_finishing = False
 
     def begin(self, event: Event, on_gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
-        """Begin to remove an event that no slot refers to. on_gone: called by collect() after that."""
+        """Begin to remove an event that no slot refers to. on_gone: called by collect() once no hit of it can come."""
         self._put(owner, Work(partial(self._remove, owner, event, on_gone), event), is_awaited=is_awaited)
 
     def try_again(self) -> None:
@@ -97,6 +97,11 @@ class EventReaper:
     def _remove(self, owner: str, event: Event, on_gone: Callable[[], None]) -> None:
         try:
             event.disarm()
+        except Exception:  # noqa: BLE001 - the others must go, too
+            # on_gone is not called, since late hits may still come
+            _log.exception("cannot disarm an event; the next start of the daemon will remove it")
+            return
+        try:
             # the rest holds event_mutex, for which an arming would wait
             self._wait_for_arming()
             event.remove()

@@ -35,15 +35,24 @@ class RingSet:
         self._make_spares()
 
     def provide(self, classes: Iterable[int], buffer_bytes: int) -> None:
-        """Make rings of these record classes, of at least buffer_bytes or the allowed maximum. Raises OSError."""
+        """Make rings of these record classes, of at least buffer_bytes or the allowed maximum.
+
+        A smaller ring stays if there is no room for a larger one. Raises OSError if there is none at all.
+        """
         for record_class in classes:
             stride = layout.STRIDES[record_class]
             wanted = min(buffer_bytes, self._max_bytes)
             size = 1 << (max(wanted, _MIN_RECORDS * stride, mmap.PAGESIZE) - 1).bit_length()
             old = self._rings.get(record_class)
-            if old is None or old.size < size:
-                self._rings[record_class] = self._new(stride, size, partial(self._loaded.put_ring, record_class))
-                if old is not None:
+            put = partial(self._loaded.put_ring, record_class)
+            if old is None:
+                self._rings[record_class] = self._new(stride, size, put)
+            elif old.size < size:
+                try:
+                    self._rings[record_class] = self._new(stride, size, put)
+                except OSError as error:
+                    _log.info("a ring stays at %d bytes instead of %d: %s", old.size, size, error)
+                else:
                     self._reader.retire_ring(old)
 
     def drop_large(self) -> None:

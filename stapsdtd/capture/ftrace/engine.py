@@ -101,6 +101,7 @@ class FtraceEngine:
             )
         instance = self._owner.instance(next(self._serials))
         self._tracefs.make_instance(instance)
+        self._buffer_bytes[instance] = buffer_bytes
         base = f"instances/{instance}"
         try:
             self._tracefs.write(f"{base}/trace_clock", "mono")
@@ -111,9 +112,9 @@ class FtraceEngine:
             self._exclude_in(instance, subscription.excluded)
             self._reader.add(subscription_key, instance, online_cpus(), buffer_kib)
         except BaseException:
-            self._tracefs.remove_instance(instance)
+            self._doomed.append(instance)
+            self._remove_doomed()
             raise
-        self._buffer_bytes[instance] = buffer_bytes
         return instance
 
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
@@ -123,9 +124,10 @@ class FtraceEngine:
         that it starts later do leave events, which the reader filters.
         """
         new = pids - subscription.excluded
-        subscription.excluded |= new
         for instance in subscription.instances.values():
             self._exclude_in(instance, new)
+        # last, so that what fails is tried again
+        subscription.excluded |= new
 
     def _exclude_in(self, instance: Instance, pids: Iterable[int]) -> None:
         threads = sorted({thread for pid in pids for thread in procfs.thread_ids(pid)})
