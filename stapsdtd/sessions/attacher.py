@@ -97,7 +97,8 @@ class Attacher:
         """Open a subscription in the engine, unless that was done. Raises StapsdtdError and OSError, then each time."""
         if session.error is not None:
             raise session.error
-        if session.is_open:
+        # closing comes first, also where it was submitted later
+        if session.is_open or session.is_closed:
             return
         subscription = session.subscription
         try:

@@ -704,6 +704,9 @@ def test_subscription_of_a_client_that_gave_up_is_ended(
         wait_for(lambda: len(asked) == 2, "the server to notice")
     assert call.code() is grpc.StatusCode.CANCELLED
     # sooner than its lease would end it
-    wait_for(lambda: "close" in server.engine.calls, "the subscription to be ended", PATIENCE_SECONDS)
+    wait_for(lambda: server.subscriptions._ended, "the subscription to be ended", PATIENCE_SECONDS)
     assert server.subscriptions.all() == []
+    server.settle()
+    assert server.subscriptions.totals.metrics().subscriptions == 0
     assert server.engine.sinks == {}
+    assert server.engine.armed == {}
