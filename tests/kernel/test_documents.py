@@ -15,7 +15,7 @@ from tests.pictures import FOLDER, PICTURES, text_of
 from tests.stage import Stage, staged
 from tests.support import running_daemon
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _ADDRESS = "unix:/run/stapsdtd/stapsdtd.sock"
 """The server in the documents, in place of the one that is tested."""
