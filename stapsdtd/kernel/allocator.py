@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+from collections.abc import Callable
 from typing import Protocol, cast
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -19,6 +21,8 @@ _MMAP_BYTES = 1 << 20
 largest block freed, up to 32 MiB.
 """
 _PAUSE_SECONDS = 10.0
+_BUSY_SHARE = 0.01
+"""Of a CPU. An idle daemon uses less."""
 
 
 class Glibc(Protocol):
@@ -45,12 +49,20 @@ def limit_arenas(libc: Glibc) -> None:
 class Trimmer:
     """A thread that periodically returns free pages between blocks in use, which free() never does.
 
-    Each trim takes a few milliseconds, during which threads that allocate may have to wait.
+    Each trim takes a few milliseconds, during which threads that allocate may have to wait. So an idle process is
+    trimmed once, when it has come to rest.
     """
 
-    def __init__(self, libc: Glibc, pause_seconds: float = _PAUSE_SECONDS) -> None:
+    def __init__(
+        self,
+        libc: Glibc,
+        pause_seconds: float = _PAUSE_SECONDS,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        """cpu_clock: the CPU time of this process, in seconds."""
         self._libc = libc
         self._pause_seconds = pause_seconds
+        self._cpu_clock = cpu_clock
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stapsdtd-trimmer", daemon=True)
         self._thread.start()
@@ -60,5 +72,10 @@ class Trimmer:
         self._thread.join()
 
     def _run(self) -> None:
+        used, was_busy = self._cpu_clock(), True
         while not self._stopping.wait(self._pause_seconds):
-            self._libc.malloc_trim(0)
+            before, used = used, self._cpu_clock()
+            is_busy = used - before > _BUSY_SHARE * self._pause_seconds
+            if is_busy or was_busy:
+                self._libc.malloc_trim(0)
+            was_busy = is_busy

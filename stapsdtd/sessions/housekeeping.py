@@ -90,7 +90,10 @@ class Housekeeping:
             # Subscribe reports what it waits for
             if live.first is None:
                 self._armer.report_late(live)
-        if self._foreign_hits is None or self._foreign_hits.done():
+        if not self._principal_of:
+            # the next rate is not to be of all the time in which nobody subscribed
+            self._foreign.judge({}, {})
+        elif self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
             self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))

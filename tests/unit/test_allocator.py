@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -49,7 +50,7 @@ for number, block in enumerate(blocks):
     if number % 50:
         libc.free(block)
 assert anonymous_kib() > full - 8192, "free() gave it back by itself"
-trimmer = Trimmer(glibc(), pause_seconds=0.01)
+trimmer = Trimmer(glibc(), pause_seconds=0.01, cpu_clock=time.monotonic)
 deadline = time.monotonic() + 20
 while anonymous_kib() > full - 60_000:
     assert time.monotonic() < deadline, "nothing was given back"
@@ -94,9 +95,27 @@ def test_blocks_of_a_megabyte_are_mapped_whatever_was_freed_before() -> None:
     assert libc.options == {-8: 2, -1: 16 << 20, -3: 1 << 20}
 
 
+def test_idle_process_is_trimmed_once_when_it_has_come_to_rest() -> None:
+    libc = FakeGlibc()
+    asked: list[int] = []
+    trims: list[int] = []
+
+    def cpu_seconds() -> float:
+        """Of 3 busy pauses, and then none."""
+        asked.append(min(len(asked), 3))
+        trims.append(libc.trims)
+        return asked[-1]
+
+    trimmer = Trimmer(libc, pause_seconds=0.001, cpu_clock=cpu_seconds)
+    wait_for(lambda: len(asked) > 10, "ten pauses")
+    trimmer.close()
+    assert trims[:7] == [0, 0, 1, 2, 3, 4, 4]
+    assert libc.trims == 4
+
+
 def test_trimming_ends() -> None:
     libc = FakeGlibc()
-    trimmer = Trimmer(libc, pause_seconds=0.001)
+    trimmer = Trimmer(libc, pause_seconds=0.001, cpu_clock=itertools.count().__next__)
     wait_for(lambda: libc.trims > 2, "it to be trimmed")
     trimmer.close()
     trims = libc.trims
