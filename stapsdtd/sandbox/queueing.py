@@ -14,12 +14,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
 from stapsdtd.model import ParsedObject
 from stapsdtd.runtime.fair_thread import FairThread, Queue
+from stapsdtd.runtime.futures import all_done, unfinished
 from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class _Job:
     is_awaited: bool = True
     is_tried: bool = False
     result: _Result | None = None
+    done: Future[None] = field(default_factory=unfinished)
 
 
 class QueueingParser:
@@ -108,9 +110,13 @@ class QueueingParser:
             else:
                 # it is the start of the sandbox that takes so long
                 self._is_stuck = True
+            others = job.pids - {job.pid}
         if job.result is None:
             raise ObjectPendingError
         os.close(job.descriptor)
+        if others:
+            self.on_done(others)
+        job.done.set_result(None)
         return job.result
 
     def _try(self, job: _Job, seconds: float) -> None:
@@ -139,10 +145,11 @@ class QueueingParser:
         return _LITTLE_PATIENCE_SECONDS if owner in self._impatient_until else _PATIENCE_SECONDS
 
     def root_parsed(self) -> Future[None]:
-        """Return a future that is done when root's files that are queued now have been parsed, which may be waited for:
-        whoever can write those can stop the daemon anyway.
+        """Return a future that is done when root's files that are pending now have been parsed, which may be waited
+        for: whoever can write those can stop the daemon anyway.
         """
-        return self._root.idle()
+        with self._lock:
+            return all_done([job.done for job in self._jobs.values() if job.owner == _ROOT])
 
     def _finish(self, job: _Job, result: _Result) -> None:
         with self._lock:
@@ -152,6 +159,7 @@ class QueueingParser:
                 self._results.popitem(last=False)
         os.close(job.descriptor)
         self.on_done(job.pids)
+        job.done.set_result(None)
 
     def close(self) -> None:
         self._parser.abort()
@@ -172,8 +180,6 @@ class _SlowParser:
         self._queues: OrderedDict[int, deque[_Job]] = OrderedDict()
         self._parser: SandboxedParser | None = None
         self._thread: threading.Thread | None = None
-        self._is_busy = False
-        self._idle: list[Future[None]] = []
         self._is_closing = False
 
     def last_of_many(self, owner: int) -> _Job | None:
@@ -189,17 +195,6 @@ class _SlowParser:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="stapsdtd-parser", daemon=True)
             self._thread.start()
-
-    def idle(self) -> Future[None]:
-        """Return a future that is done when nothing is queued."""
-        idle: Future[None] = Future()
-        idle.set_running_or_notify_cancel()
-        with self._changed:
-            if self._queues or self._is_busy:
-                self._idle.append(idle)
-            else:
-                idle.set_result(None)
-        return idle
 
     def close(self) -> None:
         with self._changed:
@@ -218,15 +213,10 @@ class _SlowParser:
 
     def _next(self) -> _Job | None:
         with self._changed:
-            self._is_busy = False
             while not self._queues and not self._is_closing:
-                idle, self._idle = self._idle, []
-                for done in idle:
-                    done.set_result(None)
                 self._changed.wait()
             if self._is_closing:
                 return None
-            self._is_busy = True
             owner, queue = self._queues.popitem(last=False)
             job = queue.popleft()
             if queue:

@@ -341,6 +341,7 @@ class TestEnds:
         server.engine.last_events = [batch([1], site_id=1)]
         ident = server.subscribe(lease_seconds=1).subscription_id
         wait_for(lambda: not server.held(), "the lease to run out")
+        server.settle()
         assert server.engine.sinks == {}
         _, events, end = finished(server, ident)
         assert seqs([events]) == [1]

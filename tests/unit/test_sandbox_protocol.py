@@ -269,6 +269,7 @@ def _check(one: Argument) -> None:
             assert reason
 
 
+@pytest.mark.timeout(600)  # it takes 20 s where nothing else runs
 @settings(max_examples=3000)
 @given(mutations())
 def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) -> None:

@@ -131,11 +131,16 @@ def test_sandbox_that_does_not_start_is_waited_for_once(
     first, second = file("first", slow=False), file("second", slow=False)
     pending(parser, first, 1)
     pending(parser, second, 2)
-    # for the second one the quick parser was not even asked
+    of_root = file("root's", 0, slow=False)
+    pending(parser, of_root, 1)
+    parsed = parser.root_parsed()
+    assert not parsed.done()
+    # for the others the quick parser was not even asked
     assert [seconds for _, seconds in parsers.calls if seconds] == [0.25]
     parsers.has_started.set()
-    wait_for(lambda: sorted(map(sorted, done)) == [[1], [2]], "both to be parsed")
-    for descriptor in (first, second):
+    wait_for(lambda: sorted(map(sorted, done)) == [[1], [1], [2]], "all to be parsed")
+    parsed.result(20)
+    for descriptor in (first, second, of_root):
         assert parser.parse(descriptor, 1).architecture == "x86-64"
     assert parser.parse(file("third", slow=False), 3).architecture == "x86-64"
 
@@ -233,3 +238,43 @@ def test_close_waits_for_nobody_and_leaves_no_descriptor(parsers: Parsers, file:
     parser.close()
     assert parsers.is_aborted
     assert descriptors(os.getpid()) == before
+
+
+def test_sandbox_that_does_not_start_for_roots_file_is_waited_for(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int]
+) -> None:
+    parsers.has_started.clear()
+    first = file("root's", 0, slow=False)
+    pending(parser, first)
+    parsed = parser.root_parsed()
+    assert not parsed.done()
+    parsers.has_started.set()
+    parsed.result(20)
+    assert parser.parse(first, 1).architecture == "x86-64"
+
+
+def test_process_that_asks_while_another_waits_is_told_too(
+    parser: QueueingParser, parsers: Parsers, file: Callable[..., int]
+) -> None:
+    done: list[set[int]] = []
+    parser.on_done = done.append
+    parsers.has_started.clear()
+    quick = file("quick", slow=False)
+    is_answered: list[bool] = []
+
+    def ask() -> None:
+        try:
+            parser.parse(quick, 1)
+        except ObjectPendingError:
+            is_answered.append(False)
+        else:
+            is_answered.append(True)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for(lambda: parsers.calls, "the first to be parsed")
+    pending(parser, quick, 2)
+    parsers.has_started.set()
+    asking.join(20)
+    # a busy host may have let it wait too long
+    wait_for(lambda: done == ([{2}] if is_answered == [True] else [{1, 2}]), "the other to be told")
