@@ -65,6 +65,7 @@ from stapsdtd.sessions.subscriptions import Subscriptions
 _log = logging.getLogger(__name__)
 _MIN_DESCRIPTORS = 256
 """An idle daemon has some 90 open."""
+_SCAN_SECONDS = 30.0
 
 
 def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
@@ -127,6 +128,9 @@ class Daemon:
         queueing.on_done = watcher.parsed
         self._on_stop(watcher.stop)
         await self._control.run(watcher.start)
+        # the first clients are to find what there is, and the sandbox may take long to start
+        scanned = asyncio.wrap_future(await self._control.run(watcher.refresh))
+        await asyncio.wait({scanned}, timeout=_SCAN_SECONDS)
         connected = ConnectedClients()
         subscriptions = await self._control.run(
             lambda: Subscriptions(
