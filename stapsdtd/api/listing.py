@@ -16,7 +16,7 @@ from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
 from stapsdtd.runtime.futures import finished
 
-_PARSE_SECONDS = 5.0
+_PARSE_SECONDS = 10.0
 """How long a list waits for root's files that are still being parsed, ..."""
 _ARM_SECONDS = 1.0
 """... and for what is being armed for its client."""

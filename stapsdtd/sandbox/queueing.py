@@ -26,6 +26,7 @@ from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 _log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 0.25
+_ROOT_PATIENCE_SECONDS = 1.0
 _LITTLE_PATIENCE_SECONDS = 0.02
 """For an owner who had a file that took longer, ..."""
 _IMPATIENT_SECONDS = 10.0
@@ -142,7 +143,9 @@ class QueueingParser:
     def _patience(self, owner: int) -> float:
         now = time.monotonic()
         self._impatient_until = {each: until for each, until in self._impatient_until.items() if until > now}
-        return _LITTLE_PATIENCE_SECONDS if owner in self._impatient_until else _PATIENCE_SECONDS
+        if owner in self._impatient_until:
+            return _LITTLE_PATIENCE_SECONDS
+        return _ROOT_PATIENCE_SECONDS if owner == _ROOT else _PATIENCE_SECONDS
 
     def root_parsed(self) -> Future[None]:
         """Return a future that is done when root's files that are pending now have been parsed, which may be waited
