@@ -2,12 +2,12 @@
 
     control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Armer: what is to be armed
     arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
-    reader thread (the engine's)      kernel buffers ──► Subscription.deliver ──► EventLog
+    reader thread (the engine's)      kernel buffers ──► EventSink.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: checks that the other threads respond
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
     and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
-    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (large files)
+    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files)
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).

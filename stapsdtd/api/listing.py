@@ -56,7 +56,8 @@ class Listing:
     ) -> list[Probe]:
         """Return the probes that match, as far as visible processes map them; None for all processes.
 
-        client: whose subscriptions have armed by then what they want of these, unless that takes long.
+        client: whose list it is: root's files that are still being parsed are waited for, and so is what is being
+        armed for that client. None waits for nothing.
         """
 
         def select_now() -> tuple[list[Probe], Future[None], Future[None]]:
@@ -67,7 +68,7 @@ class Listing:
             return select(selectors, probes, pids, visible), refreshed, armed
 
         probes, refreshed, armed = await self._backend.control.run(select_now)
-        if not refreshed.done():
+        if client is not None and not refreshed.done():
             await asyncio.wait({asyncio.wrap_future(refreshed)}, timeout=_PARSE_SECONDS)
             probes, _, armed = await self._backend.control.run(select_now)
         if not armed.done():

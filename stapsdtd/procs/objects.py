@@ -183,11 +183,15 @@ class ObjectStore:
         else:
             self._forget(key)
 
-    def mapped(self, key: ObjectKey) -> None:
+    def mapped(self, obj: Object) -> None:
         """Keep an object while processes map it: parsing it again for each of them would cost more than its memory."""
+        key = obj.key
         if self._idle.pop(key, None) is not None:
-            self._idle_bytes -= _bytes_of(self._parsed[key])
+            self._idle_bytes -= _bytes_of(obj.parsed)
             self._to_check.pop(key, None)
+        # it may have had to go already, if its process maps many others
+        self._parsed.setdefault(key, obj.parsed)
+        self._identities.setdefault((key.dev, key.inode), key)
 
     def unmapped(self, obj: Object) -> None:
         """Let an object go that nobody maps any more; at once if it had no name when it was parsed, like a memfd."""

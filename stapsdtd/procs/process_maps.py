@@ -157,7 +157,7 @@ class ProcessMaps:
 
     def _on_change(self, change: Change) -> None:
         if change.appeared:
-            self._store.mapped(change.object.key)
+            self._store.mapped(change.object)
         if change.vanished:
             user = self._memory.release(change.object.key)
             self._store.unmapped(change.object)

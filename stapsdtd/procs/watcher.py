@@ -217,7 +217,7 @@ class Watcher:
             with self._registry.gathering():
                 yield
         except OSError as error:
-            _log.warning("some changed processes could not be looked at or their probes not armed: %s", error)
+            _log.warning("some changed processes could not be looked at: %s", error)
 
     def _collect(self) -> bool:
         """Read the kernel's events, and note which processes to look at. Report whether there were any."""

@@ -1,7 +1,9 @@
 """Parses quick files at once, and slow ones in threads of their own, so that no caller waits for them.
 
-file ──► parse for a moment ──too slow──► queue of the file's owner ──► thread ──► on_done
-(root's have a thread of their own)
+    root's file     ──► parse for a moment ──too slow──► thread for root's ───────────────────┬──► on_done
+    another user's  ──► parse for a moment ──too slow──► thread for others', owners in turn ──┘
+
+A sandbox that is slow to start counts as too slow.
 """
 
 from __future__ import annotations

@@ -55,25 +55,23 @@ class Housekeeping:
         self._closed: list[Subscription] = []
         self._foreign_hits: Future[dict[tuple[SubscriptionKey, ObjectKey], int]] | None = None
         self._cleanup: Future[None] | None = None
-        self._timers = (
-            Timer(_PROGRESS_SECONDS, self._on_progress_timer),
-            Timer(_CLEANUP_SECONDS, self._on_cleanup_timer),
-        )
+        self._progress_timer = Timer(_PROGRESS_SECONDS, self._on_progress_timer)
+        self._cleanup_timer = Timer(_CLEANUP_SECONDS, self._on_cleanup_timer)
 
     def start(self) -> None:
-        for timer in self._timers:
-            timer.set()
+        self._progress_timer.set()
+        self._cleanup_timer.set()
 
     def stop(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        self._progress_timer.cancel()
+        self._cleanup_timer.cancel()
 
     def _on_progress_timer(self) -> None:
-        self._timers[0].set()
+        self._progress_timer.set()
         self.check_progress()
 
     def _on_cleanup_timer(self) -> None:
-        self._timers[1].set()
+        self._cleanup_timer.set()
         self.clean_up()
 
     def began(self, subscription: Subscription) -> None:

@@ -55,7 +55,7 @@ class SubscriptionSpec:
 
 
 class SiteState(Enum):
-    """ARMING and DISARMING are told only of what takes long."""
+    """ARMING and DISARMING are reported only for what takes long."""
 
     ARMING = "still arming"
     ARMED = "armed"
@@ -99,7 +99,6 @@ class Subscription:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """why_not: the engine's. clients: whose events are left out unless the spec says otherwise.
-
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """

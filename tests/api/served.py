@@ -167,7 +167,10 @@ class FakeEngine:
 
 
 class _FakeWatcher:
-    """The host changes when a test says so."""
+    """The host changes when a test says so. refreshed: done when root's files are parsed."""
+
+    def __init__(self) -> None:
+        self.refreshed = finished()
 
     def charge(self, user: int, seconds: float) -> None:
         pass
@@ -176,7 +179,7 @@ class _FakeWatcher:
         pass
 
     def refresh(self) -> Future[None]:
-        return finished()
+        return self.refreshed
 
 
 class Served:
@@ -203,7 +206,8 @@ class Served:
         self._thread.start()
         self._control = ControlThread()
         self._is_closing = False
-        watcher = cast("Watcher", _FakeWatcher())
+        self.watcher = _FakeWatcher()
+        watcher = cast("Watcher", self.watcher)
         self.connected = connected = ConnectedClients()
         self.arming = FairThread("arming")
         self.subscriptions = self.begin_in_control(

@@ -14,9 +14,11 @@ from stapsdtd.config import OPERATOR
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejectedError
 from stapsdtd.model import Mapping, Object
 from stapsdtd.procs.objects import open_object
+from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.sessions import attacher
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, FakeEngine, Served, processes, served
+from tests.support import wait_for
 from tests.unit.samples import site
 
 ARMED, REFUSED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_REFUSED
@@ -126,6 +128,24 @@ def test_path_is_told_only_those_who_may_list_it(tmp_path: Path, pids: list[int]
         assert told.running == ""
         assert told.running_ms > 0
         arming.release()
+
+
+def test_list_and_subscribe_wait_for_files_of_root_that_are_still_being_parsed(server: Served, pids: list[int]) -> None:
+    server.servicer.arm_seconds = PATIENCE_SECONDS
+    server.watcher.refreshed = unfinished()
+    listed = server.stub.ListProbes.future(pb.ListProbesRequest(), timeout=PATIENCE_SECONDS)
+    request = pb.SubscribeRequest(selectors=["app:*"])
+    subscribed = server.stub.Subscribe.future(request, timeout=PATIENCE_SECONDS)
+    wait_for(lambda: server.engine.sinks, "the subscription to be opened")
+    # what tells of the wait does not wait
+    assert info(server).probes == 0
+    server.map(pids[0], server.file_object(site("a")))
+    assert not listed.done()
+    assert not subscribed.done()
+    parsed, server.watcher.refreshed = server.watcher.refreshed, finished()
+    parsed.set_result(None)
+    assert [probe.name for probe in listed.result().probes] == ["a"]
+    assert states(subscribed.result().sites) == [("a", ARMED)]
 
 
 def test_engine_that_takes_its_time_to_begin_and_then_cannot(

@@ -190,7 +190,7 @@ def test_want_of_descriptors_says_nothing_of_the_object(
 def test_touched_file_stays_the_same_object_while_it_is_mapped(store: ObjectStore, path: Path) -> None:
     """The kernel arms inodes: two objects of one inode would give each event twice."""
     before = resolved(store, path)
-    store.mapped(before.key)
+    store.mapped(before)
     os.utime(path, ns=(1, 1))
     assert resolved(store, path) == before
     # and it can still be armed
@@ -205,7 +205,7 @@ def test_touched_file_stays_the_same_object_while_it_is_mapped(store: ObjectStor
 def test_same_program_with_the_inode_of_a_deleted_one_is_a_file_of_the_host(store: ObjectStore, path: Path) -> None:
     """Later processes map it, so it stays armed when the last one ends."""
     before = resolved(store, path)
-    store.mapped(before.key)
+    store.mapped(before)
     store.unmapped(before)
     # as the next file gets the inode of one that was deleted
     other = path.rename(path.with_name("other"))
@@ -279,13 +279,40 @@ def test_what_is_mapped_takes_no_room_from_others(tmp_path: Path, monkeypatch: p
         path.write_bytes(image(b"probe"))
         found.append(resolved(store, path))
         if number < 2:
-            store.mapped(found[-1].key)
+            store.mapped(found[-1])
     assert list(store._parsed) == [each.key for each in (*found[:2], *found[7:])]
     for each in found[:2]:
         store.unmapped(each)
     resolved(store, tmp_path / "app2")
     assert set(store._parsed) == {found[number].key for number in (0, 1, 2)}
     assert store._idle_bytes == 3 * (objects._FILE_BYTES + objects._NOTE_BYTES)
+
+
+def test_objects_of_one_process_that_take_more_room_than_there_is_are_kept_while_it_maps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_IDLE_BYTES", objects._FILE_BYTES)
+    parsed: list[int] = []
+
+    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        parsed.append(os.fstat(descriptor).st_ino)
+        return parse_here(descriptor, pid, owner)
+
+    store = ObjectStore(parse, LOCAL, NoCopies())
+    paths = [tmp_path / f"app{number}" for number in range(3)]
+    for path in paths:
+        path.write_bytes(image(b"probe"))
+    # the registry is told of them when all are known
+    for found in [resolved(store, path) for path in paths]:
+        store.mapped(found)
+    before = len(parsed)
+    for path in paths:
+        found = resolved(store, path)
+        os.utime(path, ns=(1, 1))
+        assert resolved(store, path) == found
+    assert before == 3
+    # what was touched is looked into once
+    assert len(parsed) == 6
 
 
 def test_replaced_and_deleted_files_are_forgotten_as_others_come(
@@ -305,7 +332,7 @@ def test_replaced_and_deleted_files_are_forgotten_as_others_come(
     assert len(store._to_check) < 10
     for _ in range(10):
         found = resolved(store, path)
-        store.mapped(found.key)
+        store.mapped(found)
         store.unmapped(found)
     assert len(store._to_check) < 10
     assert resolved(store, path).key in store._parsed

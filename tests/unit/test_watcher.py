@@ -19,7 +19,7 @@ from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, Proc
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
-from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
+from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
 from stapsdtd.procs import budgets, kernel_events
 from stapsdtd.procs import watcher as module
 from stapsdtd.procs.threads import Threads
@@ -75,8 +75,8 @@ class Files:
             raise KeyError(path)
         return self.objects[inode]
 
-    def mapped(self, key: ObjectKey) -> None:
-        assert key.inode in self.objects
+    def mapped(self, obj: Object) -> None:
+        assert obj.key.inode in self.objects
 
     def unmapped(self, found: Object) -> None:
         if found.key == MEMFD.key:

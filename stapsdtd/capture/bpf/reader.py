@@ -35,7 +35,6 @@ _BYTES_PER_SWEEP = 16 << 20
 _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_MS = 200
-_ACCOUNT_NS = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
