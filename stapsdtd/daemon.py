@@ -20,10 +20,10 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stapsdtd.api.access import Gate, Policy
 from stapsdtd.api.backend import Backend
@@ -31,24 +31,17 @@ from stapsdtd.api.peers import PeerTable
 from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import StapsdtServicer
-from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.bpf.kernel import Loaded, feature, load
-from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.cleanup import clean_up
-from stapsdtd.capture.engine import Engine
 from stapsdtd.capture.ftrace.engine import NOT_OWN, FtraceEngine
-from stapsdtd.capture.names import Owner
+from stapsdtd.capture.host import Host
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
-from stapsdtd.errors import KernelFeatureError, StapsdtdError
+from stapsdtd.errors import StapsdtdError
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
-from stapsdtd.kernel.features import probe_features
+from stapsdtd.kernel.descriptors import allow_all_descriptors
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.nops import nop_feature, probe_nops
-from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
-from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
@@ -62,124 +55,133 @@ from stapsdtd.sandbox.queueing import QueueingParser
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 
+if TYPE_CHECKING:
+    from stapsdtd.metrics.exporter import Exporter
+
 _log = logging.getLogger(__name__)
-_MIN_DESCRIPTORS = 256
-"""An idle daemon has some 90 open."""
 _SCAN_SECONDS = 30.0
 
 
-def make_engine(config: Config, bpf: Loaded | KernelFeatureError, tracefs: Tracefs, threads: Threads) -> Engine:
-    """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here."""
-    owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
-    if isinstance(bpf, Loaded):
-        if config.engine != "ftrace":
-            memory = LocalMemory(Filesystems(config.filesystems.arm))
-            paging = Paging(touch, user_of, memory.local_bytes)
-            return BpfEngine(tracefs, owner, bpf, paging, buffer_bytes)
-        bpf.close()
-    elif config.engine == "bpf":
-        raise bpf
-    elif config.engine == "auto":
-        _log.warning("%s; the ftrace engine is used instead", bpf)
-    return FtraceEngine(tracefs, owner, threads.pids_of, buffer_bytes)
-
-
 class Daemon:
-    """One serving daemon. `start` raises StapsdtdError if the host or the configuration does not allow it."""
+    """One daemon: its parts, wired from the kernel up to the clients. Nothing is armed or served before `start`.
+
+    Raises StapsdtdError if the host or the configuration does not allow it.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._libc = glibc()
-        if self._libc is not None:
+        limits = config.limits
+        libc = glibc()
+        if libc is not None:
             # before any thread starts
-            limit_arenas(self._libc)
+            limit_arenas(libc)
+        self._trimmer = None if libc is None else Trimmer(libc)
+        allow_all_descriptors()
+        # it starts while the host is probed
+        self._sandbox = SandboxedParser()
+        self._host = host = Host.probe()
         self._control = ControlThread()
         self._arming = FairThread("stapsdtd-arming")
-        self._stopping = contextlib.AsyncExitStack()
-        self._on_abort: list[Callable[[], None]] = []
-
-    async def start(self) -> None:
-        if self._libc is not None:
-            self._stopping.callback(Trimmer(self._libc).close)
-        _allow_all_descriptors()
-        # these two run while the rest starts
-        nop_trial = asyncio.get_running_loop().run_in_executor(None, probe_nops)
-        parser = SandboxedParser()
-        queueing = QueueingParser(parser)
-        self._on_stop(queueing.close)
-        self._on_abort.append(parser.abort)
-        bpf = load()
-        nops = await nop_trial
-        features = (*probe_features(), nop_feature(nops), feature(bpf))
-        if missing := [each.name for each in features if not each.available]:
-            _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(missing))
-        tracefs = Tracefs.locate()
-        _remove_leftovers(tracefs)
-        threads = Threads()
-        filesystems = Filesystems(self._config.filesystems.arm)
-        engine = make_engine(self._config, bpf, tracefs, threads)
-        self._engine = engine
-        self._stopping.callback(self._arming.stop)
-        self._stopping.push_async_callback(self._shut_down, engine)
-        registry = Registry()
-        watcher = await self._control.run(
-            lambda: Watcher(registry, threads, queueing.parse, filesystems, queueing.root_parsed)
-        )
-        queueing.on_done = watcher.parsed
-        self._on_stop(watcher.stop)
-        await self._control.run(watcher.start)
-        # the first clients are to find what there is, and the sandbox may take long to start
-        scanned = asyncio.wrap_future(await self._control.run(watcher.refresh))
-        await asyncio.wait({scanned}, timeout=_SCAN_SECONDS)
-        connected = ConnectedClients()
-        subscriptions = await self._control.run(
-            lambda: Subscriptions(
-                registry,
-                engine,
-                watcher,
-                queueing.parse,
-                self._config.limits,
-                arming_thread=self._arming,
-                connected=connected,
-                nops=nops,
-                filesystems=filesystems,
+        self._threads = Threads()
+        self._filesystems = Filesystems(config.filesystems.arm)
+        self._engine = host.make_engine(config, self._threads.pids_of)
+        self._parser = QueueingParser(self._sandbox)
+        self._registry = Registry()
+        self._watcher = self._control.call(
+            lambda: Watcher(
+                self._registry, self._threads, self._parser.parse, self._filesystems, self._parser.root_parsed
             )
         )
-        peers = PeerTable(connected)
-        gate = Gate(peers.find, self._policy(self._config))
-        backend = Backend(
-            self._control,
-            registry,
-            watcher.refresh,
-            subscriptions,
-            self._config.limits,
-            features,
-            engine.name,
-            gate,
-            nops,
-            self._arming.backlog,
+        self._parser.on_done = self._watcher.parsed
+        self._connected = ConnectedClients()
+        self._subscriptions = self._control.call(
+            lambda: Subscriptions(
+                self._registry,
+                self._engine,
+                self._watcher,
+                self._parser.parse,
+                limits,
+                arming_thread=self._arming,
+                connected=self._connected,
+                nops=host.nops,
+                filesystems=self._filesystems,
+            )
         )
-        relay = Relay(peers, gate, self._config.limits.max_connections)
-        self._servicer = StapsdtServicer(backend)
-        self._server = Server(self._servicer, relay, self._config.listeners)
-        self._on_abort.append(self._server.close_listeners)
-        self._gate = gate
-        self._stopping.push_async_callback(self._server.stop)
-        # this runs first, so that streams get their End before the server stops
-        self._stopping.push_async_callback(self._end_all, subscriptions)
-        await self._server.start()
+        self._peers = PeerTable(self._connected)
+        self._gate = Gate(self._peers.find, self._policy(config))
+        self._relay = Relay(self._peers, self._gate, limits.max_connections)
+        self._servicer = StapsdtServicer(
+            Backend(
+                self._control,
+                self._registry,
+                self._watcher.refresh,
+                self._subscriptions,
+                limits,
+                host.features,
+                self._engine.name,
+                self._gate,
+                host.nops,
+                self._arming.backlog,
+            )
+        )
+        self._server = Server(self._servicer, self._relay, config.listeners)
         heartbeats = (
             Heartbeat("the control thread", self._control.ask),
             Heartbeat("the arming thread", self._arming.ask),
         )
-        health = Health([engine.problem, *(each.problem for each in heartbeats)], self._report_health)
-        self._stopping.push_async_callback(health.stop)
-        health.start()
+        self._health = Health([self._engine.problem, *(each.problem for each in heartbeats)], self._report_health)
+        self._exporter: Exporter | None = None
+
+    async def start(self) -> None:
+        """Begin to watch and to serve. Raises StapsdtdError."""
+        if missing := [each.name for each in self._host.features if not each.available]:
+            _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(missing))
+        _remove_leftovers(self._host.tracefs)
+        await self._control.run(self._watcher.start)
+        # the first clients are to find what there is, and the sandbox may take long to start
+        scanned = asyncio.wrap_future(await self._control.run(self._watcher.refresh))
+        await asyncio.wait({scanned}, timeout=_SCAN_SECONDS)
+        await self._server.start()
+        self._health.start()
         if self._config.metrics is not None:
-            sources = Sources(engine, registry, watcher, parser, subscriptions, gate, relay, health)
-            self._export(self._config.metrics, sources)
+            self._export(self._config.metrics)
         # all objects made so far live as long as the daemon; the garbage collector need not look at them again
         gc.freeze()
+
+    async def stop(self) -> None:
+        """Disarm everything and stop, whether or not it has started. If a step fails, the others are done nevertheless.
+
+        If a step hangs, the process exits: see `runtime.stopping`.
+        """
+        StopDeadline(self._abort).begin()
+        async with contextlib.AsyncExitStack() as steps:
+            # the last of these comes first
+            steps.callback(self._control.stop)
+            if self._trimmer is not None:
+                steps.callback(self._trimmer.close)
+            steps.push_async_callback(self._control.run, self._parser.close)
+            steps.callback(self._arming.stop)
+            steps.push_async_callback(self._shut_down_engine)
+            steps.push_async_callback(self._control.run, self._watcher.stop)
+            steps.push_async_callback(self._server.stop)
+            # streams get their End before the server stops
+            steps.push_async_callback(self._end_subscriptions)
+            steps.push_async_callback(self._health.stop)
+            if self._exporter is not None:
+                steps.callback(self._exporter.close)
+
+    def _abort(self) -> None:
+        """Release what the next daemon needs."""
+        self._sandbox.abort()
+        self._server.close_listeners()
+
+    async def _end_subscriptions(self) -> None:
+        ended = await self._control.run(self._subscriptions.close_all)
+        await asyncio.gather(*map(asyncio.wrap_future, ended))
+
+    async def _shut_down_engine(self) -> None:
+        shut_down = self._arming.submit(Queue("the daemon"), self._engine.shutdown, "disarming everything")
+        await asyncio.wrap_future(shut_down)
 
     async def reload(self, config: Config) -> None:
         """Apply new roles, and read the certificates' files again. Other changes need a restart.
@@ -194,13 +196,6 @@ class Daemon:
         if replace(config, roles=self._config.roles) != self._config:
             _log.warning("settings other than roles have changed: restart the daemon to apply them")
 
-    async def _shut_down(self, engine: Engine) -> None:
-        await asyncio.wrap_future(self._arming.submit(Queue("the daemon"), engine.shutdown, "disarming everything"))
-
-    async def _end_all(self, subscriptions: Subscriptions) -> None:
-        ended = await self._control.run(subscriptions.close_all)
-        await asyncio.gather(*map(asyncio.wrap_future, ended))
-
     def _policy(self, config: Config) -> Policy:
         """Raises InvalidArgumentError."""
         policy = Policy(config.roles, NOT_OWN if isinstance(self._engine, FtraceEngine) else "")
@@ -208,15 +203,24 @@ class Daemon:
             _log.warning("these roles can trace nothing here: %s; %s", ", ".join(policy.restricted), NOT_OWN)
         return policy
 
-    def _export(self, listener: Listener, sources: Sources) -> None:
+    def _export(self, listener: Listener) -> None:
         """Raises CannotListenError."""
         # imported here, since the library costs memory that only daemons with metrics should pay
         from stapsdtd.metrics.collector import StapsdtdCollector  # noqa: PLC0415
         from stapsdtd.metrics.exporter import Exporter  # noqa: PLC0415
 
-        exporter = Exporter(listener, StapsdtdCollector(sources))
-        self._stopping.callback(exporter.close)
-        _log.info("metrics are on %s", exporter.address)
+        sources = Sources(
+            self._engine,
+            self._registry,
+            self._watcher,
+            self._sandbox,
+            self._subscriptions,
+            self._gate,
+            self._relay,
+            self._health,
+        )
+        self._exporter = Exporter(listener, StapsdtdCollector(sources))
+        _log.info("metrics are on %s", self._exporter.address)
 
     async def _report_health(self, problem: str) -> None:
         await self._server.set_health(is_serving=not problem)
@@ -231,39 +235,9 @@ class Daemon:
         """Return the addresses that it serves on."""
         return self._server.addresses
 
-    def _on_stop(self, work: Callable[[], None]) -> None:
-        """Have the control thread do work when the daemon stops, before whatever was registered earlier."""
-        self._stopping.push_async_callback(self._control.run, work)
-
     async def prove_life(self) -> None:
         """Return once the control thread and the reader thread have responded. Raises StapsdtdError."""
         await asyncio.gather(*map(asyncio.wrap_future, (self._control.ask(), self._engine.ask())))
-
-    async def stop(self) -> None:
-        """Disarm everything and stop. If a step fails, the others are done nevertheless.
-
-        If a step hangs, the process exits: see `runtime.stopping`.
-        """
-        StopDeadline(self._abort).begin()
-        try:
-            await self._stopping.aclose()
-        finally:
-            self._control.stop()
-
-    def _abort(self) -> None:
-        """Release what the next daemon needs."""
-        for release in self._on_abort:
-            release()
-
-
-def _allow_all_descriptors() -> None:
-    """Raise the soft limit, usually 1,024: each ring, client and armed file takes a descriptor."""
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard_limit < _MIN_DESCRIPTORS:
-        raise KernelFeatureError(
-            "descriptors", f"only {hard_limit} may be open, which is too few", "raise LimitNOFILE or ulimit -n"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _remove_leftovers(tracefs: Tracefs) -> None:

@@ -42,10 +42,10 @@ class Server:
         listeners: Sequence[Listener],
         idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
-        """Raises CannotListenError."""
         self._servicer = servicer
         self._relay = relay
-        self._listening: list[ListeningSocket] = open_listeners(listeners)
+        self._listeners = listeners
+        self._listening: list[ListeningSocket] = []
         self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))))
         stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
         # replaces the generated handler: messages of streams are already serialized
@@ -61,7 +61,8 @@ class Server:
         return [each.listener.address for each in self._listening]
 
     async def start(self) -> None:
-        """Start serving. Raises CannotListenError."""
+        """Listen and serve. Raises CannotListenError."""
+        self._listening = open_listeners(self._listeners)
         # only the daemon can enter this directory, and it is gone before clients connect, even if the daemon is killed
         with tempfile.TemporaryDirectory(prefix="stapsdtd-", ignore_cleanup_errors=True) as directory:
             # this path is short whatever TMPDIR is, and when gRPC unlinks it at the end it cannot hit another's file

@@ -12,12 +12,20 @@ _T = TypeVar("_T")
 
 
 class ControlThread:
-    """An event loop in its own thread. Neither it nor the API's loop ever blocks on the other."""
+    """An event loop in its own thread. Once the daemon serves, neither it nor the API's loop blocks on the other."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="stapsdtd-control", daemon=True)
         self._thread.start()
+
+    def call(self, work: Callable[[], _T]) -> _T:
+        """Do work in the thread, and block until it is done: for making what belongs to its loop."""
+
+        async def within() -> _T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(within(), self._loop).result()
 
     async def run(self, work: Callable[[], _T]) -> _T:
         """Do work in the thread. Return what it returns, or raise what it raises."""
