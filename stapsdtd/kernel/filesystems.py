@@ -45,21 +45,23 @@ _OVERLAY = "overlay"
 _MAX_STACK_DEPTH = 4
 """Of overlays and loop devices. The kernel allows two overlays (FILESYSTEM_MAX_STACK_DEPTH)."""
 
-_INIT_PID = 1
+_FIRST_PID = 1
 _MAP_FILES = re.compile(r"/proc/(\d+)/map_files/")
 
 
 class Filesystems:
     """armed_too: types beyond LOCAL, as named in mountinfo, such as `fuse.mergerfs`.
 
-    FUSE counts only if root mounted it: users choose the part after the dot.
+    FUSE counts only if root mounted it: users choose the part after the dot. first_pid: the process that sees what the
+    host has mounted, though this one may be in a sandbox.
     """
 
-    def __init__(self, armed_too: Collection[str] = (), devices: str = "/sys") -> None:
+    def __init__(self, armed_too: Collection[str] = (), devices: str = "/sys", *, first_pid: int = _FIRST_PID) -> None:
         self.calls = LockedCalls()
         self.armed_too = frozenset(armed_too)
+        self.first_pid = first_pid
         self._devices = devices
-        self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{_INIT_PID}/mountinfo")]
+        self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{first_pid}/mountinfo")]
         self._shmem = _shmem_device()
 
     def why_not(self, descriptor: int, pid: int) -> str | None:

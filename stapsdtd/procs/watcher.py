@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.errors import ObjectPendingError
@@ -26,8 +27,10 @@ from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.model import Object
 from stapsdtd.procs.budgets import CpuBudget, user_of
 from stapsdtd.procs.copies import FileCopies
+from stapsdtd.procs.file_keys import may_lead_to
 from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.objects import ObjectStore, Parse
+from stapsdtd.procs.parsed_files import ParsedFiles
 from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.procs.threads import Threads
 from stapsdtd.runtime.futures import finished, unfinished
@@ -68,7 +71,8 @@ class Watcher:
         self._loop = asyncio.get_running_loop()
         self._copies = FileCopies(self.parsed)
         filesystems.calls.on_free = self.parsed
-        self._store = ObjectStore(parse, filesystems, self._copies)
+        files = ParsedFiles(partial(may_lead_to, filesystems=filesystems))
+        self._store = ObjectStore(parse, filesystems, self._copies, files)
         self._maps = ProcessMaps(registry, self._store, filesystems.calls, self._recheck_soon)
         self._kernel = KernelEvents(threads, self._wake_from_any_thread)
         self._cpu = CpuBudget()

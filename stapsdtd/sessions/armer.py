@@ -21,7 +21,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.objects import is_host_file, leads_to, was_written_to
+from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
 from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import Object
-from stapsdtd.procs import objects
-from stapsdtd.procs.objects import ObjectStore, is_host_file, was_written_to
+from stapsdtd.procs.file_keys import is_host_file, was_written_to
 from tests.support import Ticker
-from tests.unit.test_objects import LOCAL, NoCopies, parse_here
+from tests.unit.test_objects import LOCAL, made_store
 
 pytestmark = pytest.mark.kernel
 
@@ -27,7 +27,7 @@ mount -t overlay -o lowerdir={folder}/lower,upperdir={folder}/upper,workdir={fol
 
 def mapped_by(pid: int, path: str) -> Object:
     (mapping,) = [mapping for mapping in procfs.executable_mappings(pid) if mapping.path == path]
-    found = ObjectStore(parse_here, LOCAL, NoCopies()).resolve(pid, mapping)
+    found = made_store().resolve(pid, mapping)
     assert found is not None
     return found
 
@@ -36,7 +36,7 @@ def mapped_by(pid: int, path: str) -> Object:
     ("script", "inside"), [(_TMPFS, "hidden"), (_OVERLAY, "merged/hidden")], ids=["tmpfs", "overlay"]
 )
 def test_what_the_first_process_sees_is_the_hosts(
-    tmp_path: Path, ticker_program: Path, monkeypatch: pytest.MonkeyPatch, script: str, inside: str
+    tmp_path: Path, ticker_program: Path, script: str, inside: str
 ) -> None:
     path = tmp_path / inside
     mounting = script.format(folder=tmp_path, program=ticker_program)
@@ -45,10 +45,10 @@ def test_what_the_first_process_sees_is_the_hosts(
         assert not path.exists()
         assert not is_host_file(found, LOCAL)
         # who is the first process here may let nobody look
-        monkeypatch.setattr(objects, "_FIRST_PROCESS", host.pid)
-        assert is_host_file(found, LOCAL)
-        assert not was_written_to(found, LOCAL)
+        filesystems = Filesystems(first_pid=host.pid)
+        assert is_host_file(found, filesystems)
+        assert not was_written_to(found, filesystems)
         os.utime(f"/proc/{host.pid}/root{path}", (1, 1))
-        assert not is_host_file(found, LOCAL)
+        assert not is_host_file(found, filesystems)
         # what is written to the overlay is another file, in its upper layer
-        assert was_written_to(found, LOCAL) is (script == _TMPFS)
+        assert was_written_to(found, filesystems) is (script == _TMPFS)

@@ -6,6 +6,10 @@ import dataclasses
 import errno
 import mmap
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +19,9 @@ from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
-from stapsdtd.procs import objects
-from stapsdtd.procs.objects import Copy, ObjectStore, is_host_file, open_object
+from stapsdtd.procs.file_keys import is_host_file, may_lead_to
+from stapsdtd.procs.objects import Copy, ObjectStore, Parse, open_object
+from stapsdtd.procs.parsed_files import DEFAULT_BOUNDS, CacheBounds, ParsedFiles
 from tests.support import descriptors
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 
@@ -33,10 +38,43 @@ class NoCopies:
     def drop(self, copy: Copy) -> None:
         raise NotImplementedError
 
+    def close(self) -> None:
+        raise NotImplementedError
+
 
 def parse_here(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:  # noqa: ARG001
     with open(descriptor, "rb", closefd=False) as file:
         return parse_object(file)
+
+
+class CountingParser:
+    """inodes: of the files parsed, in order."""
+
+    def __init__(self) -> None:
+        self.inodes: list[int] = []
+
+    def __call__(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        self.inodes.append(os.fstat(descriptor).st_ino)
+        return parse_here(descriptor, pid, owner)
+
+
+def made_files(bounds: CacheBounds = DEFAULT_BOUNDS) -> ParsedFiles:
+    return ParsedFiles(partial(may_lead_to, filesystems=LOCAL), bounds)
+
+
+def made_store(parse: Parse = parse_here, files: ParsedFiles | None = None) -> ObjectStore:
+    return ObjectStore(parse, LOCAL, NoCopies(), files or made_files())
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Let this process open nothing."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 def image(*names: bytes) -> bytes:
@@ -73,7 +111,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store() -> ObjectStore:
-    return ObjectStore(parse_here, LOCAL, NoCopies())
+    return made_store()
 
 
 def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
@@ -97,10 +135,12 @@ def test_addresses_that_another_file_took_meanwhile_lead_nowhere(store: ObjectSt
             store.resolve(os.getpid(), before)
 
 
-def test_file_is_parsed_once(store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_parsed_once(path: Path) -> None:
+    parser = CountingParser()
+    store = made_store(parser)
     found = resolved(store, path)
-    monkeypatch.setattr(store, "_parse_file", None)
     assert resolved(store, path) == found
+    assert parser.inodes == [path.stat().st_ino]
 
 
 def test_file_that_is_known_is_not_looked_for_in_the_process(store: ObjectStore, path: Path) -> None:
@@ -173,17 +213,11 @@ def test_fifo_in_the_place_of_a_file_holds_nobody_up(store: ObjectStore, path: P
         store.resolve(PID, mapping_of(path))
 
 
-def test_want_of_descriptors_says_nothing_of_the_object(
-    store: ObjectStore, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_more(_path: str, _flags: int) -> int:
-        raise OSError(errno.EMFILE, "too many")
-
+def test_want_of_descriptors_says_nothing_of_the_object(store: ObjectStore, path: Path) -> None:
     mapping = mapping_of(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", no_more)
-        with pytest.raises(OSError, match="too many"):
-            store.resolve(PID, mapping)
+    with without_descriptors(), pytest.raises(OSError, match="Too many open files") as raised:
+        store.resolve(PID, mapping)
+    assert raised.value.errno == errno.EMFILE
     assert store.resolve(PID, mapping) is not None
 
 
@@ -242,107 +276,77 @@ def test_descriptors_of_what_does_not_fit_are_closed(store: ObjectStore, path: P
 
 
 def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) -> None:
-    parsed: list[int] = []
-
-    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
-        parsed.append(os.fstat(descriptor).st_ino)
-        return parse_here(descriptor, pid, owner)
-
-    store = ObjectStore(parse, LOCAL, NoCopies())
+    parser, files = CountingParser(), made_files()
+    store = made_store(parser, files)
     found = resolved(store, path)
     store.unmapped(found)
     assert resolved(store, path) == found
-    assert len(parsed) == 1
-    with path.open("rb") as held:
-        mapping = dataclasses.replace(mapping_of(path), path=f"{path} (deleted)")
-        path.unlink()
-        path.with_name("other").write_bytes(image(b"other"))
-        memfd = os.memfd_create("app")
-        os.write(memfd, held.read())
-        status = os.fstat(memfd)
-        mapping = dataclasses.replace(mapping, dev=status.st_dev, inode=status.st_ino, path="/memfd:app (deleted)")
-        nameless = store.resolve(os.getpid(), mapping)
-        assert nameless is not None
-        remembered = len(store._parsed)
-        for _ in range(2):
-            store.unmapped(nameless)
-            assert (len(store._parsed), len(store._identities)) == (remembered - 1, remembered - 1)
-        os.close(memfd)
+    assert len(parser.inodes) == 1
+    memfd = os.memfd_create("app")
+    os.write(memfd, path.read_bytes())
+    status = os.fstat(memfd)
+    mapping = dataclasses.replace(mapping_of(path), dev=status.st_dev, inode=status.st_ino, path="/memfd:app (deleted)")
+    nameless = store.resolve(PID, mapping)
+    assert nameless is not None
+    assert files.get(nameless.key) == nameless.parsed
+    for _ in range(2):
+        store.unmapped(nameless)
+        assert files.get(nameless.key) is None
+        assert files.object_of(nameless.key.dev, nameless.key.inode) is None
+    assert files.get(found.key) == found.parsed
+    assert store.resolve(PID, mapping) == nameless
+    assert len(parser.inodes) == 3
+    os.close(memfd)
 
 
-def test_what_is_mapped_takes_no_room_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_IDLE_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
-    store = ObjectStore(parse_here, LOCAL, NoCopies())
-    found = []
-    for number in range(10):
-        path = tmp_path / f"app{number}"
-        path.write_bytes(image(b"probe"))
-        found.append(resolved(store, path))
-        if number < 2:
-            store.mapped(found[-1])
-    assert list(store._parsed) == [each.key for each in (*found[:2], *found[7:])]
-    for each in found[:2]:
-        store.unmapped(each)
-    resolved(store, tmp_path / "app2")
-    assert set(store._parsed) == {found[number].key for number in (0, 1, 2)}
-    assert store._idle_bytes == 3 * (objects._FILE_BYTES + objects._NOTE_BYTES)
-
-
-def test_objects_of_one_process_that_take_more_room_than_there_is_are_kept_while_it_maps_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objects, "_IDLE_BYTES", objects._FILE_BYTES)
-    parsed: list[int] = []
-
-    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
-        parsed.append(os.fstat(descriptor).st_ino)
-        return parse_here(descriptor, pid, owner)
-
-    store = ObjectStore(parse, LOCAL, NoCopies())
+def test_objects_of_one_process_that_take_more_room_than_there_is_are_kept_while_it_maps_them(tmp_path: Path) -> None:
+    parser = CountingParser()
+    store = made_store(parser, made_files(CacheBounds(idle_bytes=1000)))
     paths = [tmp_path / f"app{number}" for number in range(3)]
     for path in paths:
         path.write_bytes(image(b"probe"))
     # the registry is told of them when all are known
     for found in [resolved(store, path) for path in paths]:
         store.mapped(found)
-    before = len(parsed)
+    before = len(parser.inodes)
     for path in paths:
         found = resolved(store, path)
         os.utime(path, ns=(1, 1))
         assert resolved(store, path) == found
     assert before == 3
     # what was touched is looked into once
-    assert len(parsed) == 6
+    assert len(parser.inodes) == 6
 
 
-def test_replaced_and_deleted_files_are_forgotten_as_others_come(
-    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objects, "_UNMAPPED_YET", 4)
+def test_replaced_and_deleted_files_are_forgotten_as_others_come(tmp_path: Path) -> None:
+    files = made_files(CacheBounds(unchecked=4))
+    store = made_store(files=files)
     path = tmp_path / "app"
+    found: list[Object] = []
     for number in range(50):
         path.with_name("new").write_bytes(image(b"probe"))
         path.with_name("new").rename(path)
-        resolved(store, path)
+        found.append(resolved(store, path))
         other = tmp_path / f"other{number % 2}"
         other.unlink(missing_ok=True)
         other.write_bytes(image(b"probe"))
-        resolved(store, other)
-    assert len(store._parsed) < 10
-    assert len(store._to_check) < 10
+        found.append(resolved(store, other))
+    assert len({obj.key for obj in found if files.get(obj.key)}) < 10
     for _ in range(10):
-        found = resolved(store, path)
-        store.mapped(found)
-        store.unmapped(found)
-    assert len(store._to_check) < 10
-    assert resolved(store, path).key in store._parsed
+        again = resolved(store, path)
+        store.mapped(again)
+        store.unmapped(again)
+    assert files.get(resolved(store, path).key) == again.parsed
 
 
-def test_memory_is_bounded(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "_IDLE_BYTES", 3 * (objects._FILE_BYTES + objects._NOTE_BYTES))
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    # a file counts for 1,000 bytes, and a note for 400
+    files = made_files(CacheBounds(idle_bytes=3 * 1400))
+    store = made_store(files=files)
+    found: list[Object] = []
     for number in range(10):
         path = tmp_path / f"app{number}"
         path.write_bytes(image(b"probe"))
-        resolved(store, path)
-    assert len(store._parsed) == 3
-    assert len(store._identities) == 3
+        found.append(resolved(store, path))
+    assert [obj.path for obj in found if files.get(obj.key)] == [obj.path for obj in found[7:]]
+    assert [obj.path for obj in found if files.object_of(obj.key.dev, obj.key.inode)] == [obj.path for obj in found[7:]]
