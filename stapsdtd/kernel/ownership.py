@@ -11,9 +11,9 @@ _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 """ioctl_nsfs(2)."""
 
 
-def owner_of(pid: int) -> int | None:
+def owner_of(pid: int, proc: str = "/proc") -> int | None:
     """Return the user that owns the process outright; None if no user does, or it is gone."""
-    return _owner(pid, None)
+    return _owner(f"{proc}/{pid}", None)
 
 
 def belonging(pids: Iterable[int], users: frozenset[int]) -> frozenset[int]:
@@ -23,13 +23,13 @@ def belonging(pids: Iterable[int], users: frozenset[int]) -> frozenset[int]:
 
 def belongs(pid: int, users: frozenset[int]) -> bool:
     """Report whether a process belongs to any of these users; cheaper than owner_of."""
-    return _owner(pid, users) is not None
+    return _owner(f"/proc/{pid}", users) is not None
 
 
-def _owner(pid: int, among: frozenset[int] | None) -> int | None:
-    """Both reads use one descriptor, and so are of one process even if its pid is reused."""
+def _owner(process: str, among: frozenset[int] | None) -> int | None:
+    """Both reads use one descriptor, and so are of one process even if its pid is reused. process: its folder."""
     try:
-        with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+        with open(f"{process}/status", "rb", buffering=0) as status:
             # task_dump_owner in fs/proc/base.c: root's, unlike /proc/PID itself, if the process is not dumpable, such
             # as a setuid program, one whose file is unreadable, or one that opted out with PR_SET_DUMPABLE
             file_owner = os.fstat(status.fileno()).st_uid
@@ -43,23 +43,23 @@ def _owner(pid: int, among: frozenset[int] | None) -> int | None:
     users, groups = values.get(b"Uid", [])[:3], values.get(b"Gid", [])[:3]
     if len(set(users)) != 1 or len(set(groups)) != 1 or int(users[0]) != file_owner:
         return None
-    if file_owner and (_is_privileged(pid, values.get(b"CapPrm", [])) or _is_in_roots_namespace(pid)):
+    if file_owner and (_is_privileged(process, values.get(b"CapPrm", [])) or _is_in_roots_namespace(process)):
         return None
     return file_owner
 
 
-def _is_privileged(pid: int, permitted: list[bytes]) -> bool:
+def _is_privileged(process: str, permitted: list[bytes]) -> bool:
     """Report whether a process has capabilities on this host that its user lacks."""
     if permitted and not int(permitted[0], 16):
         return False
     try:
         # capabilities in another user namespace count only there
-        return os.readlink(f"/proc/{pid}/ns/user") == os.readlink("/proc/self/ns/user")
+        return os.readlink(f"{process}/ns/user") == os.readlink("/proc/self/ns/user")
     except OSError:
         return True
 
 
-def _is_in_roots_namespace(pid: int) -> bool:
+def _is_in_roots_namespace(process: str) -> bool:
     """Report whether a process is in a user namespace that root created, such as that of a service with PrivateUsers=.
 
     Users may not trace processes in such a namespace. An ordinary user's namespace holds only that user's processes and
@@ -67,7 +67,7 @@ def _is_in_roots_namespace(pid: int) -> bool:
     """
     try:
         host = os.stat("/proc/self/ns/user").st_ino
-        namespace = f"/proc/{pid}/ns/user"
+        namespace = f"{process}/ns/user"
         return os.stat(namespace).st_ino != host and _creator_of(namespace, host) == 0
     except OSError:
         return True

@@ -33,7 +33,6 @@ _MMAP2_BODY = struct.Struct("=IIQQQIIQQII")
 _PATH_AT = _HEADER.size + _MMAP2_BODY.size
 _POSITIONS = struct.Struct("=QQ")
 _HEAD_AT, _TAIL_AT = 1024, 1032
-_PAGE = mmap.PAGESIZE
 _DATA_PAGES = 64
 
 ALL_PROCESSES, ALL_CPUS = -1, -1
@@ -92,6 +91,48 @@ class Lost(NamedTuple):
     """The ring was full; rescan /proc for what was missed."""
 
 
+class RingBuffer:
+    """Bytes that the kernel appends at a head and this process takes from a tail; both only grow.
+
+    memory: a page with both positions (struct perf_event_mmap_page), then the pages of data.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._data_bytes = len(memory) - mmap.PAGESIZE
+
+    def take(self) -> bytes:
+        """Return what was appended since the last call."""
+        head, tail = _POSITIONS.unpack_from(self._memory, _HEAD_AT)
+        if head == tail:
+            return b""
+        begin = mmap.PAGESIZE + tail % self._data_bytes
+        before_wrap = self._memory[begin : begin + head - tail]
+        data = before_wrap + self._memory[mmap.PAGESIZE : mmap.PAGESIZE + head - tail - len(before_wrap)]
+        struct.pack_into("=Q", self._memory, _TAIL_AT, head)
+        return data
+
+
+def mapping_records(data: bytes) -> list[Mapped | Lost]:
+    """Decode side-band records. Anonymous memory and the vdso are left out."""
+    records: list[Mapped | Lost] = []
+    position = 0
+    while position < len(data):
+        kind, _misc, size = _HEADER.unpack_from(data, position)
+        if kind == _RECORD_MMAP2:
+            pid, _tid, start, length, offset, major, minor, inode, *_ = _MMAP2_BODY.unpack_from(
+                data, position + _HEADER.size
+            )
+            if inode:
+                path = data[position + _PATH_AT : data.index(0, position + _PATH_AT)]
+                dev = os.makedev(major, minor)
+                records.append(Mapped(pid, dev, inode, procfs.shown_path(path), start, length, offset))
+        elif kind == _RECORD_LOST:
+            records.append(Lost())
+        position += size
+    return records
+
+
 class MappingRing:
     """The mapping records of one CPU. Raises KernelFeatureError if perf_event_open is denied."""
 
@@ -107,45 +148,21 @@ class MappingRing:
         except OSError as error:
             raise _perf_denied(str(error.strerror)) from error
         try:
-            self._ring = mmap.mmap(self._descriptor, _PAGE * (1 + _DATA_PAGES))
+            self._memory = mmap.mmap(self._descriptor, mmap.PAGESIZE * (1 + _DATA_PAGES))
         except OSError as error:
             os.close(self._descriptor)
             raise _perf_denied(str(error)) from error
+        self._ring = RingBuffer(self._memory)
 
     def fileno(self) -> int:
         return self._descriptor
 
     def read(self) -> list[Mapped | Lost]:
-        """Return pending records without waiting. Anonymous memory and the vdso are left out."""
-        head, tail = _POSITIONS.unpack_from(self._ring, _HEAD_AT)
-        if head == tail:
-            return []
-        data = self._bytes(tail, head - tail)
-        struct.pack_into("=Q", self._ring, _TAIL_AT, head)
-        records: list[Mapped | Lost] = []
-        position = 0
-        while position < len(data):
-            kind, _misc, size = _HEADER.unpack_from(data, position)
-            if kind == _RECORD_MMAP2:
-                pid, _tid, start, length, offset, major, minor, inode, *_ = _MMAP2_BODY.unpack_from(
-                    data, position + _HEADER.size
-                )
-                if inode:
-                    path = data[position + _PATH_AT : data.index(0, position + _PATH_AT)]
-                    dev = os.makedev(major, minor)
-                    records.append(Mapped(pid, dev, inode, procfs.shown_path(path), start, length, offset))
-            elif kind == _RECORD_LOST:
-                records.append(Lost())
-            position += size
-        return records
-
-    def _bytes(self, position: int, size: int) -> bytes:
-        begin = _PAGE + position % (_PAGE * _DATA_PAGES)
-        before_wrap = self._ring[begin : begin + size]
-        return before_wrap + self._ring[_PAGE : _PAGE + size - len(before_wrap)]
+        """Return pending records without waiting."""
+        return mapping_records(self._ring.take())
 
     def close(self) -> None:
-        self._ring.close()
+        self._memory.close()
         os.close(self._descriptor)
 
 
@@ -160,9 +177,13 @@ def possible_cpus() -> list[int]:
 
 
 def _cpus(which: str) -> list[int]:
-    """Read a list of CPUs such as `0-3,6` from /sys/devices/system/cpu/."""
     with open(f"/sys/devices/system/cpu/{which}", encoding="ascii") as file:
-        ranges = [part.partition("-") for part in file.read().strip().split(",")]
+        return parse_cpus(file.read())
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Parse a list of CPUs such as `0-3,6`."""
+    ranges = [part.partition("-") for part in text.strip().split(",")]
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
 
 

@@ -37,7 +37,11 @@ def pids() -> list[int]:
 
 
 def stat(pid: int) -> ProcessStat | None:
-    text = _read(f"/proc/{pid}/stat")
+    return parse_stat(pid, _read(f"/proc/{pid}/stat"))
+
+
+def parse_stat(pid: int, text: bytes) -> ProcessStat | None:
+    """Parse /proc/PID/stat."""
     # the command name, in parentheses, may itself contain spaces and parentheses
     fields = text[text.rfind(b")") + 2 :].split()
     if len(fields) < 20:
@@ -86,8 +90,13 @@ def cgroup_lines(pid: int) -> bytes:
 
 def executable_mappings(pid: int) -> list[Mapping]:
     """Return the executable file mappings, one per line of maps. Anonymous memory and the vdso are left out."""
+    return parse_maps(pid, _read(f"/proc/{pid}/maps"))
+
+
+def parse_maps(pid: int, text: bytes) -> list[Mapping]:
+    """Parse /proc/PID/maps. Paths that its text leaves in doubt are read from the process's map_files."""
     mappings = []
-    for line in _read(f"/proc/{pid}/maps").split(b"\n"):
+    for line in text.split(b"\n"):
         # before the path, only the permissions can contain an x
         if b"x" not in line[:_PATH_COLUMN]:
             continue

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.kernel import ownership
 from stapsdtd.kernel.ownership import belonging, belongs, owner_of
 from tests.support import SYSTEM_PYTHON, require, wait_for
 from tests.users import ANNE, BERT, public_folder
@@ -128,14 +127,23 @@ def test_process_in_anothers_rootless_container_has_its_own_id() -> None:
         assert owner_of(pid) == BERT.uid
 
 
-def test_status_that_does_not_tell_capabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "readlink", lambda path: str(path).split("/")[2])
-    assert not ownership._is_privileged(1, [b"0000"])
-    assert not ownership._is_privileged(1, [])
+STATUS = "Uid:\t{0}\t{0}\t{0}\t{0}\nGid:\t{0}\t{0}\t{0}\t{0}\n"
 
-    def gone(path: str) -> str:
-        raise FileNotFoundError(path)
 
-    monkeypatch.setattr(os, "readlink", gone)
-    assert ownership._is_privileged(1, [])
-    assert ownership._is_privileged(1, [b"1000"])
+@pytest.mark.parametrize(
+    ("capabilities", "owner"), [("", None), ("CapPrm:\t0000000000000000\n", ANNE.uid), ("CapPrm:\t1000\n", None)]
+)
+def test_status_that_does_not_tell_capabilities(tmp_path: Path, capabilities: str, owner: int | None) -> None:
+    """The process may have some, if it is in this namespace, or does not show which one it is in."""
+    status, namespace = tmp_path / "7/status", tmp_path / "7/ns/user"
+    namespace.parent.mkdir(parents=True)
+    status.write_text(STATUS.format(ANNE.uid) + capabilities)
+    os.chown(status, ANNE.uid, ANNE.uid)
+    assert owner_of(7, str(tmp_path)) is None
+    # the text of the link says that it is another one
+    namespace.symlink_to("/proc/self/ns/user")
+    assert owner_of(7, str(tmp_path)) == ANNE.uid
+    this = os.readlink("/proc/self/ns/user")
+    namespace.rename(namespace.with_name(this))
+    namespace.symlink_to(this)
+    assert owner_of(7, str(tmp_path)) == owner

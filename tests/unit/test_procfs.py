@@ -23,9 +23,8 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 
 
 @pytest.fixture
-def maps(monkeypatch: pytest.MonkeyPatch) -> list[Mapping]:
-    monkeypatch.setattr(procfs, "_read", lambda _path: MAPS)
-    return procfs.executable_mappings(1)
+def maps() -> list[Mapping]:
+    return procfs.parse_maps(1, MAPS)
 
 
 def test_executable_mappings_of_files(maps: list[Mapping]) -> None:
@@ -86,10 +85,10 @@ def test_process_that_is_gone_has_nothing(gone: int) -> None:
     assert gone not in procfs.pids()
 
 
-def test_stat_of_a_hostile_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stat_of_a_hostile_name() -> None:
     rest = "1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 7 0 4242 9999"
-    monkeypatch.setattr(procfs, "_read", lambda _path: f"55 (a) S (b) R 1 1) Z {rest}\n".encode())
-    assert procfs.stat(55) == procfs.ProcessStat(ProcessKey(55, 4242), "Z", 7)
+    text = f"55 (a) S (b) R 1 1) Z {rest}\n".encode()
+    assert procfs.parse_stat(55, text) == procfs.ProcessStat(ProcessKey(55, 4242), "Z", 7)
 
 
 def test_threads() -> None:
