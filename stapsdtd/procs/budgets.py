@@ -21,7 +21,7 @@ _MAX_SECONDS = 1.0
 _SLICE_SECONDS = 0.1
 _USERS = 1000
 
-MAX_WEIGHT = 1_000_000
+_MAX_WEIGHT = 1_000_000
 """Objects and notes together that a user may have the daemon know: some 200 MB at most."""
 
 
@@ -71,9 +71,13 @@ class CpuBudget:
 
 
 class MemoryBudget:
-    """Counts the objects and notes that the daemon holds because of each user's processes."""
+    """Counts the objects and notes that the daemon holds because of each user's processes.
 
-    def __init__(self) -> None:
+    max_weight: how many a user may have.
+    """
+
+    def __init__(self, max_weight: int = _MAX_WEIGHT) -> None:
+        self._max_weight = max_weight
         self._weights: dict[int, int] = {}
         self._owners: dict[ObjectKey, tuple[int, int]] = {}
 
@@ -82,7 +86,7 @@ class MemoryBudget:
         if obj.key in self._owners:
             return True
         weight, used = _weight(obj), self._weights.get(user, 0)
-        if user != _ROOT and used + weight > MAX_WEIGHT:
+        if user != _ROOT and used + weight > self._max_weight:
             return False
         self._weights[user] = used + weight
         self._owners[obj.key] = user, weight

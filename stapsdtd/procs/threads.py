@@ -23,7 +23,15 @@ class Threads:
     A thread is remembered for some seconds after its end, since its events may still be in a buffer.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        tgid: Callable[[int], int | None] = procfs.tgid,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """tgid: returns a live thread's process."""
+        self._tgid = tgid
+        self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._process: dict[int, int] = {}
         self._ended: deque[tuple[int, int]] = deque()
@@ -52,7 +60,7 @@ class Threads:
                 self._process.pop(tid, None)
 
     def exited(self, tid: int, pid: int) -> None:
-        now = time.monotonic_ns()
+        now = self._clock_ns()
         with self._lock:
             if tid != pid:
                 self._process[tid] = pid
@@ -76,7 +84,7 @@ class Threads:
         pid = self._process.get(tid)
         if pid is not None:
             return pid
-        pid = procfs.tgid(tid)
+        pid = self._tgid(tid)
         if pid is None:
             self._catch_up()
             return self._process.get(tid, tid)

@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from stapsdtd.procs import budgets
 from stapsdtd.procs.budgets import CpuBudget, MemoryBudget, user_of
 from tests.support import SYSTEM_PYTHON, require
+from tests.unit.memory import allocated_bytes
 from tests.unit.samples import key, sample_object, site
 from tests.users import ANNE
 
@@ -83,11 +83,14 @@ def test_failure_takes_time_too(time: CpuBudget, clock: Clock) -> None:
 
 
 def test_users_of_long_ago_are_forgotten(time: CpuBudget, clock: Clock) -> None:
-    for user in range(1, 3000):
-        take(time, clock, user, 0.1)
-    clock.now += 10
-    take(time, clock, 1, 0.1)
-    assert len(time._paid_until) < 1500
+    def take_all() -> None:
+        for user in range(1, 10_000):
+            take(time, clock, user, 0.1)
+        clock.now += 10
+        take(time, clock, 1, 0.1)
+
+    # all of them would take some 800 kB
+    assert allocated_bytes(take_all) < 100_000
 
 
 def test_user_of_a_process() -> None:
@@ -107,9 +110,8 @@ def test_process_that_is_not_dumpable_counts_for_its_user() -> None:
         child.kill()
 
 
-def test_holdings_are_bounded_by_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "MAX_WEIGHT", 5)
-    holdings = MemoryBudget()
+def test_holdings_are_bounded_by_user() -> None:
+    holdings = MemoryBudget(max_weight=5)
     one, two, three = (sample_object(site("a"), site("b", 1), of=key(number)) for number in (1, 2, 3))
     assert holdings.admit(1000, one)
     assert not holdings.admit(1000, two)
@@ -125,7 +127,6 @@ def test_holdings_are_bounded_by_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert holdings.admit(1000, three)
 
 
-def test_root_holds_what_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "MAX_WEIGHT", 5)
-    holdings = MemoryBudget()
+def test_root_holds_what_it_likes() -> None:
+    holdings = MemoryBudget(max_weight=5)
     assert all(holdings.admit(0, sample_object(site("a"), site("b", 1), of=key(number))) for number in range(5))

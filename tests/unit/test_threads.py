@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
 
-from stapsdtd.kernel import procfs
 from stapsdtd.procs.threads import Threads
+from tests.unit.memory import allocated_bytes
 
 SECOND = 1_000_000_000
 
@@ -16,22 +15,22 @@ SECOND = 1_000_000_000
 class Host:
     """/proc and the clock, as far as threads are concerned."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.living: dict[int, int] = {}
         self.now = 0
-        monkeypatch.setattr(procfs, "tgid", self.living.get)
-        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
+
+    def threads(self) -> Threads:
+        return Threads(tgid=self.living.get, clock_ns=lambda: self.now)
+
+    def followed(self) -> Threads:
+        threads = self.threads()
+        threads.follow(lambda: None)
+        return threads
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(monkeypatch)
-
-
-def followed() -> Threads:
-    threads = Threads()
-    threads.follow(lambda: None)
-    return threads
+def host() -> Host:
+    return Host()
 
 
 def pids(threads: Threads, *tids: int) -> list[int]:
@@ -56,7 +55,7 @@ def test_own_threads() -> None:
 
 
 def test_thread_that_ended_is_remembered_for_some_seconds(host: Host) -> None:
-    threads = followed()
+    threads = host.followed()
     threads.forked(11, 10)
     threads.exited(11, 10)
     host.now = 9 * SECOND
@@ -70,7 +69,7 @@ def test_thread_that_ended_is_remembered_for_some_seconds(host: Host) -> None:
 
 def test_what_was_found_in_proc_is_remembered_while_forks_are_told(host: Host) -> None:
     host.living[11] = 10
-    threads, forgetful = followed(), Threads()
+    threads, forgetful = host.followed(), host.threads()
     assert pids(threads, 11) == pids(forgetful, 11) == [10]
     del host.living[11]
     assert pids(threads, 11) == [10]
@@ -78,7 +77,7 @@ def test_what_was_found_in_proc_is_remembered_while_forks_are_told(host: Host) -
 
 
 def test_number_that_comes_back_as_a_process(host: Host) -> None:
-    threads = followed()
+    threads = host.followed()
     threads.forked(11, 10)
     threads.forked(11, 11)
     host.living[11] = 11
@@ -87,14 +86,14 @@ def test_number_that_comes_back_as_a_process(host: Host) -> None:
     assert pids(threads, 11) == [12]
 
 
-def test_thread_nobody_was_told_of_yet_makes_it_catch_up(host: Host) -> None:  # noqa: ARG001
-    threads = Threads()
+def test_thread_nobody_was_told_of_yet_makes_it_catch_up(host: Host) -> None:
+    threads = host.threads()
     threads.follow(lambda: threads.exited(11, 10))
     assert pids(threads, 11) == [10]
 
 
 def test_missed_happenings_make_living_threads_be_found_anew(host: Host) -> None:
-    threads = followed()
+    threads = host.followed()
     threads.forked(11, 10)
     threads.forked(12, 10)
     threads.exited(12, 10)
@@ -106,20 +105,27 @@ def test_missed_happenings_make_living_threads_be_found_anew(host: Host) -> None
 
 
 def test_nothing_is_kept_after_the_end(host: Host) -> None:
-    threads = followed()
+    threads = host.followed()
     threads.forked(11, 10)
     threads.exited(12, 10)
     threads.unfollow()
     host.living[13] = 10
     assert pids(threads, 11, 12, 13) == [11, 12, 10]
-    assert threads._process == {}
+    # nor is what was found in /proc
+    del host.living[13]
+    assert pids(threads, 13) == [13]
 
 
 def test_memory_is_bounded_by_the_living_and_the_lately_ended(host: Host) -> None:
-    threads = followed()
-    for number in range(1000):
-        host.now = number * SECOND
-        threads.forked(10_000 + number, 10)
-        threads.exited(10_000 + number, 10)
-    assert len(threads._process) <= 11
-    assert len(threads._ended) <= 11
+    threads = host.followed()
+    tids = range(10_000, 15_000)
+
+    def live() -> None:
+        for tid in tids:
+            host.now += SECOND
+            threads.forked(tid, 10)
+            threads.exited(tid, 10)
+
+    # all of them would take some 800 kB
+    assert allocated_bytes(live) < 10_000
+    assert pids(threads, *tids).count(10) <= 11

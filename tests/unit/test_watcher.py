@@ -20,8 +20,9 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
-from stapsdtd.procs import budgets, kernel_events
+from stapsdtd.procs import kernel_events, process_maps
 from stapsdtd.procs import watcher as module
+from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import Watcher
 from tests.unit.samples import sample_object, site
@@ -479,7 +480,7 @@ def test_process_that_could_not_be_looked_at_before_it_ended_may_be_the_first_th
 def test_object_that_there_was_no_room_for_is_known_once_there_is(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "user_of", lambda _pid: 1000)
     # room for one object with one site
-    monkeypatch.setattr(budgets, "MAX_WEIGHT", 2)
+    monkeypatch.setattr(process_maps, "MemoryBudget", lambda: MemoryBudget(max_weight=2))
     host.live(1, 1)
     host.live(2, 2, PLAIN)
 
