@@ -43,7 +43,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.procs.threads import Threads
-from stapsdtd.procs.watcher import Watcher
+from stapsdtd.procs.watcher import watch_host
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.health import Health
@@ -88,7 +88,7 @@ class Daemon:
         self._parser = QueueingParser(self._sandbox)
         self._registry = Registry()
         self._watcher = self._control.call(
-            lambda: Watcher(
+            lambda: watch_host(
                 self._registry, self._threads, self._parser.parse, self._filesystems, self._parser.root_parsed
             )
         )

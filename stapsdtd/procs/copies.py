@@ -67,13 +67,8 @@ class FileCopies:
     on_done: called with the pids of processes that should be looked at again.
     """
 
-    def __init__(
-        self,
-        on_done: Callable[[Iterable[int]], None],
-        seconds: float = _SECONDS,
-        command: tuple[str, ...] = COMMAND,
-    ) -> None:
-        self._on_done = on_done
+    def __init__(self, seconds: float = _SECONDS, command: tuple[str, ...] = COMMAND) -> None:
+        self.on_done: Callable[[Iterable[int]], None] = lambda _pids: None
         self._seconds = seconds
         self._command = command
         self._loop = asyncio.get_running_loop()
@@ -164,7 +159,7 @@ class FileCopies:
             # a server that denies root access to one file denies it to all
             self._refuse(_all_of(job.file) if output.strip() == os.strerror(errno.EACCES) else job.file)
         self._release(job)
-        self._on_done(job.pids)
+        self.on_done(job.pids)
 
     def _keep(self, job: _Job, output: str) -> None:
         """output: the copied file's key. Raises OSError if there is no descriptor left, ValueError if it is no key."""

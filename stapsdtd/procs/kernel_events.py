@@ -7,7 +7,8 @@ import logging
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.connector import Exited, Forked, Overflowed, ProcessConnector, ProcessEvent
@@ -15,17 +16,43 @@ from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
 from stapsdtd.procs.threads import Threads
 
 _log = logging.getLogger(__name__)
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Source(Protocol[_T_co]):
+    """What the kernel reports through a descriptor."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once there is something new."""
+
+    def read(self) -> Iterable[_T_co]:
+        """Return what came since the last call, without waiting."""
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
 class KernelEvents:
     """fileno() is readable once there is something new. All methods but catch_up() are called from one thread."""
 
-    def __init__(self, threads: Threads, wake: Callable[[], None]) -> None:
-        """threads: learns of forks and exits at once. wake: called from any thread if catch_up() read any event."""
+    def __init__(
+        self,
+        threads: Threads,
+        *,
+        cpus: Callable[[], Sequence[int]] = online_cpus,
+        open_ring: Callable[[int], Source[Mapped | Lost]] = MappingRing,
+        open_connector: Callable[[], Source[ProcessEvent]] = ProcessConnector,
+    ) -> None:
+        """threads: learns of forks and exits at once. open_ring, for a CPU, and open_connector raise
+        KernelFeatureError if this kernel has no such source.
+        """
         self._threads = threads
-        self._wake = wake
-        self._rings: list[MappingRing] = []
-        self._connector: ProcessConnector | None = None
+        self._cpus = cpus
+        self._open_ring = open_ring
+        self._open_connector = open_connector
+        self._wake: Callable[[], None] = lambda: None
+        self._rings: list[Source[Mapped | Lost]] = []
+        self._connector: Source[ProcessEvent] | None = None
         self._connector_lock = threading.Lock()
         self._processes: deque[ProcessEvent] = deque()
         self._epoll = select.epoll()
@@ -34,17 +61,30 @@ class KernelEvents:
         """Begin to listen. Return what this kernel lacks."""
         missing = []
         try:
-            self._rings = _open_rings()
+            self._rings = self._open_rings()
         except KernelFeatureError as error:
             missing.append(error)
         try:
-            self._connector = ProcessConnector()
+            self._connector = self._open_connector()
         except KernelFeatureError as error:
             missing.append(error)
         return missing
 
-    def follow(self) -> None:
-        """Have fileno() and catch_up() report what comes from now on."""
+    def _open_rings(self) -> list[Source[Mapped | Lost]]:
+        """Return a ring of each CPU. Raises KernelFeatureError."""
+        rings: list[Source[Mapped | Lost]] = []
+        with contextlib.ExitStack() as undo:
+            for cpu in self._cpus():
+                rings.append(self._open_ring(cpu))
+                undo.callback(rings[-1].close)
+            undo.pop_all()
+        return rings
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Have fileno() and catch_up() report what comes from now on. wake: called from any thread if catch_up() read
+        any event.
+        """
+        self._wake = wake
         for ring in self._rings:
             self._epoll.register(ring.fileno(), select.EPOLLIN)
         if self._connector is not None:
@@ -97,14 +137,3 @@ class KernelEvents:
                     case _:
                         pass
                 self._processes.append(event)
-
-
-def _open_rings() -> list[MappingRing]:
-    """Return a ring of each CPU. Raises KernelFeatureError."""
-    rings: list[MappingRing] = []
-    with contextlib.ExitStack() as undo:
-        for cpu in online_cpus():
-            rings.append(MappingRing(cpu))
-            undo.callback(rings[-1].close)
-        undo.pop_all()
-    return rings

@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Mapped
+from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.objects import ObjectStore
@@ -19,6 +21,19 @@ from stapsdtd.procs.objects import ObjectStore
 _log = logging.getLogger(__name__)
 
 _DEAD = frozenset("ZX")
+
+
+class Proc(Protocol):
+    """/proc, as `kernel.procfs` reads it."""
+
+    def pids(self) -> list[int]:
+        """Return all processes."""
+
+    def stat(self, pid: int) -> ProcessStat | None:
+        """Return a process's status, or None if it is gone."""
+
+    def executable_mappings(self, pid: int) -> list[Mapping]:
+        """Return a process's executable mappings of files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +50,28 @@ class Look:
 
 
 class ProcessMaps:
-    """Called from one thread."""
+    """Called from one thread.
+
+    on_room: called with processes to look at again, since their user has room for further objects.
+    """
 
     def __init__(
         self,
         registry: Registry,
         store: ObjectStore,
         calls: LockedCalls,
-        on_room: Callable[[Iterable[int]], None],
+        memory: MemoryBudget,
+        *,
+        proc: Proc = procfs,
     ) -> None:
-        """calls: makes the reads of maps that a process may hold up by its lock.
-
-        on_room: called with processes to look at again, since their user has room for further objects.
-        """
+        """calls: makes the reads of maps that a process may hold up by its lock."""
+        self.on_room: Callable[[Iterable[int]], None] = lambda _pids: None
         self._registry = registry
         self._store = store
         self._calls = calls
+        self._proc = proc
         self._seen: dict[int, tuple[ProcessKey, dict[Mapping, Object | None]]] = {}
-        self._on_room = on_room
-        self._memory = MemoryBudget()
+        self._memory = memory
         self._waiting_for_room: dict[int, set[int]] = {}
         self._excessive: set[int] = set()
         self._stop_listening = registry.listen(self._on_change)
@@ -71,8 +89,8 @@ class ProcessMaps:
         records: its mappings that the kernel reported. seconds: how long its files may take. Raises OSError, and
         ObjectPendingError if its maps cannot be read now.
         """
-        mappings = self._calls.call(pid, lambda: procfs.executable_mappings(pid))
-        stat = procfs.stat(pid)
+        mappings = self._calls.call(pid, lambda: self._proc.executable_mappings(pid))
+        stat = self._proc.stat(pid)
         if stat is None or (stat.state in _DEAD and stat.threads <= 1):
             self.ended(pid, user, records)
             return Look(threads=0)
@@ -168,4 +186,4 @@ class ProcessMaps:
         for pid in pids:
             process, seen = self._seen[pid]
             self._seen[pid] = process, {mapping: obj for mapping, obj in seen.items() if obj is not None}
-        self._on_room(pids)
+        self.on_room(pids)

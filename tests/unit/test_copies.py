@@ -38,7 +38,8 @@ class Host:
     def __init__(self, command: tuple[str, ...] = COMMAND, seconds: float = 20) -> None:
         self._told = asyncio.Event()
         self.pids: set[int] = set()
-        self.copies = FileCopies(self._tell, seconds, command)
+        self.copies = FileCopies(seconds, command)
+        self.copies.on_done = self._tell
 
     def _tell(self, pids: Iterable[int]) -> None:
         self.pids |= set(pids)

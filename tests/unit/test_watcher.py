@@ -5,30 +5,39 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import mmap
 import os
+import subprocess
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Generic, TypeVar, TypeVarTuple, cast
 
+import numpy as np
 import pytest
 
 from stapsdtd.catalog.registry import Change, Registry
-from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError
-from stapsdtd.kernel import procfs
+from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
-from stapsdtd.model import FileOffset, Mapping, Object, ProcessKey
-from stapsdtd.procs import kernel_events, process_maps
-from stapsdtd.procs import watcher as module
+from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
+from stapsdtd.procs.kernel_events import KernelEvents
+from stapsdtd.procs.objects import ObjectStore
+from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.procs.threads import Threads
-from stapsdtd.procs.watcher import Watcher
+from stapsdtd.procs.watcher import Pace, Watcher, watch_host
+from stapsdtd.runtime.futures import finished
 from tests.unit.samples import sample_object, site
-from tests.unit.test_objects import parse_here
+from tests.unit.test_objects import image, parse_here
+from tests.users import ANNE
 
 T = TypeVar("T")
+_Ts = TypeVarTuple("_Ts")
 NEVER = 3600.0
 LIBC, APP, MEMFD = (sample_object(site(), inode=inode, path=f"/lib/{inode}") for inode in (1, 2, 3))
 PLAIN = 9
@@ -70,6 +79,7 @@ class Files:
             PLAIN: None
         }
         self.known = {LIBC.key.inode, APP.key.inode, PLAIN}
+        self.closed = False
 
     def recall(self, _dev: int, inode: int, path: str) -> Object | None:
         if inode not in self.known:
@@ -89,9 +99,14 @@ class Files:
         self.known.add(mapping.inode)
         return self.objects[mapping.inode]
 
+    def close(self) -> None:
+        self.closed = True
+
 
 class Host:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in place of /proc."""
+
+    def __init__(self) -> None:
         self.ring = Source[Mapped | Lost]()
         self.connector = Source[ProcessEvent]()
         self.files = Files()
@@ -101,30 +116,33 @@ class Host:
         self.registry = Registry()
         self.changes: list[Change] = []
         self.registry.listen(self.changes.append)
-        self.threads = Threads()
-        monkeypatch.setattr(kernel_events, "MappingRing", lambda _cpu: self.ring)
-        monkeypatch.setattr(kernel_events, "ProcessConnector", lambda: self.connector)
-        monkeypatch.setattr(kernel_events, "online_cpus", lambda: [0])
-        monkeypatch.setattr(module, "ObjectStore", lambda *_: self.files)
-        monkeypatch.setattr(procfs, "pids", self._pids)
-        monkeypatch.setattr(procfs, "stat", self._stat)
-        monkeypatch.setattr(procfs, "executable_mappings", self._mappings)
+        self.threads = Threads(tgid=lambda _tid: None)
+        self.kernel = KernelEvents(
+            self.threads, cpus=lambda: [0], open_ring=lambda _cpu: self.ring, open_connector=lambda: self.connector
+        )
+        self.memory = MemoryBudget()
+        self.pace = Pace()
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
         if self.failures:
             raise self.failures.pop()
         return list(self.processes)
 
-    def _stat(self, pid: int) -> ProcessStat | None:
+    def stat(self, pid: int) -> ProcessStat | None:
         found = self.processes.get(pid)
         return found[0] if found else None
 
-    def _mappings(self, pid: int) -> list[Mapping]:
+    def executable_mappings(self, pid: int) -> list[Mapping]:
         self.looks[pid] += 1
         if self.failures:
             raise self.failures.pop()
         found = self.processes.get(pid)
         return found[1] if found else []
+
+    def process_of(self, tid: int) -> int:
+        """Return what the reader thread would learn of a thread."""
+        (pid,) = self.threads.pids_of(np.array([tid], np.int32)).tolist()
+        return int(pid)
 
     def live(self, pid: int, *inodes: int, start: int = 100, state: str = "S", threads: int = 1) -> None:
         mappings = [record(pid, inode).mapping for inode in inodes]
@@ -144,25 +162,30 @@ def record(pid: int, inode: int) -> Mapped:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Host:
-    return Host(monkeypatch)
+def host() -> Host:
+    return Host()
 
 
 @pytest.fixture
-def _forever_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def _forever_busy(host: Host) -> None:
     """After the first turn, only `refresh` looks."""
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", NEVER)
+    host.pace = Pace(pause_seconds=NEVER)
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_RECHECK_SECONDS", 0.001)
-    monkeypatch.setattr(module, "_RESCAN_SECONDS", 0.001)
+def _impatient(host: Host) -> None:
+    host.pace = Pace(later_seconds=0.001, rescan_seconds=0.001)
 
 
-def watching(host: Host, scenario: Callable[[Watcher], Awaitable[None]]) -> None:
+def watching(
+    host: Host,
+    scenario: Callable[[Watcher], Awaitable[None]],
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
     async def run() -> None:
-        watcher = Watcher(host.registry, host.threads, parse_here, Filesystems())
+        store = cast("ObjectStore", host.files)
+        maps = ProcessMaps(host.registry, store, LockedCalls(), host.memory, proc=host)
+        watcher = Watcher(host.registry, host.kernel, store, maps, proc=host, pace=host.pace)
         watcher.start()
         host.looks.clear()
         host.changes.clear()
@@ -173,7 +196,8 @@ def watching(host: Host, scenario: Callable[[Watcher], Awaitable[None]]) -> None
             watcher.stop()
         await asyncio.sleep(0)
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -388,12 +412,16 @@ def test_threads_may_outlive_their_leader(host: Host, threads_are_from_before: b
         host.connector.put(Exited(7, 1))
         host.live(1, state="Z")
         await until(lambda: host.mapped() == {})
+        # while another one is looked at again and again
+        host.live(2, 2, threads=2)
+        watcher.look_at([2])
+        host.live(2, state="Z", threads=2)
+        host.connector.put(Exited(2, 2))
+        looks = host.looks.copy()
+        await until(lambda: host.looks[2] > looks[2] + 5)
         # when it was forgotten, another look may have been due already
-        timers = (watcher._rescan_timer, watcher._recheck_timer, watcher._defer_timer)
-        await until(lambda: watcher._turn is None and not any(timer.is_set for timer in timers))
-        looks = host.looks[1]
-        await some_turns()
-        assert host.looks[1] == looks
+        assert host.looks[1] <= looks[1] + 1
+        assert host.mapped() == {2: {2}}
 
     watching(host, scenario)
 
@@ -476,20 +504,33 @@ def test_process_that_could_not_be_looked_at_before_it_ended_may_be_the_first_th
     watching(host, scenario)
 
 
+@pytest.fixture
+def users_pids() -> Iterator[list[int]]:
+    """Two processes of a user who is not root."""
+    with ExitStack() as ended:
+        pids = []
+        for _ in range(2):
+            uid = ANNE.uid if os.geteuid() == 0 else None
+            process = ended.enter_context(subprocess.Popen(["/bin/sleep", "1000"], user=uid))
+            ended.callback(process.kill)
+            pids.append(process.pid)
+        yield pids
+
+
 @pytest.mark.usefixtures("_impatient")
-def test_object_that_there_was_no_room_for_is_known_once_there_is(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "user_of", lambda _pid: 1000)
+def test_object_that_there_was_no_room_for_is_known_once_there_is(host: Host, users_pids: list[int]) -> None:
+    first, second = users_pids
     # room for one object with one site
-    monkeypatch.setattr(process_maps, "MemoryBudget", lambda: MemoryBudget(max_weight=2))
-    host.live(1, 1)
-    host.live(2, 2, PLAIN)
+    host.memory = MemoryBudget(max_weight=2)
+    host.live(first, 1)
+    host.live(second, 2, PLAIN)
 
     async def scenario(_watcher: Watcher) -> None:
-        assert host.mapped() == {1: {1}, 2: set()}
-        del host.processes[1]
-        host.connector.put(Exited(1, 1))
-        await until(lambda: host.mapped() == {2: {2}})
-        assert host.looks[2] == 1
+        assert host.mapped() == {first: {1}, second: set()}
+        del host.processes[first]
+        host.connector.put(Exited(first, first))
+        await until(lambda: host.mapped() == {second: {2}})
+        assert host.looks[second] == 1
 
     watching(host, scenario)
 
@@ -528,8 +569,8 @@ def test_listener_that_fails_does_not_end_the_watch(host: Host, caplog: pytest.L
         watching(host, scenario)
 
 
-def test_turn_is_bounded_and_refresh_is_not(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TURN_SECONDS", 0.0)
+def test_turn_is_bounded_and_refresh_is_not(host: Host) -> None:
+    host.pace = Pace(turn_seconds=0.0)
 
     async def scenario(watcher: Watcher) -> None:
         seen: list[int] = []
@@ -546,32 +587,40 @@ def test_turn_is_bounded_and_refresh_is_not(host: Host, monkeypatch: pytest.Monk
     watching(host, scenario)
 
 
-def test_record_that_comes_while_it_begins_to_wait_is_seen(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+class HookedLoop(asyncio.SelectorEventLoop):
+    """Calls on_add_reader once something is waited for."""
+
+    on_add_reader: Callable[[], None] | None = None
+
+    def add_reader(self, fd: Any, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        super().add_reader(fd, callback, *args)
+        if self.on_add_reader is not None:
+            self.on_add_reader()
+
+
+def test_record_that_comes_while_it_begins_to_wait_is_seen(host: Host) -> None:
     """A ring tells of it once, and that may have been to epoll_ctl(2)."""
+
+    def be_told() -> None:
+        host.live(1, 1)
+        host.ring.put(record(1, 1), wake=False)
 
     async def scenario(_watcher: Watcher) -> None:
         loop = asyncio.get_running_loop()
-        add_reader = loop.add_reader
+        assert isinstance(loop, HookedLoop)
+        loop.on_add_reader = be_told
+        host.connector.put(Exited(77, 7))
+        await until(lambda: host.mapped() == {1: {1}})
+        loop.on_add_reader = None
 
-        def add_reader_and_be_told(descriptor: int, callback: Callable[[], None]) -> None:
-            add_reader(descriptor, callback)
-            host.live(1, 1)
-            host.ring.put(record(1, 1), wake=False)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(loop, "add_reader", add_reader_and_be_told)
-            host.connector.put(Exited(77, 7))
-            await until(lambda: host.mapped() == {1: {1}})
-
-    watching(host, scenario)
+    watching(host, scenario, HookedLoop)
 
 
 def test_reader_thread_may_catch_up(host: Host) -> None:
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)
         host.connector.put(Forked(11, 10), Exited(11, 10), Executed(1), wake=False)
-        await asyncio.to_thread(host.threads._catch_up)
-        assert host.threads._process[11] == 10
+        assert await asyncio.to_thread(host.process_of, 11) == 10
         await until(lambda: host.mapped() == {1: {1}})
 
     watching(host, scenario)
@@ -579,22 +628,22 @@ def test_reader_thread_may_catch_up(host: Host) -> None:
 
 def test_overflow_makes_threads_be_found_anew(host: Host) -> None:
     async def scenario(watcher: Watcher) -> None:
-        host.connector.put(Forked(11, 10), Overflowed())
+        host.connector.put(Forked(11, 10))
         watcher.refresh()
-        assert host.threads._process == {}
+        assert host.process_of(11) == 10
+        host.connector.put(Forked(12, 10), Overflowed())
+        watcher.refresh()
+        assert (host.process_of(11), host.process_of(12)) == (11, 12)
 
     watching(host, scenario)
 
 
 @pytest.mark.usefixtures("_impatient")
-def test_without_perf_and_connector_proc_is_read_again_and_again(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object) -> None:
+def test_without_perf_and_connector_proc_is_read_again_and_again(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: object) -> Source[Any]:
         raise KernelFeatureError("perf events", "not here", "go elsewhere")
 
-    monkeypatch.setattr(kernel_events, "MappingRing", refuse)
-    monkeypatch.setattr(kernel_events, "ProcessConnector", refuse)
+    host.kernel = KernelEvents(host.threads, open_ring=refuse, open_connector=refuse)
 
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)
@@ -608,15 +657,13 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(
     assert caplog.text.count("/proc is read every") == 2
 
 
-def test_rings_of_some_cpus_are_closed_where_another_one_has_none(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rings_of_some_cpus_are_closed_where_another_one_has_none(host: Host) -> None:
     def ring(cpu: int) -> Source[Mapped | Lost]:
         if cpu:
             raise KernelFeatureError("perf events", "not here", "go elsewhere")
         return host.ring
 
-    monkeypatch.setattr(kernel_events, "MappingRing", ring)
-    monkeypatch.setattr(kernel_events, "online_cpus", lambda: [0, 1])
-    events = kernel_events.KernelEvents(host.threads, lambda: None)
+    events = KernelEvents(host.threads, cpus=lambda: [0, 1], open_ring=ring, open_connector=lambda: host.connector)
     assert [error.feature for error in events.open()] == ["perf events"]
     assert host.ring.closed
     events.close()
@@ -629,3 +676,36 @@ def test_nothing_is_read_after_the_end(host: Host) -> None:
     watching(host, scenario)
     assert host.ring.closed
     assert host.connector.closed
+    assert host.files.closed
+
+
+def test_this_host_is_watched_and_whoever_was_held_up_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "app"
+    path.write_bytes(image(b"probe"))
+    pid, registry, filesystems = os.getpid(), Registry(), Filesystems()
+    is_slow = True
+
+    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        if os.fstat(descriptor).st_ino != path.stat().st_ino:
+            raise ObjectUnreadableError("of no interest here")
+        if is_slow:
+            raise ObjectPendingError
+        return parse_here(descriptor, pid, owner)
+
+    async def run() -> None:
+        nonlocal is_slow
+        watcher = watch_host(registry, Threads(), parse, filesystems, finished)
+        try:
+            watcher.look_at([pid])
+            assert registry.pids() == {pid}
+            assert registry.objects() == []
+            is_slow = False
+            filesystems.calls.on_free({pid})
+            async with asyncio.timeout(20):
+                await until(registry.objects)
+            assert [found.path for found in registry.objects()] == [str(path)]
+        finally:
+            watcher.stop()
+
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC):
+        asyncio.run(run())
