@@ -15,10 +15,6 @@ class Timer:
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
 
-    @property
-    def is_set(self) -> bool:
-        return self._handle is not None
-
     def set(self) -> None:
         """Schedule the work, unless it is scheduled already."""
         if self._handle is None:
