@@ -50,8 +50,9 @@ class SandboxedParser:
     parsing, failures, starts: how long files took, how often one could not be parsed and how often the sandbox was
     started, which may be read anywhere.
 
-    deadline_seconds: for a file. slow_seconds: a file that took longer has filled the worker's memory, or used much of
-    its CPU time: the next one gets another worker.
+    start_zygote: starts the process that workers are forked from, and another one when that is lost. deadline_seconds:
+    for a file. slow_seconds: a file that took longer has filled the worker's memory, or used much of its CPU time: the
+    next one gets another worker.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SandboxedParser:
         deadline_seconds: float = 10.0,
         slow_seconds: float = 1.0,
     ) -> None:
-        self._new_zygote = start_zygote
+        self._make_zygote = start_zygote
         self._deadline_seconds = deadline_seconds
         self._slow_seconds = slow_seconds
         self._workers: OrderedDict[_Owner, Worker] = OrderedDict()
@@ -161,7 +162,7 @@ class SandboxedParser:
         if time.monotonic() < self._next_start:
             raise OSError(errno.ENOMEM, "the sandbox does not start")
         self.starts += 1
-        return self._new_zygote()
+        return self._make_zygote()
 
     def _lose_zygote(self) -> None:
         for worker in self._workers.values():

@@ -66,6 +66,7 @@ class Zygote:
         self._seconds = _START_SECONDS
 
     def fork(self) -> Worker:
+        """Return a new worker. Raises OSError with ENOMEM where no process can be forked."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
