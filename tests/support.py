@@ -374,8 +374,12 @@ def descriptors(pid: int) -> int:
 
 def children(pid: int | None = None) -> set[int]:
     """Ids of the processes that this one, or another, started and has not waited for: zombies too."""
-    tasks = Path(f"/proc/{pid or 'self'}/task")
-    return {int(child) for path in tasks.glob("*/children") for child in path.read_text().split()}
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid or 'self'}/task").glob("*/children"):
+        # a thread may end meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def resident_kib(pid: int) -> int:
