@@ -372,9 +372,14 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def children() -> set[int]:
-    """Ids of the processes that this one started and has not waited for."""
-    return {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+def children(pid: int | None = None) -> set[int]:
+    """Ids of the processes that this one, or another, started and has not waited for: zombies too."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid or 'self'}/task").glob("*/children"):
+        # a thread may end meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, path.read_text().split()))
+    return found
 
 
 def resident_kib(pid: int) -> int:

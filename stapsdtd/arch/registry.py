@@ -26,12 +26,13 @@ def word_bytes(architecture: str) -> int:
     return known.word_bytes if known else 8
 
 
-def why_foreign(architecture: str) -> str | None:
+def why_foreign(architecture: str, machine: str | None = None) -> str | None:
     """Return why sites of an object with this architecture must not be armed; None if its code runs here.
 
-    To an emulator, foreign code is data, which a breakpoint would corrupt.
+    To an emulator, foreign code is data, which a breakpoint would corrupt. machine: as printed by `uname -m`, and this
+    host's by default.
     """
-    machine = platform.machine()
+    machine = machine or platform.machine()
     known = ARCHITECTURES.get(architecture)
     if known is not None and known.machine == machine:
         return None

@@ -70,14 +70,14 @@ def command(
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
-    without_values = [_without_values(selector) for selector in selectors or (_EVERYTHING,)]
+    wanted = [without_values(selector) for selector in selectors or (_EVERYTHING,)]
 
     async def run() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop):
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                await client.subscribe(without_values, subscribe_options) as subscription,
+                await client.subscribe(wanted, subscribe_options) as subscription,
             ):
                 top = _Top(subscription, output_for(as_json=as_json), stop)
                 return await top.run(interval, count, duration)
@@ -85,7 +85,8 @@ def command(
     return asyncio.run(run())
 
 
-def _without_values(selector: str) -> str:
+def without_values(selector: str) -> str:
+    """Return the selector with an empty capture list, unless it has one."""
     return selector if "(" in selector else f"{selector}()"
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from stapsdtd.client import ColumnBatch, ProtocolError
 
 _MAX_KEPT = 10_000
-"""Above this number of probes or of processes, idle ones are forgotten."""
 
 
 class ProbeId(NamedTuple):
@@ -77,9 +76,10 @@ class _Process:
 
 
 class Rates:
-    """Counts events by probe and process."""
+    """Counts events by probe and process. Of more than max_kept probes or processes, idle ones are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept: int = _MAX_KEPT) -> None:
+        self._max_kept = max_kept
         self.total = 0
         self._total_before = 0
         self._lost_before: Mapping[str, int] = {}
@@ -152,11 +152,11 @@ class Rates:
         return interval
 
     def _reset(self) -> None:
-        if len(self._probes) > _MAX_KEPT:
+        if len(self._probes) > self._max_kept:
             self._probes = {probe_id: probe for probe_id, probe in self._probes.items() if probe.count}
-        if len(self._probe_ids) > _MAX_KEPT:
+        if len(self._probe_ids) > self._max_kept:
             self._probe_ids.clear()
-        if len(self._processes) > _MAX_KEPT:
+        if len(self._processes) > self._max_kept:
             self._processes = {pid: process for pid, process in self._processes.items() if process.count}
         for probe in self._probes.values():
             probe.count = 0

@@ -133,9 +133,10 @@ class SubscriptionState:
 class StreamRetry:
     """Decides when to reopen a broken stream: until the lease has expired, with growing pauses."""
 
-    def __init__(self, call: Call, lease_seconds: int) -> None:
+    def __init__(self, call: Call, lease_seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._call = call
         self._lease_seconds = lease_seconds
+        self._clock = clock
         self._deadline: float | None = None
         self._pause = _FIRST_PAUSE_SECONDS
 
@@ -149,7 +150,7 @@ class StreamRetry:
         Raises the error as a ClientError if another attempt would not help.
         """
         cause = from_rpc_error(error, self._call)
-        now = time.monotonic()
+        now = self._clock()
         is_first = self._deadline is None
         if self._deadline is None:
             self._deadline = now + self._lease_seconds

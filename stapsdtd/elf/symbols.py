@@ -42,7 +42,11 @@ def enclosing_functions(container: Container, addresses: Sequence[Vaddr]) -> lis
 
 
 def symbol_addresses(
-    container: Container, names: Iterable[str], debug: Container | None = None
+    container: Container,
+    names: Iterable[str],
+    debug: Container | None = None,
+    *,
+    max_searched_bytes: int = MAX_SEARCHED_BYTES,
 ) -> dict[str, Vaddr | Unavailable]:
     """Return the address of each symbol, or why it is unknown. debug: the object's separate debug file."""
     sources = [(container, SHT_SYMTAB), (container, SHT_DYNSYM), *([(debug, SHT_SYMTAB)] if debug else [])]
@@ -50,7 +54,7 @@ def symbol_addresses(
         _SymbolTable(source, section) for source, kind in sources for section in source.sections_of_kind(kind)[:1]
     ]
     addresses: dict[str, Vaddr | Unavailable] = {}
-    left = MAX_SEARCHED_BYTES
+    left = max_searched_bytes
     for name in names:
         addresses[name] = Unavailable(f"no symbol table of the object contains {name}")
         for table in tables:

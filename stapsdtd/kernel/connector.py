@@ -28,7 +28,7 @@ _CN_IDX_PROC = _CN_VAL_PROC = 1
 _PROC_CN_MCAST_LISTEN = 1
 _NLMSG_DONE = 3
 _REQUEST = struct.Struct("=IHHIIIIIIHHI")
-_QUEUE_BYTES = 8 << 20
+QUEUE_BYTES = 8 << 20
 _SO_RCVBUFFORCE = 33
 
 
@@ -76,9 +76,9 @@ class ProcessConnector:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, QUEUE_BYTES)
         except PermissionError:  # without CAP_NET_ADMIN the host's default bounds the queue
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE_BYTES)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, QUEUE_BYTES)
 
     def fileno(self) -> int:
         return self._socket.fileno()

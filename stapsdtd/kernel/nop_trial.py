@@ -75,11 +75,11 @@ CODE = bytes.fromhex(
     "40004889442410bf010000004889e6ba18000000b8010000000f05b8500100000f0548890424bf010000004889e6ba08"
     "000000b8010000000f0531ffb83c0000000f05"
 )
-_NOPS = {5: bytes.fromhex("0f1f440000"), 10: bytes.fromhex("662e0f1f840000000000")}
-_NOPS_AT = CODE_AT + CODE.index(b"".join(_NOPS.values()))
+NOPS = {5: bytes.fromhex("0f1f440000"), 10: bytes.fromhex("662e0f1f840000000000")}
+_NOPS_AT = CODE_AT + CODE.index(b"".join(NOPS.values()))
 _BREAKPOINT = b"\xcc"
 
-_REPORT = struct.Struct("<2i5s10sx")
+REPORT = struct.Struct("<2i5s10sx")
 _SYSCALL_RESULT = struct.Struct("<q")
 
 _ENOTSUPP = 524
@@ -103,7 +103,7 @@ def program(pmu_type: int) -> bytes:
     )
     content += _PROGRAM_HEADER.pack(1, 5, 0, LOAD_VADDR, LOAD_VADDR, size, size, 0x1000)  # PT_LOAD, R X
     offset = _NOPS_AT
-    for nop in _NOPS.values():
+    for nop in NOPS.values():
         content += _ATTRIBUTES.pack(pmu_type, _ATTRIBUTES.size, 1, LOAD_VADDR + _PATH_AT, offset)
         offset += len(nop)
     return content + _PATH + CODE
@@ -134,8 +134,7 @@ def syscall_errno(seconds: float = _SECONDS) -> int | None:
 
 def _run(pmu_type: int, seconds: float) -> tuple[Mapping[int, bool], int | None]:
     try:
-        with _in_memory(program(pmu_type)) as descriptor:
-            return parse(_output_of(descriptor, seconds))
+        return parse(output_of(program(pmu_type), seconds))
     except OSError as error:
         _log.debug("cannot run the nop trial: %s", error)
         return {}, None
@@ -143,20 +142,26 @@ def _run(pmu_type: int, seconds: float) -> tuple[Mapping[int, bool], int | None]
 
 def parse(output: bytes) -> tuple[Mapping[int, bool], int | None]:
     """Parse the program's output, possibly truncated, into the result of `run`."""
-    if len(output) < _REPORT.size:
+    if len(output) < REPORT.size:
         return {}, None
-    *results, five, ten = _REPORT.unpack_from(output)
+    *results, five, ten = REPORT.unpack_from(output)
     rewritten = {}
-    for (length, nop), result, code in zip(_NOPS.items(), results, (five, ten), strict=True):
+    for (length, nop), result, code in zip(NOPS.items(), results, (five, ten), strict=True):
         if result == -_ENOTSUPP:
             rewritten[length] = False
         # still the nop if the probe was not placed there
         elif result >= 0 and code != nop:
             rewritten[length] = code != _BREAKPOINT + nop[1:]
-    if len(output) != _REPORT.size + _SYSCALL_RESULT.size:
+    if len(output) != REPORT.size + _SYSCALL_RESULT.size:
         return rewritten, None
-    syscall_result: int = _SYSCALL_RESULT.unpack_from(output, _REPORT.size)[0]
+    syscall_result: int = _SYSCALL_RESULT.unpack_from(output, REPORT.size)[0]
     return rewritten, -syscall_result if syscall_result < 0 else None
+
+
+def output_of(content: bytes, seconds: float) -> bytes:
+    """Run a program, given as its ELF file, and kill it after a timeout. Raises OSError if it cannot be executed."""
+    with _in_memory(content) as descriptor:
+        return _execute(descriptor, seconds)
 
 
 @contextlib.contextmanager
@@ -175,8 +180,7 @@ def _in_memory(content: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _output_of(descriptor: int, seconds: float) -> bytes:
-    """Run the program open on descriptor, and kill it after a timeout. Raises OSError if it cannot be executed."""
+def _execute(descriptor: int, seconds: float) -> bytes:
     process = subprocess.Popen(
         ["stapsdt-nops"],
         executable=f"/proc/self/fd/{descriptor}",

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
 
 from lark import Lark, Token, Transformer_NonRecursive, UnexpectedCharacters, UnexpectedToken, v_args
 from lark.exceptions import VisitError
@@ -22,6 +21,8 @@ from lark.exceptions import VisitError
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
+from stapsdtd.query.literals import number_value, string_value
+from stapsdtd.query.parse_error import ParseError, correction, quoted, unexpected_character, unexpected_token
 from stapsdtd.query.program import MAX_TESTS
 
 FindCgroup = Callable[[str], CgroupInfo | None]
@@ -58,18 +59,10 @@ _FIELDS = {field.value: field for field in Field} | {"comm": Field.EXECNAME}
 _STRING_FIELDS = frozenset({Field.EXECNAME, Field.CGROUP})
 _NAMES = "arg0, arg1, …, pid, tid, uid, gid, execname and cgroup"
 _ARGUMENT = re.compile(r"arg(\d{1,3})")
-_NUMBER = re.compile(r"(-?)(?:0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
-_INTEGERS = range(-(1 << 63), 1 << 64)
-_MAX_DIGITS = 22
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
-_ESCAPED = {"\\": b"\\", '"': b'"', "'": b"'", "n": b"\n", "t": b"\t"}
 _MIRRORED = {
     Operator.EQ: Operator.EQ, Operator.NE: Operator.NE, Operator.LT: Operator.GT,
     Operator.LE: Operator.GE, Operator.GT: Operator.LT, Operator.GE: Operator.LE,
 }  # fmt: skip
-_CORRECTIONS = {"and": "&&", "or": "||", "not": "!", "AND": "&&", "OR": "||", "NOT": "!", "=": "==", "|": "||"}
-_WORD_NOT = re.compile(r"\b(not|NOT)\s*\Z")
-_MAX_QUOTED = 40
 
 
 def parse(text: str, find_cgroup: FindCgroup, field: str = "where") -> Expression:
@@ -80,25 +73,17 @@ def parse(text: str, find_cgroup: FindCgroup, field: str = "where") -> Expressio
         )
     try:
         return _parse(text, find_cgroup)
-    except _ParseError as error:
+    except ParseError as error:
         raise InvalidArgumentError(field, error.reason, error.column, text) from None
-
-
-class _ParseError(Exception):
-    def __init__(self, reason: str, column: int) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.column = column
 
 
 def _parse(text: str, find_cgroup: FindCgroup) -> Expression:
     try:
         tree = _parser().parse(text)
     except UnexpectedCharacters as error:
-        column = cast("int", error.pos_in_stream)
-        raise _ParseError(_unexpected_character(text[column]), column) from None
+        raise unexpected_character(error, text) from None
     except UnexpectedToken as error:
-        raise _unexpected_token(error, text) from None
+        raise unexpected_token(error, text) from None
     try:
         condition = _TreeBuilder(find_cgroup).transform(tree)
     except VisitError as error:
@@ -109,37 +94,6 @@ def _parse(text: str, find_cgroup: FindCgroup) -> Expression:
 @cache
 def _parser() -> Lark:
     return Lark(_GRAMMAR, parser="lalr", lexer="basic")
-
-
-def _unexpected_character(character: str) -> str:
-    if character in "\"'":
-        return "unterminated string"
-    return f"unexpected {_quoted(character)}" + _correction(character)
-
-
-def _unexpected_token(error: UnexpectedToken, text: str) -> _ParseError:
-    token: Token = error.token
-    column = len(text) if token.type == "$END" else token.start_pos or 0
-    negation = _WORD_NOT.search(text, 0, column)
-    if negation is not None:
-        return _ParseError(f"unexpected {_quoted(negation[1])}" + _correction(negation[1]), negation.start(1))
-    wants_operand = "NAME" in error.expected
-    expected = "a name (arg0, pid, execname, …), a number or a string" if wants_operand else "an operator (==, &&, …)"
-    if token.type == "$END":
-        if wants_operand:
-            return _ParseError(f"unexpected end; expected {expected}", column)
-        return _ParseError("missing closing parenthesis", column)
-    if token.type == "RPAR" and not wants_operand:
-        return _ParseError("unmatched closing parenthesis", column)
-    return _ParseError(f"unexpected {_quoted(token)}; expected {expected}" + _correction(token), column)
-
-
-def _correction(text: str) -> str:
-    return f"; write {_CORRECTIONS[text]}" if text in _CORRECTIONS else ""
-
-
-def _quoted(text: str) -> str:
-    return repr(str(text) if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +163,7 @@ class _TreeBuilder(Transformer_NonRecursive[Token, _Condition]):
     def _nest(self, expression: Expression, parts: list[_Condition]) -> _Condition:
         deepest = max(parts, key=lambda part: part.depth)
         if deepest.depth == MAX_DEPTH:
-            raise _ParseError(f"conditions are nested more than {MAX_DEPTH} levels deep", deepest.column)
+            raise ParseError(f"conditions are nested more than {MAX_DEPTH} levels deep", deepest.column)
         return _Condition(expression, parts[0].column, deepest.depth + 1)
 
     def _condition(self, node: _Node) -> _Condition:
@@ -217,28 +171,28 @@ class _TreeBuilder(Transformer_NonRecursive[Token, _Condition]):
             case _Condition():
                 return node
             case _Subject() if node.is_string:
-                raise _ParseError(f'{node.name} is not a condition; write {node.name} == "…"', node.column)
+                raise ParseError(f'{node.name} is not a condition; write {node.name} == "…"', node.column)
             case _Subject():
                 return self._compare(node, Operator.NE, 0)
             case _Number() | _String():
-                raise _ParseError("a constant is not a condition; compare it with arg0, pid, execname, …", node.column)
+                raise ParseError("a constant is not a condition; compare it with arg0, pid, execname, …", node.column)
 
     def _compare(self, subject: _Subject, operator: Operator, value: int | bytes | Cgroup) -> _Condition:
         self._comparisons += 1
         if self._comparisons > MAX_TESTS:
-            raise _ParseError(f"too many comparisons; the limit is {MAX_TESTS}", subject.column)
+            raise ParseError(f"too many comparisons; the limit is {MAX_TESTS}", subject.column)
         return _Condition(Comparison(subject.subject, operator, value, subject.mask), subject.column)
 
     def comparison(self, left: _Node, relation: Token, right: _Node) -> _Condition:
         operator_column = relation.start_pos or 0
         operator = Operator(str(relation))
         if isinstance(left, _Condition):
-            raise _ParseError("the left side is already a condition; combine conditions with && or ||", operator_column)
+            raise ParseError("the left side is already a condition; combine conditions with && or ||", operator_column)
         match left, right:
             case _, _Condition():
-                raise _ParseError("this is already a condition; combine conditions with && or ||", right.column)
+                raise ParseError("this is already a condition; combine conditions with && or ||", right.column)
             case _Subject(), _Subject():
-                raise _ParseError(
+                raise ParseError(
                     f"{right.name} cannot be compared with {left.name}, only with a constant", right.column
                 )
             case _Subject(), _Number() | _String():
@@ -246,42 +200,42 @@ class _TreeBuilder(Transformer_NonRecursive[Token, _Condition]):
             case _Number() | _String(), _Subject():
                 return self._compare(right, _MIRRORED[operator], self._constant(right, operator, left, operator_column))
             case _:
-                raise _ParseError("one side of a comparison must be arg0, pid, execname, …", left.column)
+                raise ParseError("one side of a comparison must be arg0, pid, execname, …", left.column)
 
     def _constant(
         self, subject: _Subject, operator: Operator, constant: _Number | _String, operator_column: int
     ) -> int | bytes | Cgroup:
         if isinstance(constant, _Number):
             if subject.is_string:
-                raise _ParseError(f'{subject.name} is a string; write {subject.name} == "…"', constant.column)
+                raise ParseError(f'{subject.name} is a string; write {subject.name} == "…"', constant.column)
             return constant.value
         if not subject.is_string:
-            raise _ParseError(f"{subject.name} is a number and cannot be compared with a string", constant.column)
+            raise ParseError(f"{subject.name} is a number and cannot be compared with a string", constant.column)
         if operator not in {Operator.EQ, Operator.NE}:
-            raise _ParseError(f"strings support only == and !=, not {operator.value}", operator_column)
+            raise ParseError(f"strings support only == and !=, not {operator.value}", operator_column)
         if subject.subject is Field.CGROUP:
             return self._cgroup(constant)
         reason = wrong_comm(constant.value)
         if reason is not None:
-            raise _ParseError(reason, constant.column)
+            raise ParseError(reason, constant.column)
         return constant.value
 
     def _cgroup(self, constant: _String) -> Cgroup:
         path = constant.value.decode(errors="surrogateescape")
         cgroup = self._find_cgroup(path)
         if cgroup is None:
-            raise _ParseError(no_cgroup(path), constant.column)
+            raise ParseError(no_cgroup(path), constant.column)
         return Cgroup(path, cgroup.id, cgroup.level)
 
     def mask(self, left: _Node, ampersand: Token, right: _Node) -> _Subject:
         match left, right:
             case (_Subject() as subject, _Number() as number) | (_Number() as number, _Subject() as subject):
                 if subject.is_string:
-                    raise _ParseError(f"{subject.name} is a string, which has no bits for &", subject.column)
+                    raise ParseError(f"{subject.name} is a string, which has no bits for &", subject.column)
                 bits = number.value % (1 << 64)
                 return replace(subject, mask=bits if subject.mask is None else bits & subject.mask)
             case _:
-                raise _ParseError(
+                raise ParseError(
                     "& selects bits of a number, as in arg0 & 0x40; combine conditions with &&",
                     ampersand.start_pos or 0,
                 )
@@ -293,43 +247,16 @@ class _TreeBuilder(Transformer_NonRecursive[Token, _Condition]):
             return _Subject(ArgumentValue(int(argument[1])), text, column)
         if text in _FIELDS:
             return _Subject(_FIELDS[text], text, column)
-        correction = _correction(text) or f"; the names are {_NAMES}, and strings need quotes"
-        raise _ParseError(f"unknown name {_quoted(text)}{correction}", column)
+        hint = correction(text) or f"; the names are {_NAMES}, and strings need quotes"
+        raise ParseError(f"unknown name {quoted(text)}{hint}", column)
 
     def number(self, token: Token) -> _Number:
-        text, column = str(token), token.start_pos or 0
-        match = _NUMBER.fullmatch(text)
-        if match is None:
-            raise _ParseError(f"{_quoted(text)} is not a number; write 255, 0xff or 0o377", column)
-        minus, hexadecimal, octal, decimal = match.groups()
-        digits, base = next((digits, base) for digits, base in ((hexadecimal, 16), (octal, 8), (decimal, 10)) if digits)
-        # int() raises its own error for decimals with thousands of digits
-        value = int(digits, base) if len(digits.lstrip("0")) <= _MAX_DIGITS else _INTEGERS.stop
-        value = -value if minus else value
-        if value not in _INTEGERS:
-            raise _ParseError(f"{_quoted(text)} does not fit into 64 bits", column)
-        return _Number(value, column)
+        column = token.start_pos or 0
+        return _Number(number_value(str(token), column), column)
 
     def string(self, token: Token) -> _String:
         column = token.start_pos or 0
-        parts: list[bytes] = []
-        inside = str(token)[1:-1]
-        end = 0
-        for escape in _ESCAPE.finditer(inside):
-            parts.append(inside[end : escape.start()].encode(errors="surrogatepass"))
-            end = escape.end()
-            parts.append(_unescape(escape, column + 1 + escape.start()))
-        parts.append(inside[end:].encode(errors="surrogatepass"))
-        return _String(b"".join(parts), column)
-
-
-def _unescape(escape: re.Match[str], column: int) -> bytes:
-    code = escape[1]
-    if len(code) > 1:
-        return bytes([int(code[1:], 16)])
-    if code not in _ESCAPED:
-        raise _ParseError(f"{_quoted(escape[0])} is not an escape sequence; double the backslash", column)
-    return _ESCAPED[code]
+        return _String(string_value(str(token), column), column)
 
 
 def wrong_comm(name: bytes) -> str | None:
@@ -343,4 +270,4 @@ def wrong_comm(name: bytes) -> str | None:
 
 
 def no_cgroup(path: str) -> str:
-    return f"no such cgroup: {_quoted(path)}; write its path as shown after 0:: in /proc/PID/cgroup"
+    return f"no such cgroup: {quoted(path)}; write its path as shown after 0:: in /proc/PID/cgroup"

@@ -22,7 +22,7 @@ _BARE = re.compile(r"[!#-<>-\[\]-~]+")
 def set_up(level: str) -> None:
     """Log to standard error. For journald, which records times itself, prefix priorities instead."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(name)s: %(message)s" if _is_journal() else _WITH_TIME))
+    handler.setFormatter(Formatter("%(name)s: %(message)s" if _is_journal() else _WITH_TIME))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_relevant)
 
@@ -41,7 +41,9 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {"fields": values}
 
 
-class _Formatter(logging.Formatter):
+class Formatter(logging.Formatter):
+    """Keeps a message on one line and appends its fields. Layouts other than _WITH_TIME get journald's priorities."""
+
     def __init__(self, layout: str) -> None:
         super().__init__(layout)
         self._has_priority = layout != _WITH_TIME

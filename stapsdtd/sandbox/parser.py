@@ -11,14 +11,10 @@ import contextlib
 import errno
 import logging
 import os
-import pwd
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from stapsdtd.errors import ObjectUnreadableError
@@ -27,29 +23,15 @@ from stapsdtd.model import ParsedObject
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
+from stapsdtd.sandbox.processes import Worker, WorkerGoneError, Zygote
 from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError
-from stapsdtd.sandbox.worker import PID
 
 _log = logging.getLogger(__name__)
 
-USER = "stapsdt-parse"
-"""As systemd/stapsdtd.sysusers.conf makes it: a user of the workers' own, so that nobody else may send them signals."""
-
-NOBODY = 65534
-
-COMMAND = (sys.executable, "-I", "-m", "stapsdtd.sandbox.worker")
-
 _WORKERS = 2
 _FILES_OF_A_WORKER = 1000
-_LONG_SECONDS = 1.0
-"""A file that took longer has filled the worker's memory, or used much of its CPU time: the next one gets another."""
-
-_START_SECONDS = 30.0
-_ZYGOTE_SECONDS = 5.0
 _PAUSE_SECONDS = 5.0
 """After a failure to start; the file is looked at again anyway."""
-
-_RECEIVED_BYTES = 1 << 16
 
 FailureReason = Literal["file", "worker"]
 """The file is none that can be read; or the worker failed, ended, hung or said nonsense."""
@@ -62,37 +44,35 @@ class TooSlowError(ObjectUnreadableError):
     """It was not parsed in the seconds that were given."""
 
 
-class _WorkerGoneError(Exception):
-    """It closed its end, or what is at the other end of a socket says nothing."""
-
-
 class SandboxedParser:
     """Parses in processes without rights. `close` leaves none behind; all calls come from one thread.
 
     parsing, failures, starts: how long files took, how often one could not be parsed and how often the sandbox was
     started, which may be read anywhere.
 
-    ids: of the user and group they become where this process may change its own; without it, worker_ids. command: what
-    becomes the zygote when a socket's descriptor and both ids are added.
+    start_zygote: starts the process that workers are forked from, and another one when that is lost. deadline_seconds:
+    for a file. slow_seconds: a file that took longer has filled the worker's memory, or used much of its CPU time: the
+    next one gets another worker.
     """
 
     def __init__(
         self,
+        start_zygote: Callable[[], Zygote] = Zygote,
         *,
-        ids: tuple[int, int] | None = None,
         deadline_seconds: float = 10.0,
-        command: Sequence[str] = COMMAND,
+        slow_seconds: float = 1.0,
     ) -> None:
-        self._arguments = *(ids or worker_ids()), tuple(command)
+        self._make_zygote = start_zygote
         self._deadline_seconds = deadline_seconds
-        self._workers: OrderedDict[_Owner, _Worker] = OrderedDict()
+        self._slow_seconds = slow_seconds
+        self._workers: OrderedDict[_Owner, Worker] = OrderedDict()
         self.parsing = Latency()
         self.failures: Counter[FailureReason] = Counter()
         self.starts = 0
         self._missing: Measure | None = None
         self._next_start = 0.0
         # it starts while the daemon does other things
-        self._zygote: _Zygote | None = self._start_zygote()
+        self._zygote: Zygote | None = self._start_zygote()
 
     def parse(self, descriptor: int, pid: int, seconds: float | None = None) -> ParsedObject:
         """Read the file that is open there, for reading only, and that a process maps; with its debug file where it
@@ -138,7 +118,7 @@ class SandboxedParser:
                 if isinstance(error, ParserFailedError):
                     _log.warning("%r cannot be parsed: %s", _name(descriptor), error)
                 raise
-            except (RefusedError, TimeoutError, _WorkerGoneError) as error:
+            except (RefusedError, TimeoutError, WorkerGoneError) as error:
                 what = self._end(worker, error)
                 if seconds and isinstance(error, TimeoutError):
                     raise TooSlowError(f"parsing it takes longer than {seconds:g} s") from error
@@ -160,7 +140,7 @@ class SandboxedParser:
         self._next_start = float("inf")
         self._lose_zygote()
 
-    def _worker(self, owner: _Owner) -> _Worker:
+    def _worker(self, owner: _Owner) -> Worker:
         """Return one that may read files of the owner, which is nobody else's until it is kept."""
         if known := self._workers.pop(owner, None):
             return known
@@ -168,7 +148,7 @@ class SandboxedParser:
             try:
                 zygote = self._zygote = self._zygote or self._start_zygote()
                 worker = zygote.fork()
-            except (_WorkerGoneError, TimeoutError, ValueError) as error:
+            except (WorkerGoneError, TimeoutError, ValueError) as error:
                 self._lose_zygote()
                 if is_last:
                     self._next_start = time.monotonic() + _PAUSE_SECONDS
@@ -178,11 +158,11 @@ class SandboxedParser:
                 return worker
         raise AssertionError("unreachable")
 
-    def _start_zygote(self) -> _Zygote:
+    def _start_zygote(self) -> Zygote:
         if time.monotonic() < self._next_start:
             raise OSError(errno.ENOMEM, "the sandbox does not start")
         self.starts += 1
-        return _Zygote(*self._arguments)
+        return self._make_zygote()
 
     def _lose_zygote(self) -> None:
         for worker in self._workers.values():
@@ -198,38 +178,29 @@ class SandboxedParser:
             _log.warning("the parser's sandbox lacks what is unavailable on this host: %s", names)
         self._missing = missing
 
-    def _keep(self, worker: _Worker, owner: _Owner, begin: float) -> None:
+    def _keep(self, worker: Worker, owner: _Owner, begin: float) -> None:
         worker.files += 1
-        if worker.files >= _FILES_OF_A_WORKER or time.monotonic() - begin > _LONG_SECONDS:
+        if worker.files >= _FILES_OF_A_WORKER or time.monotonic() - begin > self._slow_seconds:
             self._end(worker, None)
             return
         self._workers[owner] = worker
         if len(self._workers) > _WORKERS:
             self._end(self._workers.popitem(last=False)[1], None)
 
-    def _end(self, worker: _Worker, error: Exception | None) -> str:
-        """End a worker; answer what an error means in a user's words."""
+    def _end(self, worker: Worker, error: Exception | None) -> str:
+        """End a worker, and return what an error means in a user's words."""
         worker.close()
         status = None
         if self._zygote is not None:
             try:
                 status = self._zygote.end(worker.pid)
-            except (_WorkerGoneError, TimeoutError):
+            except (WorkerGoneError, TimeoutError):
                 self._lose_zygote()
         if isinstance(error, TimeoutError):
             return f"parsing it took longer than {self._deadline_seconds:g} s"
         if isinstance(error, RefusedError):
             return f"the process that parsed it said nonsense: {error}"
         return f"the process that parsed it {_ended(status)}"
-
-
-def worker_ids() -> tuple[int, int]:
-    """Return USER's user and group id, where the host has it, else NOBODY's."""
-    try:
-        found = pwd.getpwnam(USER)
-    except KeyError:
-        return NOBODY, NOBODY
-    return found.pw_uid, found.pw_gid
 
 
 def _ended(status: int | None) -> str:
@@ -247,125 +218,3 @@ def _name(descriptor: int) -> str:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
         return "a file"
-
-
-class _Worker:
-    def __init__(self, pid: int, channel: socket.socket, missing: Measure) -> None:
-        self.pid = pid
-        self.missing = missing
-        self.files = 0
-        self._channel = channel
-
-    def ask(self, descriptors: Sequence[int], seconds: float) -> bytearray:
-        """Return the answer. Raises TimeoutError, RefusedError and _WorkerGoneError."""
-        deadline = time.monotonic() + seconds
-        try:
-            self._channel.settimeout(seconds)
-            socket.send_fds(self._channel, [protocol.REQUEST], descriptors)
-            begin = bytearray()
-            while len(begin) < protocol.LENGTH.size:
-                begin += self._receive(deadline)
-            length = protocol.length_of(bytes(begin[: protocol.LENGTH.size]))
-            if len(begin) - protocol.LENGTH.size > length:
-                raise RefusedError("an answer longer than it says")
-            answer = begin[protocol.LENGTH.size :]
-            while len(answer) < length:
-                answer += self._receive(deadline, length - len(answer))
-        except (ConnectionError, BrokenPipeError) as error:
-            raise _WorkerGoneError("the connection broke") from error
-        return answer
-
-    def _receive(self, deadline: float, most: int = _RECEIVED_BYTES) -> bytes:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._channel.settimeout(left)
-        data = self._channel.recv(min(most, 1 << 20))
-        if not data:
-            raise _WorkerGoneError("it ended")
-        return data
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class _Zygote:
-    """The process that workers are forked from. Raises _WorkerGoneError where it ended, TimeoutError where it hangs."""
-
-    def __init__(self, user: int, group: int, command: Sequence[str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(user), str(group)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=_environment(),
-                    start_new_session=True,
-                )
-            except BaseException:
-                self._control.close()
-                raise
-        self._seconds = _START_SECONDS
-
-    def fork(self) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with theirs:
-                pid = self._ask(b"F", [theirs.fileno()])
-            self._seconds = _ZYGOTE_SECONDS
-            return _Worker(pid, ours, _missing(pid, ours))
-        except BaseException:
-            ours.close()
-            raise
-
-    def end(self, pid: int) -> int:
-        """Kill a worker; answer its wait status."""
-        return self._ask(PID.pack(pid))
-
-    def _ask(self, message: bytes, descriptors: Sequence[int] = ()) -> int:
-        self._control.settimeout(self._seconds)
-        try:
-            socket.send_fds(self._control, [message], descriptors)
-            answer = self._control.recv(PID.size)
-        except ConnectionError as error:
-            raise _WorkerGoneError("its process ended") from error
-        if len(answer) != PID.size:
-            raise _WorkerGoneError("its process ended")
-        number: int = PID.unpack(answer)[0]
-        return number
-
-    def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """It ends its workers and itself when the socket is closed."""
-        self._control.close()
-        for seconds in (_ZYGOTE_SECONDS, 1.0):
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                _log.warning("the sandbox's process %d does not end, and is killed", self._process.pid)
-                # which takes CAP_KILL, where it has another user
-                with contextlib.suppress(PermissionError):
-                    self._process.kill()
-            else:
-                break
-
-
-def _missing(pid: int, channel: socket.socket) -> Measure:
-    """What a new worker says first; pid is negative where there is none."""
-    if pid < 0:
-        raise OSError(errno.ENOMEM, f"no process can be forked to parse with: {os.strerror(-pid)}")
-    channel.settimeout(_ZYGOTE_SECONDS)
-    said = channel.recv(1)
-    if not said:
-        raise _WorkerGoneError("a process to parse with could not give up its rights")
-    return Measure(said[0])
-
-
-def _environment() -> dict[str, str]:
-    """Nothing of the daemon's but where libraries are; numpy's is not to start threads."""
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", **kept}

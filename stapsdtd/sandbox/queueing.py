@@ -61,9 +61,13 @@ class _Job:
 class QueueingParser:
     """All methods may be called from any thread. on_done: called in another one with the processes that map what has
     been parsed.
+
+    parser: for quick files. start_parser: begins the sandboxes of the threads for slow ones.
     """
 
-    def __init__(self, parser: SandboxedParser) -> None:
+    def __init__(
+        self, parser: SandboxedParser, *, start_parser: Callable[[], SandboxedParser] = SandboxedParser
+    ) -> None:
         self._parser = parser
         # starting the sandbox may take long, too: it forks, which the kernel can hold up
         self._quick = FairThread("stapsdtd-parsing")
@@ -73,8 +77,8 @@ class QueueingParser:
         self._jobs: dict[_Key, _Job] = {}
         self._results: OrderedDict[_Key, _Result] = OrderedDict()
         self._impatient_until: dict[int, float] = {}
-        self._root = _SlowParser(self._finish)
-        self._others = _SlowParser(self._finish)
+        self._root = _SlowParser(start_parser, self._finish)
+        self._others = _SlowParser(start_parser, self._finish)
 
     def parse(self, descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
         """As `SandboxedParser.parse`, and raises ObjectPendingError for what takes longer; ask again then.
@@ -179,7 +183,8 @@ class QueueingParser:
 class _SlowParser:
     """Parses files in a thread, and a sandbox, that are begun with the first. Owners take turns."""
 
-    def __init__(self, finish: Callable[[_Job, _Result], None]) -> None:
+    def __init__(self, start_parser: Callable[[], SandboxedParser], finish: Callable[[_Job, _Result], None]) -> None:
+        self._start_parser = start_parser
         self._finish = finish
         self._changed = threading.Condition()
         self._queues: OrderedDict[int, deque[_Job]] = OrderedDict()
@@ -231,7 +236,7 @@ class _SlowParser:
     def _parse(self, job: _Job) -> _Result:
         try:
             with self._changed:
-                self._parser = self._parser or SandboxedParser()
+                self._parser = self._parser or self._start_parser()
         except OSError as error:
             return error
         return _parsed(self._parser, job, None)

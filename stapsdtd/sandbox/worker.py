@@ -1,4 +1,4 @@
-"""The other side of `parser`: `python -I -m stapsdtd.sandbox.worker SOCKET USER GROUP`.
+"""The other side of `processes`: `python -I -m stapsdtd.sandbox.worker SOCKET USER GROUP`.
 
     daemon ──► zygote   SEQPACKET   1 byte and a socket: fork a worker that serves it ──► i32 pid, or -errno
                                     i32 pid: kill that worker ──► i32 its wait status

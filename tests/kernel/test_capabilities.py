@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client, SiteState
-from stapsdtd.kernel.connector import _QUEUE_BYTES
-from stapsdtd.sandbox.parser import worker_ids
+from stapsdtd.kernel.connector import QUEUE_BYTES
+from stapsdtd.sandbox.processes import worker_ids
 from tests.support import PYPROGRAM, ROOT, TARGETS, TICKER, Daemon, Recorder, Ticker, require, running_daemon, wait_for
 from tests.units import capabilities, with_capabilities
 
@@ -124,7 +124,7 @@ def test_the_daemon_has_exactly_these(limited: Daemon) -> None:
 
 def test_nothing_is_lacking(limited: Daemon) -> None:
     assert lacking(limited) == set()
-    assert connector_queue_bytes(limited) == _QUEUE_BYTES
+    assert connector_queue_bytes(limited) == QUEUE_BYTES
 
 
 def test_files_are_parsed_behind_all_walls(limited: Daemon) -> None:
@@ -194,7 +194,7 @@ def _without_perfmon(daemon: Daemon) -> None:
 
 def _without_net_admin(daemon: Daemon) -> None:
     most = int(Path("/proc/sys/net/core/rmem_max").read_text())
-    require(most < _QUEUE_BYTES, "a bound of sockets' queues that is lower than what the daemon wants")
+    require(most < QUEUE_BYTES, "a bound of sockets' queues that is lower than what the daemon wants")
     # before Linux 6.6 there is no connector at all then
     assert connector_queue_bytes(daemon) in {None, most}
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,16 @@ import pytest
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.model import ParsedObject
-from stapsdtd.sandbox import parser as parser_module
-from stapsdtd.sandbox.parser import COMMAND, NOBODY, SandboxedParser, worker_ids
-from tests.support import TARGETS, is_dead, require, wait_for
+from stapsdtd.sandbox.parser import SandboxedParser
+from stapsdtd.sandbox.processes import COMMAND, NOBODY, Worker, Zygote, worker_ids
+from tests.support import TARGETS, children, is_dead, require, wait_for
 from tests.unit.test_elf_hostile import many_notes
 
 pytestmark = pytest.mark.kernel
 
 _HOSTILE = (sys.executable, str(TARGETS / "sandboxed.py"))
-_ENDLESS = {"hang", "drip"}
+_SLOW_SECONDS = 60.0
+"""A file that takes longer ends its worker, which any file does when a host is slow."""
 _LIBSTDCXX = "/usr/lib/x86_64-linux-gnu/libstdc++.so.6"
 _PROGRAMS = (
     "/usr/lib/postgresql/*/bin/postgres",
@@ -43,38 +45,49 @@ _PROGRAMS = (
 
 @pytest.fixture(autouse=True)
 def _nobody_is_left() -> Iterator[None]:
-    before = set(children(os.getpid()))
+    before = children()
     yield
-    assert set(children(os.getpid())) <= before
-
-
-@pytest.fixture(autouse=True)
-def _no_file_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which would end its worker, and does so anywhere when a host is slow."""
-    monkeypatch.setattr(parser_module, "_LONG_SECONDS", 60.0)
+    assert children() <= before
 
 
 @pytest.fixture
 def sandbox() -> Iterator[SandboxedParser]:
-    with closing(SandboxedParser(deadline_seconds=60)) as parser:
+    with closing(SandboxedParser(deadline_seconds=60, slow_seconds=_SLOW_SECONDS)) as parser:
         yield parser
 
 
 @pytest.fixture
-def hostile() -> Iterator[SandboxedParser]:
-    with closing(SandboxedParser(command=_HOSTILE)) as parser:
-        yield parser
+def forked() -> list[int]:
+    """All workers of the hostile zygote there were."""
+    return []
 
 
 @pytest.fixture
-def ask(hostile: SandboxedParser, tmp_path: Path) -> Callable[[str], ParsedObject]:
+def deadline_seconds() -> float:
+    """For a file of the hostile parser."""
+    return 30
+
+
+@pytest.fixture
+def ask(forked: list[int], deadline_seconds: float, tmp_path: Path) -> Iterator[Callable[[str], ParsedObject]]:
+    class HostileZygote(Zygote):
+        def __init__(self) -> None:
+            super().__init__(command=_HOSTILE)
+
+        def fork(self) -> Worker:
+            worker = super().fork()
+            forked.append(worker.pid)
+            return worker
+
     def ask(command: str) -> ParsedObject:
         path = tmp_path / command
         path.write_text(command)
-        hostile._deadline_seconds = 2 if command in _ENDLESS else 30
         return parse(hostile, str(path))
 
-    return ask
+    with closing(
+        SandboxedParser(HostileZygote, deadline_seconds=deadline_seconds, slow_seconds=_SLOW_SECONDS)
+    ) as hostile:
+        yield ask
 
 
 def parse(parser: SandboxedParser, path: str) -> ParsedObject:
@@ -85,12 +98,6 @@ def parse(parser: SandboxedParser, path: str) -> ParsedObject:
         os.close(descriptor)
 
 
-def children(pid: int) -> list[int]:
-    """Zombies too."""
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return list(map(int, file.read().split()))
-
-
 def open_files(pid: int) -> set[str]:
     found = set()
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -99,9 +106,14 @@ def open_files(pid: int) -> set[str]:
     return found
 
 
-def zygote_of(parser: SandboxedParser) -> int:
-    assert parser._zygote is not None
-    return parser._zygote._process.pid
+def zygote() -> int:
+    """Return the one of this process, which runs one sandbox at a time."""
+    (pid,) = [pid for pid in children() if command_line(pid)[: len(COMMAND)] == COMMAND]
+    return pid
+
+
+def command_line(pid: int) -> tuple[str, ...]:
+    return tuple(Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0"))
 
 
 def status_of(pid: int) -> dict[str, list[str]]:
@@ -153,9 +165,8 @@ def test_four_hundred_thousand_notes(sandbox: SandboxedParser, tmp_path: Path) -
 
 def test_status(sandbox: SandboxedParser, caplog: pytest.LogCaptureFixture) -> None:
     parse(sandbox, sys.executable)
-    zygote = zygote_of(sandbox)
-    (worker,) = children(zygote)
-    for pid in (zygote, worker):
+    (worker,) = children(zygote())
+    for pid in (zygote(), worker):
         status = status_of(pid)
         assert (*map(int, {*status["Uid"]}), *map(int, {*status["Gid"]})) == worker_ids()
         assert status["Groups"] == []
@@ -180,9 +191,9 @@ def test_status(sandbox: SandboxedParser, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_another_user() -> None:
-    with closing(SandboxedParser(ids=(12345, 23456))) as sandbox:
+    with closing(SandboxedParser(partial(Zygote, ids=(12345, 23456)))) as sandbox:
         parse(sandbox, sys.executable)
-        status = status_of(zygote_of(sandbox))
+        status = status_of(zygote())
     assert set(status["Uid"]) == {"12345"}
     assert set(status["Gid"]) == {"23456"}
 
@@ -221,17 +232,17 @@ for what in sys.argv[1:]:
 
 
 @pytest.mark.parametrize(
-    ("command", "because", "attempts"),
+    ("command", "because", "attempts", "deadline_seconds"),
     [
-        ("hang", "took longer than 2 s", 1),
-        ("drip", "took longer than 2 s", 1),
-        ("crash", "was ended by SIGSEGV", 2),
-        ("leave", "ended", 2),
-        ("garbage", "said nonsense: an answer of 18446744073709551615 bytes", 1),
-        ("wrong", "said nonsense", 1),
-        ("eat", "not enough memory to read it", 1),
-        ("eat small", "not enough memory to read it", 1),
-        ("raise", "the parser failed: KeyError: 'defect'", 1),
+        ("hang", "took longer than 3 s", 1, 3),
+        ("drip", "took longer than 3 s", 1, 3),
+        ("crash", "was ended by SIGSEGV", 2, 30),
+        ("leave", "ended", 2, 30),
+        ("garbage", "said nonsense: an answer of 18446744073709551615 bytes", 1, 30),
+        ("wrong", "said nonsense", 1, 30),
+        ("eat", "not enough memory to read it", 1, 30),
+        ("eat small", "not enough memory to read it", 1, 30),
+        ("raise", "the parser failed: KeyError: 'defect'", 1, 30),
     ],
 )
 def test_a_file_costs_itself(  # noqa: PLR0917 - fixtures
@@ -250,21 +261,6 @@ def test_a_file_costs_itself(  # noqa: PLR0917 - fixtures
     assert ask("try").problems
 
 
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """All workers there were."""
-    forked: list[int] = []
-    fork = parser_module._Zygote.fork
-
-    def counting(zygote: parser_module._Zygote) -> parser_module._Worker:
-        worker = fork(zygote)
-        forked.append(worker.pid)
-        return worker
-
-    monkeypatch.setattr(parser_module._Zygote, "fork", counting)
-    return forked
-
-
 def test_a_worker_that_read_others_before_is_not_believed_to_be_the_files_fault(
     ask: Callable[[str], ParsedObject], forked: list[int]
 ) -> None:
@@ -279,14 +275,14 @@ def test_killed_in_the_middle_of_a_file(sandbox: SandboxedParser, tmp_path: Path
     path = tmp_path / "many"
     path.write_bytes(many_notes(400_000).build())
     parse(sandbox, sys.executable)
-    zygote, found = zygote_of(sandbox), list[ParsedObject | str]()
-    before = set(children(zygote))
+    found = list[ParsedObject | str]()
+    before = children(zygote())
     thread = threading.Thread(target=lambda: found.append(sandboxed(sandbox, str(path))))
     os.chmod(path, 0o666)  # so that the file gets a worker of its own
     thread.start()
     killed: set[int] = set()
     for _ in range(times):
-        (worker,) = wait_for(lambda: set(children(zygote)) - before - killed, "a worker")
+        (worker,) = wait_for(lambda: children(zygote()) - before - killed, "a worker")
         wait_for(lambda: str(path) in open_files(worker), "it to have the file")  # noqa: B023 - called here
         os.kill(worker, signal.SIGKILL)
         killed.add(worker)
@@ -296,64 +292,64 @@ def test_killed_in_the_middle_of_a_file(sandbox: SandboxedParser, tmp_path: Path
 
 def test_killed_while_idle(sandbox: SandboxedParser) -> None:
     parse(sandbox, sys.executable)
-    (worker,) = children(zygote_of(sandbox))
+    (worker,) = children(zygote())
     os.kill(worker, signal.SIGKILL)
     assert parse(sandbox, sys.executable) == in_process(sys.executable)
 
 
 def test_the_zygote_is_killed(sandbox: SandboxedParser) -> None:
     parse(sandbox, sys.executable)
-    zygote = zygote_of(sandbox)
-    (worker,) = children(zygote)
-    os.kill(zygote, signal.SIGKILL)
+    killed = zygote()
+    (worker,) = children(killed)
+    os.kill(killed, signal.SIGKILL)
     wait_for(lambda: is_dead(worker), "its worker to end")
     assert parse(sandbox, sys.executable) == in_process(sys.executable)
-    assert zygote_of(sandbox) != zygote
+    assert zygote() != killed
 
 
 def test_stopping_signals_are_for_the_daemon(sandbox: SandboxedParser) -> None:
     parse(sandbox, sys.executable)
-    zygote = zygote_of(sandbox)
-    (worker,) = children(zygote)
-    for pid in (zygote, worker):
+    (worker,) = children(zygote())
+    for pid in (zygote(), worker):
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
     parse(sandbox, sys.executable)
-    assert children(zygote_of(sandbox)) == [worker]
+    assert children(zygote()) == {worker}
 
 
 def test_files_of_two_owners_never_meet(sandbox: SandboxedParser, tmp_path: Path) -> None:
     path = tmp_path / "program"
     path.write_bytes(Path(sys.executable).read_bytes())
 
-    def workers_after(user: int, mode: int = 0o755) -> list[int]:
+    def workers_after(user: int, mode: int = 0o755) -> set[int]:
         os.chown(path, user, user)
         os.chmod(path, mode)
         parse(sandbox, str(path))
-        return children(zygote_of(sandbox))
+        return children(zygote())
 
     (of_root,) = workers_after(0)
     both = workers_after(1000)
     assert len(both) == 2
     assert workers_after(0) == workers_after(1000) == both
     # anybody may have written to it now
-    assert not set(workers_after(1000, 0o777)) <= set(both)
+    assert not workers_after(1000, 0o777) <= both
     last = workers_after(2000)
     assert len(last) == 2
     assert of_root not in last
     with open(path, "rb") as file:
         path.unlink()
         sandbox.parse(file.fileno(), os.getpid())
-    assert children(zygote_of(sandbox)) == last
+    assert children(zygote()) == last
 
 
 def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
     script = """
-import os, sys, time
+import os, sys
+from functools import partial
 from stapsdtd.sandbox.parser import SandboxedParser
-parser = SandboxedParser(command=sys.argv[2:])
-pid = parser._zygote._process.pid
-print(pid, flush=True)
+from stapsdtd.sandbox.processes import Zygote
+parser = SandboxedParser(partial(Zygote, command=sys.argv[2:]))
+print(open(f"/proc/self/task/{os.getpid()}/children").read(), flush=True)
 parser.parse(os.open(sys.argv[1], os.O_RDONLY), os.getpid())
 """
     path = tmp_path / "hang"
@@ -371,10 +367,10 @@ import os, logging, sys
 logging.basicConfig(format="%(message)s")
 from stapsdtd.sandbox.parser import SandboxedParser
 parser = SandboxedParser()
-pid = parser._zygote._process.pid
+zygote = int(open(f"/proc/self/task/{os.getpid()}/children").read())
 print(len(parser.parse(os.open(sys.argv[1], os.O_RDONLY), os.getpid()).architecture))
 parser.close()
-print(os.path.exists(f"/proc/{pid}"))
+print(os.path.exists(f"/proc/{zygote}"))
 """
 
 
@@ -404,7 +400,7 @@ def test_with_fewer_rights(command: list[str], missing: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("command", [(sys.executable, "-c", "import sys; sys.exit(1)"), ("/bin/cat",)])
 def test_a_sandbox_that_does_not_start(command: tuple[str, ...]) -> None:
-    with closing(SandboxedParser(command=command)) as sandbox:
+    with closing(SandboxedParser(partial(Zygote, command=command))) as sandbox:
         for because in ("its process ended", "does not start"):
             with pytest.raises(OSError, match=because):
                 parse(sandbox, sys.executable)
@@ -415,7 +411,7 @@ def test_a_descriptor_is_not_kept(sandbox: SandboxedParser) -> None:
     for _ in range(10):
         parse(sandbox, sys.executable)
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 2
-    (worker,) = children(zygote_of(sandbox))
+    (worker,) = children(zygote())
     assert len(os.listdir(f"/proc/{worker}/fd")) == 4
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client
-from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.mounts import mounts
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import SERVICE, SOCKET, UNITS, settings
@@ -119,12 +118,9 @@ class Manager:
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
     require(os.path.exists(_SYSTEMD) and shutil.which("systemctl"), "systemd")
-    try:
-        _, mount_point = cgroups._mount("/proc/self/mountinfo")
-    except KernelFeatureError as error:
-        require(None, str(error))
-        raise
-    cgroup = Path(os.fsdecode(mount_point)) / f"stapsdtd-test-{os.getpid()}"
+    mount_points = [mount.point for mount in mounts() if mount.kind == b"cgroup2"]
+    require(mount_points, "cgroup2")
+    cgroup = Path(os.fsdecode(mount_points[0])) / f"stapsdtd-test-{os.getpid()}"
     cgroup.mkdir()
     try:
         running = Manager(tmp_path, cgroup)

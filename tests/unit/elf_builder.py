@@ -106,17 +106,17 @@ class Elf:
         if self.notes is not None:
             sections.append(Section(b".note.stapsdt", SHT_NOTE, self.notes))
         if self.symbols is not None:
-            sections += self._symbol_sections(len(sections))
+            sections += self.symbol_sections(len(sections))
         sections += self.more_sections
-        return self._assemble(sections, self._default_segments() if self.segments is None else self.segments)
+        return self._assemble(sections, self.default_segments() if self.segments is None else self.segments)
 
-    def _default_segments(self) -> list[Segment]:
+    def default_segments(self) -> list[Segment]:
         return [
             Segment(R | X, TEXT_VADDR, TEXT_OFFSET, len(self.text)),
             Segment(R | W, DATA_VADDR, DATA_OFFSET, DATA_FILE_SIZE, DATA_MEMORY_SIZE),
         ]
 
-    def _symbol_sections(self, index: int) -> list[Section]:
+    def symbol_sections(self, index: int) -> list[Section]:
         strings, table = bytearray(1), bytearray()
         for symbol in [Symbol(b"", 0, 0, 0, 0, 0), *(self.symbols or [])]:
             at = len(strings) if symbol.name else 0

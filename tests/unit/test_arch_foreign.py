@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from stapsdtd.arch import why_foreign
+from stapsdtd.arch import ARCHITECTURES, why_foreign
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,15 @@ from stapsdtd.arch import why_foreign
         ("sparc64", "x86-64", False),
     ],
 )
-def test_whose_code_runs_here(machine: str, architecture: str, runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    reason = why_foreign(architecture)
+def test_whose_code_runs_here(machine: str, architecture: str, runs: bool) -> None:
+    reason = why_foreign(architecture, machine)
     assert (reason is None) == runs
     if reason is not None:
         assert reason == f"the object's code is for {architecture}, and this host is {machine}"
+
+
+def test_code_of_this_host_runs_here() -> None:
+    own = [name for name, architecture in ARCHITECTURES.items() if architecture.machine == platform.machine()]
+    assert own
+    assert {why_foreign(name) for name in own} == {None}
+    assert why_foreign("sparc64") == f"the object's code is for sparc64, and this host is {platform.machine()}"

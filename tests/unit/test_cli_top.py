@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.cli import top_rates
-from stapsdtd.cli.top import _without_values
+from stapsdtd.cli.top import without_values
 from stapsdtd.cli.top_output import PipeOutput, TerminalOutput, frame, record
 from stapsdtd.cli.top_rates import Interval, ProbeId, ProbeRow, ProcessRow, Rates
 from stapsdtd.client import ColumnBatch, DescribedSite, Probe, ProtocolError, Site
@@ -120,9 +117,8 @@ class TestRates:
         with pytest.raises(ProtocolError, match="site 99"):
             Rates().add(batch((99, 1)))
 
-    def test_what_is_quiet_is_forgotten_where_there_is_too_much(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(top_rates, "_MAX_KEPT", 2)
-        rates = Rates()
+    def test_what_is_quiet_is_forgotten_where_there_is_too_much(self) -> None:
+        rates = Rates(max_kept=2)
         rates.add(batch(*((1, pid) for pid in range(10)), (3, 1), (4, 2)))
         take(rates)
         rates.add(batch((1, 5)))
@@ -151,10 +147,10 @@ def interval(probes: int = 2, processes: int = 1, **more: Any) -> Interval:
 
 
 class TestFrame:
-    def test_at_a_glance(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(time, "localtime", time.gmtime)
+    def test_at_a_glance(self) -> None:
+        clock = time.strftime("%H:%M:%S", time.localtime(1))
         assert frame(interval(), rows=10, color=False) == [
-            "stapsdt top  00:00:01  1,234 events/s  1,234,567 in all  531 sites",
+            f"stapsdt top  {clock}  1,234 events/s  1,234,567 in all  531 sites",
             "lost: nothing",
             "",
             "     RATE/S            TOTAL  PROCESSES  PROBE (2)",
@@ -243,7 +239,8 @@ def test_record_has_what_fired_in_the_interval() -> None:
 class TestTerminal:
     @pytest.fixture(autouse=True)
     def _size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 24)))
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("LINES", "24")
 
     def test_frame_is_written_over_the_last_one_and_never_scrolls(self, capsys: pytest.CaptureFixture[str]) -> None:
         output = TerminalOutput()
@@ -264,7 +261,7 @@ class TestTerminal:
     def test_small_terminal_does_not_scroll_either(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((80, 5)))
+        monkeypatch.setenv("LINES", "5")
         TerminalOutput().show(interval(9, 9))
         assert capsys.readouterr().out.count("\n") == 4
 
@@ -289,4 +286,4 @@ class TestTerminal:
     ("given", "asked"), [("a:b", "a:b()"), ("a:b(arg0)", "a:b(arg0)"), ("a::f:b", "a::f:b()"), ("a:b(", "a:b(")]
 )
 def test_no_values_are_fetched_unless_a_selector_names_some(given: str, asked: str) -> None:
-    assert _without_values(given) == asked
+    assert without_values(given) == asked

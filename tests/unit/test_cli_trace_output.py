@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import io
-import sys
-
-import pytest
+from contextlib import redirect_stdout
 
 from stapsdtd.cli.render import write_lines
 
@@ -23,10 +21,9 @@ class ShortWriter(io.RawIOBase):
         return len(written)
 
 
-def test_writes_that_are_cut_short_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_are_cut_short_lose_nothing() -> None:
     raw = ShortWriter()
     stdout = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)  # type: ignore[type-var]
-    monkeypatch.setattr(sys, "stdout", stdout)
-    write_lines(['{"seq": 1, "comm": "näive"}', '{"seq": 2}'])
-    monkeypatch.undo()
+    with redirect_stdout(stdout):
+        write_lines(['{"seq": 1, "comm": "näive"}', '{"seq": 2}'])
     assert raw.content.decode() == '{"seq": 1, "comm": "näive"}\n{"seq": 2}\n'

@@ -15,7 +15,6 @@ from stapsdtd.client import (
     StillSubscribedError,
     StringColumn,
 )
-from stapsdtd.client import stream as stream_module
 from stapsdtd.client.errors import Call, from_rpc_error
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -44,32 +43,24 @@ class Time:
         return self.now
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    clock = Time()
-    monkeypatch.setattr(stream_module, "time", clock)
-    return clock
-
-
-@pytest.mark.usefixtures("clock")
 def test_pauses_grow_to_a_second_and_begin_anew_after_a_success() -> None:
-    retry = StreamRetry(CALL, lease_seconds=30)
+    retry = StreamRetry(CALL, 30, Time().monotonic)
     pauses = [retry.after(Broken())[0] for _ in range(7)]
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
     retry.succeeded()
     assert retry.after(Broken())[0] == 0.05
 
 
-@pytest.mark.usefixtures("clock")
 def test_a_break_is_news_once() -> None:
-    retry = StreamRetry(CALL, lease_seconds=30)
+    retry = StreamRetry(CALL, 30, Time().monotonic)
     _, news = retry.after(Broken())
     assert isinstance(news, ServerUnavailableError)
     assert retry.after(Broken())[1] is None
 
 
-def test_it_gives_up_with_the_lease(clock: Time) -> None:
-    retry = StreamRetry(CALL, lease_seconds=30)
+def test_it_gives_up_with_the_lease() -> None:
+    clock = Time()
+    retry = StreamRetry(CALL, 30, clock.monotonic)
     retry.after(Broken())
     clock.now += 29
     retry.after(Broken())
@@ -112,12 +103,19 @@ def test_calls_without_a_limit_say_that_time_is_up_too() -> None:
     assert str(error) == "watch probes: unix:/s did not answer in time: it may be busy; try again, or see its log"
 
 
+class Subscription(SubscriptionState):
+    """Reads what it is given, as the client's subscriptions read what their streams yield."""
+
+    def read(self, response: pb.StreamResponse) -> None:
+        self._read(response, Encoding.ROWS)
+
+
 def test_messages_of_unknown_kinds_are_errors() -> None:
-    state = SubscriptionState(pb.SubscribeResponse(subscription_id="a"))
+    subscription = Subscription(pb.SubscribeResponse(subscription_id="a"))
     with pytest.raises(ProtocolError):
-        state._read(pb.StreamResponse(), Encoding.ROWS)
+        subscription.read(pb.StreamResponse())
     with pytest.raises(ProtocolError, match="loss stage 0"):
-        state._read(pb.StreamResponse(loss=pb.Loss(count=1)), Encoding.ROWS)
+        subscription.read(pb.StreamResponse(loss=pb.Loss(count=1)))
 
 
 def test_a_string_column_is_cut_at_its_ends() -> None:

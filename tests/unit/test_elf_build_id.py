@@ -28,7 +28,7 @@ def test_build_id_of_the_segment() -> None:
     notes = other + Elf().raw_note(b"\x12\x34", owner=b"GNU\0")
     elf = Elf(notes + NOP)
     elf.segments = [
-        *elf._default_segments(),
+        *elf.default_segments(),
         Segment(R, TEXT_VADDR, TEXT_OFFSET, len(notes), kind=PT_NOTE, alignment=8),
     ]
     assert parse(elf.build()).build_id == "1234"

@@ -106,7 +106,7 @@ def test_an_overlap_elsewhere_costs_nothing() -> None:
 
 def test_segments_in_any_order() -> None:
     elf = Elf()
-    elf.segments = list(reversed(elf._default_segments()))
+    elf.segments = list(reversed(elf.default_segments()))
     (site,) = parse_notes(elf.note(semaphore=DATA_VADDR), elf=elf).sites
     assert (site.site_offset, site.semaphore_offset) == (TEXT_OFFSET, DATA_OFFSET)
 

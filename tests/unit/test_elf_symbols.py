@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 
-from stapsdtd.elf import symbols as symbols_module
+from stapsdtd.elf.container import open_container
+from stapsdtd.elf.symbols import symbol_addresses
 from stapsdtd.model import Address, Memory, Operand, Unavailable
 from tests.unit.elf_builder import (
     NOP,
@@ -41,8 +43,8 @@ def test_the_function_that_covers_the_location(bits: int, kind: int) -> None:
 
 def test_symtab_goes_before_dynsym() -> None:
     elf = Elf(symbols=[Symbol(b"inner", TEXT_VADDR, 4)])
-    dynsym, strings = Elf(symbols=[Symbol(b"outer", TEXT_VADDR, 0x100)], symbols_kind=SHT_DYNSYM)._symbol_sections(
-        len(elf._symbol_sections(4)) + 4
+    dynsym, strings = Elf(symbols=[Symbol(b"outer", TEXT_VADDR, 0x100)], symbols_kind=SHT_DYNSYM).symbol_sections(
+        len(elf.symbol_sections(4)) + 4
     )
     elf.more_sections = [dynsym, strings]
     assert [site.function for site in parse_notes(elf.note(), elf=elf).sites] == ["inner"]
@@ -115,7 +117,7 @@ def test_a_string_table_of_all_names_at_once() -> None:
 @pytest.mark.parametrize("value", [0, 1, 3, 23, 0xFFFF, 2**31])
 def test_a_hostile_symbol_table_costs_only_the_names(value: int) -> None:
     elf = Elf()
-    symbols, strings = Elf(symbols=[Symbol(b"main", TEXT_VADDR, 8)])._symbol_sections(5)
+    symbols, strings = Elf(symbols=[Symbol(b"main", TEXT_VADDR, 8)]).symbol_sections(5)
     for pair in (
         [replace(symbols, link=value), strings],
         [replace(symbols, entry_size=value), strings],
@@ -176,7 +178,11 @@ def test_symbols_that_cannot_be_told_are_unavailable(symbols: list[Symbol], oper
     assert operand_of(b"x(%rip)", *symbols) == operand
 
 
-def test_names_beyond_the_bound_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbols_module, "MAX_SEARCHED_BYTES", 1)
-    found = operand_of(b"x(%rip)", Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT))
-    assert found == Unavailable("the object refers to too many symbols")
+def test_names_beyond_the_bound_are_not_looked_up() -> None:
+    elf = Elf(symbols=[Symbol(b"x", TEXT_VADDR + 64, 4, OBJECT), Symbol(b"y", TEXT_VADDR + 68, 4, OBJECT)])
+    container = open_container(io.BytesIO(elf.build()))
+    once = sum(len(section.data) for section in elf.symbol_sections(0))
+    assert symbol_addresses(container, ["x", "y"], max_searched_bytes=once) == {
+        "x": TEXT_VADDR + 64,
+        "y": Unavailable("the object refers to too many symbols"),
+    }

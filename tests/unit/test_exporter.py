@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -70,6 +72,11 @@ def ask(connection: socket.socket, request: str = "GET /metrics HTTP/1.1\r\nHost
         while data := connection.recv(65536):
             answer += data
     return answer.decode()
+
+
+def is_read(connection: socket.socket) -> bool:
+    """Report whether the other end has read everything."""
+    return fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)) == bytes(4)
 
 
 def test_metrics_are_collected_when_they_are_asked_for(sample: Sample, path: str) -> None:
@@ -154,7 +161,8 @@ def test_collector_that_fails_is_logged_and_the_next_request_is_served(
 def test_closing_waits_for_no_client(sample: Sample, path: str) -> None:
     exporter = Exporter(Listener(f"unix:{path}"), sample, PATIENCE_SECONDS)
     with connect(path) as silent:
-        wait_for(lambda: exporter._current is not None, "the connection to be accepted")
+        silent.send(b"G")
+        wait_for(lambda: is_read(silent), "the connection to be served")
         begin = time.monotonic()
         exporter.close()
         assert time.monotonic() - begin < PATIENCE_SECONDS / 2

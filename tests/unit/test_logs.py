@@ -77,7 +77,7 @@ def test_elsewhere_lines_have_time_and_level_and_fields_stand_behind(
 def shown(message: str, *arguments: object, **values: object) -> str:
     record = logging.LogRecord("stapsdtd.access", logging.INFO, "", 0, message, arguments, None)
     vars(record).update(logs.fields(**values))
-    return logs._Formatter("%(message)s").format(record)
+    return logs.Formatter("%(message)s").format(record)
 
 
 def test_file_name_cannot_make_a_line_of_its_own() -> None:

@@ -18,9 +18,22 @@ from tests.support import wait_for
 pytestmark = pytest.mark.timeout(30)
 
 
+class CountingMailbox(Mailbox):
+    """Knows how many jobs it was handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posted = 0
+
+    def post(self, job: Callable[[], None]) -> Future[None]:
+        done = super().post(job)
+        self.posted += 1
+        return done
+
+
 @pytest.fixture
-def jobs() -> Iterator[Mailbox]:
-    made = Mailbox()
+def jobs() -> Iterator[CountingMailbox]:
+    made = CountingMailbox()
     yield made
     made.close()
 
@@ -28,14 +41,14 @@ def jobs() -> Iterator[Mailbox]:
 class Caller(threading.Thread):
     """A thread that hands over one job; error is what the call raised."""
 
-    def __init__(self, jobs: Mailbox, job: Callable[[], None]) -> None:
+    def __init__(self, jobs: CountingMailbox, job: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self._jobs = jobs
         self._job = job
         self.error: BaseException | None = None
-        waiting = len(jobs._waiting)
+        posted = jobs.posted
         self.start()
-        wait_for(lambda: len(jobs._waiting) > waiting and is_readable(jobs), "the job to be handed over")
+        wait_for(lambda: jobs.posted > posted and is_readable(jobs), "the job to be handed over")
 
     def run(self) -> None:
         try:
@@ -57,7 +70,7 @@ def raises(error: BaseException) -> Callable[[], None]:
     return job
 
 
-def test_jobs_are_done_once_in_the_order_of_the_calls(jobs: Mailbox) -> None:
+def test_jobs_are_done_once_in_the_order_of_the_calls(jobs: CountingMailbox) -> None:
     done: list[int] = []
     callers = [Caller(jobs, partial(done.append, number)) for number in range(5)]
     jobs.run()
@@ -68,14 +81,14 @@ def test_jobs_are_done_once_in_the_order_of_the_calls(jobs: Mailbox) -> None:
     assert done == [0, 1, 2, 3, 4]
 
 
-def test_jobs_are_done_by_the_thread_that_runs_them(jobs: Mailbox) -> None:
+def test_jobs_are_done_by_the_thread_that_runs_them(jobs: CountingMailbox) -> None:
     threads: list[threading.Thread] = []
     caller = Caller(jobs, lambda: threads.append(threading.current_thread()))
     jobs.run()
     assert threads == [threading.current_thread()] != [caller]
 
 
-def test_caller_waits_until_its_job_is_done(jobs: Mailbox) -> None:
+def test_caller_waits_until_its_job_is_done(jobs: CountingMailbox) -> None:
     seen: list[bool] = []
     caller = Caller(jobs, lambda: seen.append(caller.is_alive()))
     assert caller.is_alive()
@@ -85,7 +98,7 @@ def test_caller_waits_until_its_job_is_done(jobs: Mailbox) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)])
-def test_what_a_job_raises_reaches_its_caller_and_no_other(jobs: Mailbox, error: BaseException) -> None:
+def test_what_a_job_raises_reaches_its_caller_and_no_other(jobs: CountingMailbox, error: BaseException) -> None:
     done: list[str] = []
     first = Caller(jobs, raises(error))
     second = Caller(jobs, lambda: done.append("second"))
@@ -95,7 +108,7 @@ def test_what_a_job_raises_reaches_its_caller_and_no_other(jobs: Mailbox, error:
     assert (first.error, second.error, done) == (error, None, ["second"])
 
 
-def test_descriptor_is_readable_exactly_while_there_is_work(jobs: Mailbox) -> None:
+def test_descriptor_is_readable_exactly_while_there_is_work(jobs: CountingMailbox) -> None:
     assert not is_readable(jobs)
     caller = Caller(jobs, lambda: None)
     assert is_readable(jobs)
@@ -104,12 +117,12 @@ def test_descriptor_is_readable_exactly_while_there_is_work(jobs: Mailbox) -> No
     assert not is_readable(jobs)
 
 
-def test_running_nothing_does_not_wait(jobs: Mailbox) -> None:
+def test_running_nothing_does_not_wait(jobs: CountingMailbox) -> None:
     jobs.run()
     assert not is_readable(jobs)
 
 
-def test_job_that_comes_while_others_run_makes_the_descriptor_readable_again(jobs: Mailbox) -> None:
+def test_job_that_comes_while_others_run_makes_the_descriptor_readable_again(jobs: CountingMailbox) -> None:
     done: list[str] = []
     later: list[Caller] = []
 
@@ -127,7 +140,7 @@ def test_job_that_comes_while_others_run_makes_the_descriptor_readable_again(job
     assert done == ["first", "later"]
 
 
-def test_many_threads_get_their_own_jobs_done_by_one(jobs: Mailbox) -> None:
+def test_many_threads_get_their_own_jobs_done_by_one(jobs: CountingMailbox) -> None:
     done: list[int] = []
     stop = threading.Event()
 
@@ -166,7 +179,7 @@ def test_close_closes_the_descriptor() -> None:
         os.fstat(descriptor)
 
 
-def test_posted_job_is_not_waited_for(jobs: Mailbox) -> None:
+def test_posted_job_is_not_waited_for(jobs: CountingMailbox) -> None:
     done: list[str] = []
     answer = jobs.post(lambda: done.append("it"))
     assert not answer.done()
@@ -174,7 +187,7 @@ def test_posted_job_is_not_waited_for(jobs: Mailbox) -> None:
     assert (answer.result(0), done) == (None, ["it"])
 
 
-def test_who_waits_for_a_thread_that_ended_or_comes_later_is_told(jobs: Mailbox) -> None:
+def test_who_waits_for_a_thread_that_ended_or_comes_later_is_told(jobs: CountingMailbox) -> None:
     waiting = Caller(jobs, lambda: None)
     jobs.abandon()
     waiting.join(20)
@@ -184,7 +197,7 @@ def test_who_waits_for_a_thread_that_ended_or_comes_later_is_told(jobs: Mailbox)
 
 
 class TestPulse:
-    def test_thread_that_answers_is_well_and_is_asked_again(self, jobs: Mailbox) -> None:
+    def test_thread_that_answers_is_well_and_is_asked_again(self, jobs: CountingMailbox) -> None:
         asked: list[Future[None]] = []
 
         def ask() -> Future[None]:
@@ -197,17 +210,17 @@ class TestPulse:
         assert pulse.problem() is None
         assert len(asked) == 2
 
-    def test_thread_that_hangs_is_told_of_in_the_same_words_until_it_answers(self, jobs: Mailbox) -> None:
+    def test_thread_that_hangs_is_told_of_in_the_same_words_until_it_answers(self, jobs: CountingMailbox) -> None:
         pulse = Heartbeat("the worker", lambda: jobs.post(lambda: None), stall_seconds=0.05)
         assert pulse.problem() is None, "it may be busy"
         told = wait_for(pulse.problem, "it to be told of")
         assert told == "the worker has been busy or hanging for more than 0.05 s"
         assert pulse.problem() == told
-        assert len(jobs._waiting) == 1, "it is not asked again and again"
+        assert jobs.posted == 1, "it is not asked again and again"
         jobs.run()
         assert pulse.problem() is None
 
-    def test_thread_that_ended_is_told_of_at_once(self, jobs: Mailbox) -> None:
+    def test_thread_that_ended_is_told_of_at_once(self, jobs: CountingMailbox) -> None:
         pulse = Heartbeat("the worker", lambda: jobs.post(lambda: None))
         assert pulse.problem() is None
         jobs.abandon()

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel import nop_trial
-from stapsdtd.kernel.nop_trial import _NOPS, _REPORT, parse, program, run
+from stapsdtd.kernel.nop_trial import NOPS, REPORT, parse, program, run
 from stapsdtd.kernel.nops import NopRewriting, judge, nop_feature
 from tests.support import children, require
 
-NOP5, NOP10 = _NOPS[5], _NOPS[10]
+NOP5, NOP10 = NOPS[5], NOPS[10]
 CALL = b"\xe8\x12\x34\x56\x78"
 LEA_AND_CALL = b"\x48\x8d\x64\x24\x80" + CALL
 NOWHERE = -524
@@ -25,7 +25,7 @@ ANSWER = (-errno.ENOSYS).to_bytes(8, "little", signed=True)
 
 
 def report(opened: tuple[int, int], five: bytes = NOP5, ten: bytes = NOP10) -> bytes:
-    return _REPORT.pack(*opened, five, ten)
+    return REPORT.pack(*opened, five, ten)
 
 
 def armed(nop: bytes) -> bytes:
@@ -59,8 +59,7 @@ def test_a_program_that_hangs_is_given_up() -> None:
     require(platform.machine() == "x86_64", "x86-64")
     forever = program(0)[: nop_trial.CODE_AT] + b"\xeb\xfe"  # jmp .
     before = children()
-    with nop_trial._in_memory(forever) as descriptor:
-        assert nop_trial._output_of(descriptor, seconds=0.05) == b""
+    assert nop_trial.output_of(forever, seconds=0.05) == b""
     assert children() == before
 
 

@@ -4,14 +4,20 @@ import ctypes
 import errno
 import gc
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 import stapsdtd
 from stapsdtd.provider import Probe, Provider, library
+from stapsdtd.provider.architecture import of_this_process
+from stapsdtd.provider.argtypes import Declaration
+from stapsdtd.provider.image import build_image
 
 
 @pytest.fixture
@@ -103,38 +109,48 @@ def test_a_kernel_that_does_not_know_the_newest_flag(provider: Provider, monkeyp
     assert len(descriptors()) == 1
 
 
-def test_a_refused_memfd_is_an_oserror(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_name: str, _flags: int) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Have the kernel refuse to open anything."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
-    monkeypatch.setattr(os, "memfd_create", refuse)
+
+def test_a_refused_memfd_is_an_oserror(provider: Provider) -> None:
     probe = provider.probe("probe")
-    with pytest.raises(OSError, match="Too many open files"):
+    with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
         provider.load()
     assert not provider.loaded
     probe.fire()
 
 
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_refused_mapping_leaves_nothing(provider: Provider, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
-    mmap = library._mmap
-    calls = 0
-
-    def failing_mmap(address: int | None, size: int, rights: int, fd: int, offset: int) -> int:
-        nonlocal calls
-        calls += 1
-        # A length of 0 is what every kernel refuses.
-        return mmap(address, 0 if calls == failing + 1 else size, rights, fd, offset)
-
+def test_a_refused_reload_leaves_what_is_loaded(provider: Provider) -> None:
     probe = provider.probe("probe")
     provider.load()
     trace(probe)
-    monkeypatch.setattr(library, "_mmap", failing_mmap)
-    with pytest.raises(OSError, match="mmap of a memfd: Invalid argument"):
+    with no_more_descriptors(), pytest.raises(OSError, match="Too many open files"):
         provider.reload()
     assert probe.enabled
     assert provider.loaded
-    assert len(descriptors()) == 1
+    assert (len(mappings()), len(descriptors())) == (3, 1)
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_refused_mapping_leaves_nothing(provider: Provider, refused: int) -> None:
+    image = build_image(provider.name, [Declaration("probe", ())], of_this_process())
+    segments = list(image.segments)
+    # every kernel refuses a length of 0; the first mapping ends with the last segment
+    if refused == 0:
+        segments[-1] = replace(segments[-1], offset=0, size=0)
+    else:
+        segments[refused] = replace(segments[refused], size=0)
+    with pytest.raises(OSError, match="mmap of a memfd: Invalid argument"):
+        library.load(provider.name, replace(image, segments=tuple(segments)), [0])
+    assert (mappings(), descriptors()) == ([], [])
 
 
 def test_unload_takes_everything_away_at_once(provider: Provider) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +12,9 @@ from hypothesis import strategies as st
 
 from stapsdtd.provider import INT8, INT64, MAX_ARGUMENTS, STRING, UINT8, ArgType, Probe, Provider
 from stapsdtd.provider.probes import MAX_PROVIDER_NAME
+from tests.support import require
+
+_PER_LINUX32, _QUERY = 0x0008, 0xFFFFFFFF
 
 INTEGERS = [type_ for type_ in ArgType if type_ is not STRING]
 
@@ -138,12 +143,24 @@ def test_nothing_declared_is_nothing_to_load() -> None:
     assert not provider.loaded
 
 
-def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = os.uname_result(("Linux", "host", "6.18", "#1", "riscv64"))
-    monkeypatch.setattr(os, "uname", lambda: host)
+@contextmanager
+def thirty_two_bit_machine() -> Iterator[str]:
+    """Have uname(2) name the machine as the processor's 32-bit mode, as under linux32(8)."""
+    libc = ctypes.CDLL(None)
+    own, before = os.uname().machine, libc.personality(_QUERY)
+    libc.personality(_PER_LINUX32)
+    try:
+        machine = os.uname().machine
+        require(machine != own, "a kernel that has a 32-bit personality")
+        yield machine
+    finally:
+        libc.personality(before)
+
+
+def test_another_processor_is_named() -> None:
     provider = Provider("myapp")
     probe = provider.probe("probe", int)
-    with pytest.raises(NotImplementedError, match="riscv64"):
+    with thirty_two_bit_machine() as machine, pytest.raises(NotImplementedError, match=machine):
         provider.load()
     probe.fire(1)
     assert not probe.enabled

@@ -12,7 +12,6 @@ import pytest
 
 from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
 from stapsdtd.model import ParsedObject
-from stapsdtd.sandbox import queueing
 from stapsdtd.sandbox.parser import SandboxedParser, TooSlowError
 from stapsdtd.sandbox.queueing import QueueingParser
 from tests.support import descriptors, require, wait_for
@@ -59,17 +58,20 @@ class Parsers:
 
 
 @pytest.fixture
-def parsers(monkeypatch: pytest.MonkeyPatch) -> Parsers:
-    found = Parsers()
-    monkeypatch.setattr(queueing, "SandboxedParser", lambda: found)
-    return found
+def parsers() -> Parsers:
+    return Parsers()
 
 
 @pytest.fixture
 def parser(parsers: Parsers) -> Iterator[QueueingParser]:
-    made = QueueingParser(cast("SandboxedParser", parsers))
+    made = queueing(parsers)
     yield made
     made.close()
+
+
+def queueing(parsers: Parsers) -> QueueingParser:
+    made = cast("SandboxedParser", parsers)
+    return QueueingParser(made, start_parser=lambda: made)
 
 
 @pytest.fixture
@@ -231,7 +233,7 @@ def test_patience_shrinks_with_an_owner_of_slow_files(
 def test_close_waits_for_nobody_and_leaves_no_descriptor(parsers: Parsers, file: Callable[..., int]) -> None:
     files = [file(f"file{number}") for number in range(3)]
     before = descriptors(os.getpid())
-    parser = QueueingParser(cast("SandboxedParser", parsers))
+    parser = queueing(parsers)
     for descriptor in files:
         pending(parser, descriptor)
     assert parsers.held.wait(20)

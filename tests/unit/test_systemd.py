@@ -15,7 +15,7 @@ import pytest
 from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config import Config
 from stapsdtd.config.file import load
-from stapsdtd.sandbox.parser import USER
+from stapsdtd.sandbox.processes import USER
 from tests.support import require
 from tests.units import SERVICE, SOCKET, UNITS, settings
 

@@ -36,11 +36,15 @@ def tracefs(tmp_path: Path) -> Tracefs:
     return Tracefs(str(tmp_path))
 
 
-def refuse_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(_descriptor: int, _data: bytes) -> int:
-        raise OSError(number, os.strerror(number))
+INVALID = "/proc/self/oom_score_adj"
+"""To the kernel, what is no number is invalid here."""
+FULL = "/dev/full"
 
-    monkeypatch.setattr(os, "write", refuse)
+
+def refuse_definitions(tracefs: Tracefs, like: str) -> None:
+    """Have the kernel refuse them for the reason for which it refuses what is written to another file."""
+    os.unlink(tracefs.path("uprobe_events"))
+    os.symlink(like, tracefs.path("uprobe_events"))
 
 
 def test_definitions_are_appended(tracefs: Tracefs) -> None:
@@ -48,10 +52,8 @@ def test_definitions_are_appended(tracefs: Tracefs) -> None:
     assert tracefs.read("uprobe_events") == EVENTS + "-:g/e\n"
 
 
-def test_refusal_carries_the_kernels_explanation_of_this_line(
-    tracefs: Tracefs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_writes(monkeypatch, errno.EINVAL)
+def test_refusal_carries_the_kernels_explanation_of_this_line(tracefs: Tracefs) -> None:
+    refuse_definitions(tracefs, INVALID)
     before = descriptors(os.getpid())
     with pytest.raises(TracefsRejectedError) as raised:
         tracefs.append_definition("p:g/e /bin/true:0x10(zz)")
@@ -63,12 +65,12 @@ def test_refusal_carries_the_kernels_explanation_of_this_line(
     assert descriptors(os.getpid()) == before
 
 
-def test_explanation_of_another_line_is_not_taken(tracefs: Tracefs, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_writes(monkeypatch, errno.EBUSY)
+def test_explanation_of_another_line_is_not_taken(tracefs: Tracefs) -> None:
+    refuse_definitions(tracefs, FULL)
     with pytest.raises(TracefsRejectedError) as raised:
         tracefs.append_definition("p:g/e /bin/true:0x1")
     assert raised.value.kernel_message == ""
-    assert str(raised.value).endswith("Device or resource busy")
+    assert str(raised.value).endswith("No space left on device")
 
 
 def test_host_without_an_error_log(tracefs: Tracefs) -> None:
