@@ -232,6 +232,7 @@ class Subscriptions:
         return len(ended)
 
     def _on_write(self, written: set[ObjectKey]) -> None:
+        # the follower disarms through the armer, which needs the watcher first
         self._follower.on_write(written)
 
     def _call_soon(self, work: Callable[[], None]) -> None:
