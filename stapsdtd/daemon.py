@@ -1,6 +1,6 @@
 """Read this first: the daemon's parts, and how they are wired.
 
-    control thread (an event loop)    Watcher ──► Registry ──► Subscriptions ──► Armer: what is to be armed
+    control thread (an event loop)    Watcher ──► Registry ──► ObjectFollower ──► Armer: what is to be armed
     arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
     reader thread (the engine's)      kernel buffers ──► EventSink.deliver ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import logging
 import pwd
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -171,11 +172,14 @@ class Gate:
     refusals: the number of connections and calls that were refused; any thread may read it.
     """
 
-    def __init__(self, find_peer: Callable[[str], Peer], policy: Policy) -> None:
+    def __init__(
+        self, find_peer: Callable[[str], Peer], policy: Policy, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._find_peer = find_peer
         self.policy = policy
+        self._clock = clock
         self._requests: dict[str, TokenBucket] = {}
-        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND)
+        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND, clock)
         self.refusals: Counter[Refused] = Counter()
 
     def enter(self, call: str, address: str) -> Caller:
@@ -205,7 +209,7 @@ class Gate:
             self._requests = {name: bucket for name, bucket in self._requests.items() if not bucket.is_full}
         bucket = self._requests.get(client)
         if bucket is None or bucket.per_second != per_second:
-            bucket = self._requests[client] = TokenBucket(per_second)
+            bucket = self._requests[client] = TokenBucket(per_second, self._clock)
         return bucket
 
 

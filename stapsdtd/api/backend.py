@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from stapsdtd.api.access import Gate
+from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Limits
+from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.runtime.fair_thread import Backlog
@@ -28,7 +30,7 @@ class Control(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. arming: what the arming thread has to do.
+    refresh: as `Watcher.refresh`. arming: what the arming thread has to do. hierarchy: the cgroups that requests name.
     """
 
     control: Control
@@ -41,3 +43,4 @@ class Backend:
     gate: Gate
     nops: NopRewriting
     arming: Callable[[], Backlog]
+    hierarchy: Hierarchy = cgroups

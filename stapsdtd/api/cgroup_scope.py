@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel import cgroups, containers
+from stapsdtd.kernel import containers
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import Cgroup
 from stapsdtd.query.parse import no_cgroup
 
@@ -14,47 +16,61 @@ _MAX_NAMES = 64
 _MAX_SHOWN_CHARACTERS = 100
 
 
+class Hierarchy(Protocol):
+    """A hierarchy of cgroups, such as `kernel.cgroups`. Each function raises KernelFeatureError if there is none."""
+
+    def find(self, path: str) -> CgroupInfo | None: ...
+
+    def all_paths(self) -> Iterator[str]: ...
+
+    def processes(self, path: str) -> frozenset[int]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """The processes in or below at least one cgroup of each group, which may change at any time."""
 
+    hierarchy: Hierarchy
     groups: tuple[tuple[Cgroup, ...], ...]
 
     def pids(self) -> frozenset[int]:
-        pids_by_group = ([cgroups.processes(cgroup.path) for cgroup in group] for group in self.groups)
+        pids_by_group = ([self.hierarchy.processes(cgroup.path) for cgroup in group] for group in self.groups)
         return frozenset.intersection(*(frozenset().union(*pids) for pids in pids_by_group))
 
 
-def members(container_names: Sequence[str], cgroup_paths: Sequence[str]) -> Members | None:
+def members(hierarchy: Hierarchy, container_names: Sequence[str], cgroup_paths: Sequence[str]) -> Members | None:
     """Return None if no names are given. Raises as `of_containers` does."""
-    groups = of_containers("containers", container_names), of_cgroups("cgroups", cgroup_paths)
-    return Members(tuple(filter(None, groups))) if any(groups) else None
+    groups = (
+        of_containers(hierarchy, "containers", container_names),
+        of_cgroups(hierarchy, "cgroups", cgroup_paths),
+    )
+    return Members(hierarchy, tuple(filter(None, groups))) if any(groups) else None
 
 
-def of_cgroups(field: str, paths: Sequence[str]) -> tuple[Cgroup, ...]:
+def of_cgroups(hierarchy: Hierarchy, field: str, paths: Sequence[str]) -> tuple[Cgroup, ...]:
     """Return the cgroups with these paths.
 
     Raises InvalidArgumentError, and KernelFeatureError on a host without the unified hierarchy.
     """
     _check_count(field, paths)
-    locations = [(path, cgroups.find(path)) for path in paths]
+    locations = [(path, hierarchy.find(path)) for path in paths]
     missing = [path for path, location in locations if location is None]
     if missing:
         raise InvalidArgumentError(field, no_cgroup(missing[0]))
     return tuple(Cgroup(path, location.id, location.level) for path, location in locations if location is not None)
 
 
-def of_containers(field: str, names: Sequence[str]) -> tuple[Cgroup, ...]:
+def of_containers(hierarchy: Hierarchy, field: str, names: Sequence[str]) -> tuple[Cgroup, ...]:
     """Return all cgroups of the containers with these names or ids. Raises as `of_cgroups` does."""
     _check_count(field, names)
-    paths_by_container = containers.cgroups_of(cgroups.all_paths()) if names else {}
+    paths_by_container = containers.cgroups_of(hierarchy.all_paths()) if names else {}
     result: dict[Cgroup, None] = {}
     for name in dict.fromkeys(names):
         matches = containers.matching(name, paths_by_container)
         if len(matches) > 1:
             raise InvalidArgumentError(field, f"{name!r} matches {' and '.join(matches[:3])}; write more of it")
         # without any cgroup a container would not restrict the events, so one that has just gone is an error as well
-        locations = [(path, cgroups.find(path)) for container in matches for path in paths_by_container[container]]
+        locations = [(path, hierarchy.find(path)) for container in matches for path in paths_by_container[container]]
         living = [Cgroup(path, location.id, location.level) for path, location in locations if location is not None]
         if not living:
             raise InvalidArgumentError(field, _no_container(name))

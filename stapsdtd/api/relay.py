@@ -13,7 +13,8 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stapsdtd.api.access import Gate, Peer
@@ -43,7 +44,13 @@ class Relay:
     """Accepts connections and copies data to and from the gRPC server. Runs on the API's event loop."""
 
     def __init__(
-        self, peers: PeerTable, gate: Gate, max_connections: int, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
+        self,
+        peers: PeerTable,
+        gate: Gate,
+        max_connections: int,
+        timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
         self._timeouts = timeouts
@@ -57,7 +64,7 @@ class Relay:
         self._halves: set[Half] = set()
         # shared by all connections: what was read is written or copied before the next read
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND)
+        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND, clock)
 
     def start(self, listening: Sequence[ListeningSocket], grpc_path: str) -> None:
         """Start accepting. grpc_path: the gRPC server's socket, which may be removed when this returns."""

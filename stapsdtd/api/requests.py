@@ -9,7 +9,6 @@ from stapsdtd.api import cgroup_scope
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel import cgroups
 from stapsdtd.query.parse import parse, wrong_comm
 from stapsdtd.query.scope import combined
 from stapsdtd.sessions.subscription import SubscriptionSpec
@@ -34,7 +33,7 @@ def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
     return frozenset(pids)
 
 
-def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
+def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scope.Hierarchy) -> SubscriptionSpec:
     """Validate a request and fill in defaults.
 
     Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
@@ -61,11 +60,11 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits) -> SubscriptionSpec:
         ),
         options.where,
         combined(
-            parse(options.where, cgroups.find) if options.where.strip() else None,
+            parse(options.where, hierarchy.find) if options.where.strip() else None,
             options.uids,
             [_execname(name) for name in options.execnames],
-            cgroup_scope.of_cgroups("scope.cgroups", options.cgroups),
-            cgroup_scope.of_containers("scope.containers", options.containers),
+            cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
+            cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
         ),
     )
 

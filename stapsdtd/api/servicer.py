@@ -9,13 +9,13 @@ import platform
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import replace
 
 from stapsdtd import __version__
-from stapsdtd.api import cgroup_scope, convert, requests
+from stapsdtd.api import convert, requests
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
+from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.stream import SubscriptionStream
@@ -39,7 +39,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._backend = backend
         self.arm_seconds = _ARM_SECONDS
         self.disarm_seconds = _DISARM_SECONDS
-        self._subscribers = Subscribers(backend.subscriptions)
+        self._subscribers = Subscribers(backend.subscriptions, backend.gate)
         self._streams = Streams()
         self._listing = Listing(backend)
         self._calls = OpenCalls(backend.control)
@@ -95,6 +95,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             arming=convert.arming(backend.arming(), is_path_shown=caller.rights.list is None),
         )
 
+    async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest) -> Members | None:
+        return await asyncio.to_thread(members, self._backend.hierarchy, request.containers, request.cgroups)
+
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("list", context)
@@ -103,9 +106,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.log(logging.DEBUG, "allowed")
             selectors = requests.parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
-            members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
+            among = await self._members(request)
             users = caller.rights.list
-            visible = await self._listing.visible_pids(users, members)
+            visible = await self._listing.visible_pids(users, among)
             probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
@@ -130,29 +133,24 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
             selectors = requests.parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
-            members = await asyncio.to_thread(cgroup_scope.members, request.containers, request.cgroups)
-            async with aclosing(self._watches.messages(caller, selectors, pids, members)) as messages:
+            among = await self._members(request)
+            async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
                 async for message in messages:
                     yield message
 
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("subscribe", context)
-            spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits)
+            spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:
-                # by the current policy, since a change that was applied before this would not be applied again
-                rights = self._backend.gate.policy.rights(caller.peer)
-                rights.check_trace(spec.scope.pids)
-                allowed = replace(spec, owners=rights.trace, subscriber_pid=caller.peer.pid)
-                subscription, armed = self._backend.subscriptions.subscribe(allowed, rights.client, rights.quotas)
+                subscription, armed = self._subscribers.subscribe(spec, caller.peer)
                 unanswered.append(subscription)
-                self._subscribers.add(subscription, caller.peer)
                 return armed
 
             # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
-            async with self._calls.cleanup(lambda: self._abandon(unanswered)):
+            async with self._calls.cleanup(lambda: self._subscribers.abandon(unanswered)):
                 with caller.recording_refusals():
                     armed = asyncio.wrap_future(await self._backend.control.run(subscribe))
                 ident = unanswered[0].id
@@ -179,10 +177,6 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 )
                 unanswered.clear()
         return response
-
-    def _abandon(self, subscriptions: list[Subscription]) -> None:
-        for subscription in subscriptions:
-            self._backend.subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
     async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
         async with abort_on_error(context):

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from stapsdtd.api.access import Caller, Peer, Policy
+from stapsdtd.api.access import Caller, Gate, Peer, Policy
 from stapsdtd.errors import UnknownSubscriptionError
-from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.subscription import EndReason, Subscription, SubscriptionSpec
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 
 class Subscribers:
     """Runs on the API's event loop, except as noted."""
 
-    def __init__(self, subscriptions: Subscriptions) -> None:
+    def __init__(self, subscriptions: Subscriptions, gate: Gate) -> None:
         self._subscriptions = subscriptions
+        self._gate = gate
         self._peers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
 
-    def add(self, subscription: Subscription, peer: Peer) -> None:
-        """Runs in the control thread."""
+    def subscribe(self, spec: SubscriptionSpec, peer: Peer) -> tuple[Subscription, Future[None]]:
+        """Subscribe with the rights that the peer has now; see `Subscriptions.subscribe`. Runs in the control thread.
+
+        Raises AccessDeniedError, LimitReachedError and ServerStoppingError.
+        """
+        # by the current policy, since a change that was applied before this would not be applied again
+        rights = self._gate.policy.rights(peer)
+        rights.check_trace(spec.scope.pids)
+        allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid)
+        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas)
         self._peers[subscription] = peer
+        return subscription, armed
+
+    def abandon(self, subscriptions: Iterable[Subscription]) -> None:
+        """End subscriptions whose clients never learned of them. Runs in the control thread."""
+        for subscription in subscriptions:
+            self._subscriptions.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
 
     def find(self, ident: str, caller: Caller) -> Subscription:
         """Raises UnknownSubscriptionError, also for another client's subscription: its existence is not revealed."""

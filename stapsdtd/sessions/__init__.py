@@ -1,5 +1,5 @@
 """Subscriptions: what is armed for them, and the way of their events from the engine to the clients.
 
 EventSink.deliver: quota, fairness ──► EventLog: sequence numbers, bounded ──► api.stream
-Registry changes ──► Subscriptions ──► Armer: which sites each one wants ──► Attacher ──► Engine.arm / disarm
+Registry changes ──► ObjectFollower: which sites each one wants ──► Armer ──► Attacher ──► Engine.arm / disarm
 """

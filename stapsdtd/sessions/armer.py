@@ -1,39 +1,31 @@
-"""Decides which sites of which objects are armed for a subscription, and keeps track of their state.
+"""Has the arming thread arm and disarm objects, and keeps track of their state for each subscription.
 
-The control thread decides, and the arming thread does the work (`Attacher`), so that a slow file or kernel call delays
-nobody's request. Sites that take long are reported as ARMING or DISARMING.
+Only that thread waits (`Attacher`), so that a slow file or kernel call delays nobody's request. Sites that take long
+are reported as ARMING or DISARMING.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from stapsdtd import model
-from stapsdtd.catalog.registry import Registry
-from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
-from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
 from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
-from stapsdtd.sessions.foreign_bounds import Excess, ForeignBounds
+from stapsdtd.sessions.foreign_bounds import Excess
 from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription
-from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 
 _log = logging.getLogger(__name__)
 
-_UNKNOWN_SECONDS = 1.0
 _LATE_SECONDS = 1.0
 _MAX_MAPPERS = 8
 
@@ -46,13 +38,10 @@ class Armer:
 
     def __init__(
         self,
-        registry: Registry,
         attacher: Attacher,
         thread: FairThread,
         *,
-        filesystems: Filesystems,
         file_writes: FileWriteWatcher,
-        foreign: ForeignBounds,
         call_soon: CallSoon,
         charge: Charge,
         clock: Callable[[], float],
@@ -60,12 +49,9 @@ class Armer:
         """thread: the arming thread. call_soon: has the control thread call something; may be called from any thread.
         charge: bills seconds of the arming thread to a user.
         """
-        self._registry = registry
         self._attacher = attacher
         self._thread = thread
-        self._filesystems = filesystems
         self._file_writes = file_writes
-        self._foreign = foreign
         self._call_soon = call_soon
         self._charge = charge
         self._clock = clock
@@ -78,78 +64,22 @@ class Armer:
         )
         opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
-    def consider(self, live: LiveSubscription, obj: Object) -> None:
-        """Arm or disarm an object for a subscription as the processes that map it now require."""
-        pending = live.pending.pop(obj.key, None)
-        self._consider(live, obj)
-        if pending is not None:
-            if considered := live.considered.get(obj.key):
-                considered.is_late = True
-            elif obj.key not in live.barred:
-                live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
-
-    def _consider(self, live: LiveSubscription, obj: Object) -> None:
-        subscription = live.subscription
-        mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
-        if obj.key in live.considered:
-            if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
-                live.unknown_since.pop(obj.key, None)
-            elif self._is_gone(live, obj):
-                self.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
-            return
-        selected = selected_sites(subscription.spec, obj, mappings)
-        if not selected or not is_mapped_in_scope(subscription, selected, mappings):
-            return
-        if earlier := live.version_of(obj.key):
-            self.disarm(live, earlier.object, is_awaited=True)
-        owners = subscription.spec.owners
-        if owners is not None:
-            # do not reveal other users' processes, nor the paths under which they map the object
-            visible = belonging(mappings, owners)
-            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
-            obj = replace(obj, path=next((mapping.path for mapping in mappings.values()), obj.path))
-            selected = selected_sites(subscription.spec, obj, mappings)
-        if not selected:
-            return
-        if reason := self._foreign.why_not(subscription.client.name, obj.key):
-            if obj.key not in live.barred:
-                live.barred[obj.key] = obj
-                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
-            return
-        live.barred.pop(obj.key, None)
-        self._arm(live, obj, selected, mappings)
-
-    def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
-        """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
-        leads = leads_to(obj, self._filesystems)
-        if leads is not None or live.considered[obj.key].is_ephemeral:
-            live.unknown_since.pop(obj.key, None)
-            return not leads
-        return self._clock() - live.unknown_since.setdefault(obj.key, self._clock()) >= _UNKNOWN_SECONDS
-
-    def _arm(
-        self,
-        live: LiveSubscription,
-        obj: Object,
-        selected: tuple[SelectedSite, ...],
-        mappings: Mapping[int, model.Mapping],
-    ) -> None:
-        client = live.subscription.client.name
+    def arm(self, live: LiveSubscription, request: ArmRequest, on_gone: Callable[[], None]) -> None:
+        """Arm an object for a subscription. on_gone: called if its processes do not map it any more."""
+        client, obj = live.subscription.client.name, request.object
         # users take turns, so that one with many objects does not delay another's; of several, the least busy is chosen
-        users = {user_of(pid) for pid in itertools.islice(mappings, _MAX_MAPPERS)}
+        users = {user_of(pid) for pid in itertools.islice(request.mappings, _MAX_MAPPERS)}
         user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
-        is_ephemeral = not self.is_host_file(obj)
-        considered = ConsideredObject(obj, selected, is_ephemeral, user, self._clock())
+        considered = ConsideredObject(obj, request.selected_sites, request.is_ephemeral, user, self._clock())
         live.add(considered)
         first = live.first if live.first and live.first.is_waiting else None
         if first is not None:
             first.add()
-        request = ArmRequest(obj, selected, mappings, is_ephemeral)
         considered.arming = self._thread.submit(
             Queue(client, user), partial(self._attacher.arm, live.session, request), f"arming {obj.path}"
         )
         considered.arming.add_done_callback(
-            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, mappings.keys(), done))
+            lambda done: self._call_soon(partial(self._on_armed, live, considered, first, on_gone, done))
         )
 
     def _on_armed(
@@ -157,7 +87,7 @@ class Armer:
         live: LiveSubscription,
         considered: ConsideredObject,
         first: FirstArming | None,
-        pids: Collection[int],
+        on_gone: Callable[[], None],
         done: Future[Outcome],
     ) -> None:
         is_wanted = live.considered.get(considered.object.key) is considered
@@ -175,7 +105,7 @@ class Armer:
                 live.subscription.not_wanted(considered.object, considered.selected_sites)
         elif is_wanted:
             live.pop(considered.object.key)
-            error = self._on_error(live, considered, pids, done.exception())
+            error = self._on_error(live, considered, on_gone, done.exception())
         if first is not None:
             first.settle(error)
         if error is not None and (first is None or live.first is None):
@@ -186,7 +116,7 @@ class Armer:
         self,
         live: LiveSubscription,
         considered: ConsideredObject,
-        pids: Collection[int],
+        on_gone: Callable[[], None],
         error: BaseException | None,
     ) -> BaseException | None:
         """Return the error, or None if the object is merely gone or cannot be opened yet."""
@@ -197,9 +127,7 @@ class Armer:
             return None
         if isinstance(error, ObjectGoneError):
             _log.debug("%s", error)
-            if self._registry.mappings(obj.key).keys() - pids:
-                # other processes map it now
-                self._consider(live, obj)
+            on_gone()
         if considered.is_late:
             if again := live.considered.get(obj.key):
                 again.is_late = True
@@ -208,9 +136,6 @@ class Armer:
                 reason = "" if state is SiteState.DISARMED else str(error)
                 live.report([live.status(state, obj, each, reason) for each in considered.selected_sites])
         return None if isinstance(error, ObjectGoneError) else error
-
-    def is_host_file(self, obj: Object) -> bool:
-        return is_host_file(obj, self._filesystems)
 
     def disarm(
         self, live: LiveSubscription, obj: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
@@ -298,11 +223,6 @@ class Armer:
             for considered in live.considered.values()
             if considered.outcome is None and considered.since > after
         ]
-
-    def consider_pending(self, live: LiveSubscription) -> None:
-        """Try again to arm objects that could not be opened."""
-        for considered in list(live.pending.values()):
-            self.consider(live, considered.object)
 
 
 def _statuses(live: LiveSubscription, considered: ConsideredObject, refusals: Mapping[Site, str]) -> list[SiteStatus]:

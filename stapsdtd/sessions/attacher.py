@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Protocol
 
 from stapsdtd import model
 from stapsdtd.arch import why_foreign
@@ -54,9 +55,17 @@ class ArmRequest:
     """mappings: by pid of the processes that map the object."""
 
     object: Object
-    selected_sites: Sequence[SelectedSite]
+    selected_sites: tuple[SelectedSite, ...]
     mappings: Mapping[int, model.Mapping]
     is_ephemeral: bool
+
+
+class Opener(Protocol):
+    """Opens an object's file, as `procs.objects.open_object`."""
+
+    def __call__(
+        self, obj: Object, mappings: Iterable[tuple[int, model.Mapping]], parse: Parse, filesystems: Filesystems, /
+    ) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ class Attacher:
         nops: NopRewriting,
         filesystems: Filesystems,
         file_writes: FileWriteWatcher,
+        open_object: Opener = open_object,
     ) -> None:
         """nops: which instructions the kernel rewrites; those are not armed."""
         self._engine = engine
@@ -93,6 +103,7 @@ class Attacher:
         self._nops = nops
         self._filesystems = filesystems
         self._file_writes = file_writes
+        self._open_object = open_object
         self.latency = Latency()
 
     def open(self, session: Session) -> None:
@@ -139,7 +150,7 @@ class Attacher:
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
-                descriptor = open_object(obj, request.mappings.items(), self._parse, self._filesystems)
+                descriptor = self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
             except ObjectForeignError as error:
                 self._file_writes.armed(obj.key, None)
                 return {each.capture.site: error.reason for each in selected}

@@ -17,6 +17,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.principal import Principal
@@ -38,6 +39,7 @@ class Housekeeping:
         registry: Registry,
         watcher: Watcher,
         armer: Armer,
+        follower: ObjectFollower,
         foreign: ForeignBounds,
         engine: Engine,
         arming_thread: FairThread,
@@ -48,6 +50,7 @@ class Housekeeping:
         self._registry = registry
         self._watcher = watcher
         self._armer = armer
+        self._follower = follower
         self._foreign = foreign
         self._engine = engine
         self._arming_thread = arming_thread
@@ -126,7 +129,7 @@ class Housekeeping:
             for key, obj in list(live.barred.items()):
                 if self._foreign.why_not(live.subscription.client.name, key) is None:
                     del live.barred[key]
-                    self._armer.consider(live, obj)
+                    self._follower.consider(live, obj)
 
     def clean_up(self) -> None:
         """Retry what failed, and look for memfds and deleted files that nobody maps any more.
@@ -140,13 +143,13 @@ class Housekeeping:
             key: considered.object
             for live in self._live.values()
             for key, considered in live.considered.items()
-            if not self._armer.is_host_file(considered.object)
+            if not self._follower.is_host_file(considered.object)
         }
         self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
         for live in list(self._live.values()):
-            self._armer.consider_pending(live)
+            self._follower.consider_pending(live)
             for obj in [obj for key, obj in volatile.items() if key in live.considered]:
-                self._armer.consider(live, obj)
+                self._follower.consider(live, obj)
 
 
 def _log_error(done: Future[_T]) -> None:

@@ -1,4 +1,4 @@
-"""All subscriptions: how they begin and end, and how they follow objects that come and go."""
+"""All subscriptions: how they begin, and what may make them end."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
 
 from stapsdtd.capture.engine import Engine
-from stapsdtd.catalog.registry import Change, Registry
+from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import Object, ObjectKey
-from stapsdtd.procs.objects import Parse
+from stapsdtd.model import ObjectKey
+from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
-from stapsdtd.runtime.futures import all_done, unfinished
+from stapsdtd.runtime.futures import all_done
 from stapsdtd.sessions.admission import AdmissionControl
 from stapsdtd.sessions.armer import Armer
-from stapsdtd.sessions.attacher import Attacher, Closed, Session
+from stapsdtd.sessions.attacher import Attacher, Opener, Session
+from stapsdtd.sessions.ending import Ending, EndingSubscriptions
 from stapsdtd.sessions.file_writes import FileWriteWatcher
+from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.leases import Leases
@@ -39,15 +39,6 @@ from stapsdtd.sessions.totals import AccountTotals
 _log = logging.getLogger(__name__)
 
 _ENDED_KEPT_SECONDS = 10.0
-_REWRITTEN_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """disarmed: done when nothing is patched for the subscription any more, or with the error of closing it."""
-
-    subscription: Subscription
-    disarmed: Future[None]
 
 
 class Subscriptions:
@@ -68,41 +59,51 @@ class Subscriptions:
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
+        open_object: Opener = open_object,
+        ended_kept_seconds: float = _ENDED_KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arming_thread: the only one that calls the engine to arm and disarm."""
+        """arming_thread: the only one that calls the engine to arm and disarm. ended_kept_seconds: how long the events
+        of an ended subscription may be read.
+        """
         self._connected = connected
-        self._registry = registry
         self._engine = engine
         self._watcher = watcher
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
-        self._ended: dict[str, Subscription] = {}
         self._closing = False
         self.totals = AccountTotals()
         self.foreign = ForeignBounds(clock)
         self._admission = AdmissionControl(limits)
         self._file_writes = FileWriteWatcher(self._on_write)
-        # each thread needs its own, which makes the calls that may wait for a process's lock
-        own_filesystems = Filesystems(filesystems.armed_too)
-        self._attacher = Attacher(engine, parse, nops=nops, filesystems=own_filesystems, file_writes=self._file_writes)
-        self._armer = Armer(
-            registry,
-            self._attacher,
-            arming_thread,
-            filesystems=filesystems,
+        attacher = Attacher(
+            engine,
+            parse,
+            nops=nops,
+            # each thread needs its own, which makes the calls that may wait for a process's lock
+            filesystems=Filesystems(filesystems.armed_too),
             file_writes=self._file_writes,
-            foreign=self.foreign,
+            open_object=open_object,
+        )
+        self.arming = attacher.latency
+        self._armer = Armer(
+            attacher,
+            arming_thread,
+            file_writes=self._file_writes,
             call_soon=self._call_soon,
             charge=watcher.charge,
             clock=clock,
         )
-        self.arming = self._attacher.latency
+        self._follower = ObjectFollower(
+            self._live, registry, self._armer, self.foreign, filesystems=filesystems, clock=clock
+        )
         self._leases = Leases(self._expire)
-        self._stop_listening = registry.listen(self._on_change)
+        self._ending = EndingSubscriptions(
+            self._armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds
+        )
         self.housekeeping = Housekeeping(
-            self._live, registry, watcher, self._armer, self.foreign, engine, arming_thread
+            self._live, registry, watcher, self._armer, self._follower, self.foreign, engine, arming_thread
         )
         self.housekeeping.start()
 
@@ -118,7 +119,7 @@ class Subscriptions:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
         others = [live.subscription for live in self._live.values()]
-        principal = self._admission.admit(spec.queue_bytes, client, quotas, others, list(self._ended.values()))
+        principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
         subscription = Subscription(
             secrets.token_hex(8),
             next(self._subscription_keys),
@@ -137,8 +138,7 @@ class Subscriptions:
             self._armer.open(live, first)
             first.add()
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
-            for obj in self._registry.objects():
-                self._armer.consider(live, obj)
+            self._follower.consider_all(live)
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
@@ -167,57 +167,24 @@ class Subscriptions:
         if live is None:
             raise UnknownSubscriptionError(ident)
         # in this order, since another thread may look for it in between
-        self._ended[ident] = live.subscription
+        self._ending.add(live.subscription)
         del self._live[ident]
-        subscription = live.subscription
         self._leases.cancel(live)
-        subscription.is_ending = True
-        self.totals.ended(subscription)
-        ending = Ending(subscription, unfinished())
-        closed = self._armer.close(live)
-        closed.add_done_callback(lambda done: self._call_soon(partial(self._on_closed, ending, reason, done)))
-        return ending
+        return self._ending.begin(live, reason)
 
-    def _on_closed(self, ending: Ending, reason: EndReason, done: Future[Closed]) -> None:
-        self.housekeeping.closed(ending.subscription)
+    def _on_closed(self, subscription: Subscription) -> None:
+        self.housekeeping.closed(subscription)
         # what waits to be closed takes memory yet
-        self._admission.release(ending.subscription.client, ending.subscription.spec.queue_bytes)
-        if error := done.exception():
-            _log.error("subscription %s did not end cleanly", ending.subscription.id, exc_info=error)
-            self._end_with(ending.subscription, reason)
-            ending.disarmed.set_exception(error)
-            return
-        closed = done.result()
-        if closed.delivered.done():
-            self._end_with(ending.subscription, reason)
-        else:
-            closed.delivered.add_done_callback(
-                lambda _: self._call_soon(partial(self._end_with, ending.subscription, reason))
-            )
-        closed.quiesced.add_done_callback(lambda _: ending.disarmed.set_result(None))
-
-    def _end_with(self, subscription: Subscription, reason: EndReason) -> None:
-        subscription.end(reason)
-        self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, subscription)
-
-    def _forget(self, ended: Subscription) -> None:
-        if ended.is_read:
-            # a slow client still gets the rest
-            self._loop.call_later(_ENDED_KEPT_SECONDS, self._forget, ended)
-            return
-        del self._ended[ended.id]
-        self.totals.settle(ended)
-        # do not wait for the garbage collector, since the subscription refers to itself
-        ended.log.forget()
+        self._admission.release(subscription.client, subscription.spec.queue_bytes)
 
     def close_all(self) -> list[Future[None]]:
         """Unsubscribe all. The futures are done when the logs have all that fired."""
         self._closing = True
         self.housekeeping.stop()
-        self._stop_listening()
+        self._follower.stop()
         self._file_writes.close()
         self._unsubscribe_each(list(self._live), EndReason.SERVER_STOPPING)
-        return [subscription.ended for subscription in list(self._ended.values())]
+        return [subscription.ended for subscription in self._ending.all()]
 
     def _unsubscribe_each(self, idents: Iterable[str], reason: EndReason) -> None:
         for ident in idents:
@@ -234,7 +201,7 @@ class Subscriptions:
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""
         live = self._live.get(ident)
-        subscription = live.subscription if live else self._ended.get(ident)
+        subscription = live.subscription if live else self._ending.get(ident)
         if subscription is None:
             raise UnknownSubscriptionError(ident)
         return subscription
@@ -264,23 +231,9 @@ class Subscriptions:
         self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
 
-    def _on_change(self, change: Change) -> None:
-        for live in list(self._live.values()):
-            self._armer.consider(live, change.object)
-
     def _on_write(self, written: set[ObjectKey]) -> None:
-        """Disarm files before anyone maps their new content. If the probes did not change, arm them again soon."""
-        for live in list(self._live.values()):
-            for key in written & live.considered.keys():
-                obj = live.considered[key].object
-                self._armer.disarm(live, obj, is_awaited=True, then=partial(self._consider_later, live, obj))
-
-    def _consider_later(self, live: LiveSubscription, obj: Object) -> None:
-        self._loop.call_later(_REWRITTEN_SECONDS, self._consider_again, live, obj)
-
-    def _consider_again(self, live: LiveSubscription, obj: Object) -> None:
-        if live.subscription.id in self._live:
-            self._armer.consider(live, obj)
+        # the follower disarms through the armer, which needs the watcher first
+        self._follower.on_write(written)
 
     def _call_soon(self, work: Callable[[], None]) -> None:
         """Have the control thread do work. Safe to call from any thread."""

@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from stapsdtd.api.access import Gate, Policy
+from stapsdtd.api.access import Gate, Peer, Policy
 from stapsdtd.api.backend import Backend
+from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.api.peers import PeerTable
 from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
@@ -32,9 +33,12 @@ from stapsdtd.capture.engine import (
     Target,
     UnreadMetrics,
 )
-from stapsdtd.catalog.registry import Registry
+from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
+from stapsdtd.errors import AccessDeniedError, UnknownSubscriptionError
 from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
@@ -50,10 +54,12 @@ from stapsdtd.model import (
     Site,
     Unavailable,
 )
+from stapsdtd.procs.objects import open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
+from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -72,11 +78,25 @@ NOPS = NopRewriting(rewritten=frozenset({5}))
 _NOPS = {1: b"\x90", 4: b"\x0f\x1f\x40\0", 5: b"\x0f\x1f\x44\0\0"}
 
 
+class Hold:
+    """What a call of the engine waits for. began: set when one does."""
+
+    def __init__(self) -> None:
+        self.began, self._released = threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.began.set()
+        assert self._released.wait(PATIENCE_SECONDS)
+
+    def release(self) -> None:
+        self._released.set()
+
+
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
     `arm 1` is for that subscription_key alone.
 
-    trouble: what is wrong with it. disarmed: done when what was disarmed is out of the processes.
+    held: until which events the method of a name waits. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
     trouble: what is wrong with it. last_read: done when sinks that are closed have everything, None for at once.
     strays, unread: as its figures have them.
@@ -89,6 +109,7 @@ class FakeEngine:
         self.armed: dict[tuple[SubscriptionKey, ObjectKey], Target] = {}
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
+        self.held: dict[str, Hold] = {}
         self.last_events: list[EventBatch] = []
         self.calls: list[str] = []
         self.trouble: str | None = None
@@ -100,6 +121,8 @@ class FakeEngine:
         self.unread = UnreadMetrics()
 
     def _begin(self, method: str) -> None:
+        if method in self.held:
+            self.held[method].wait()
         self.calls.append(method)
         if method in self.failures:
             raise self.failures[method]
@@ -166,11 +189,31 @@ class FakeEngine:
         self._begin("shutdown")
 
 
+class FakeHierarchy:
+    """A hierarchy of these cgroups; the id of one is its place among the paths. members: pids by path."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self.members: dict[str, frozenset[int]] = {}
+
+    def find(self, path: str) -> CgroupInfo | None:
+        return CgroupInfo(self._paths.index(path), path.count("/")) if path in self._paths else None
+
+    def all_paths(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def processes(self, path: str) -> frozenset[int]:
+        return self.members.get(path, frozenset())
+
+
 class _FakeWatcher:
-    """The host changes when a test says so. refreshed: done when root's files are parsed."""
+    """The host changes when a test says so. refreshed: done when root's files are parsed. refreshes: how often that was
+    asked for.
+    """
 
     def __init__(self) -> None:
         self.refreshed = finished()
+        self.refreshes = 0
 
     def charge(self, user: int, seconds: float) -> None:
         pass
@@ -179,7 +222,55 @@ class _FakeWatcher:
         pass
 
     def refresh(self) -> Future[None]:
+        self.refreshes += 1
         return self.refreshed
+
+
+class CountedControl(ControlThread):
+    """asked: how many calls it was given."""
+
+    asked = 0
+
+    async def run(self, work: Callable[[], T]) -> T:
+        self.asked += 1
+        return await super().run(work)
+
+
+class CountedRegistry(Registry):
+    """listening: how many listen to its changes."""
+
+    listening = 0
+
+    def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
+        stop_listening = super().listen(listener)
+        self.listening += 1
+
+        def stop() -> None:
+            self.listening -= 1
+            stop_listening()
+
+        return stop
+
+
+class RecordedPeers(PeerTable):
+    """Remembers every address that it gave."""
+
+    def __init__(self, connected: ConnectedClients) -> None:
+        super().__init__(connected)
+        self._addresses: list[str] = []
+
+    def add(self, peer: Peer) -> str:
+        address = super().add(peer)
+        self._addresses.append(address)
+        return address
+
+    def known(self) -> dict[str, Peer]:
+        """Return the peers that can still be found, by address."""
+        found = {}
+        for address in list(self._addresses):
+            with suppress(AccessDeniedError):
+                found[address] = self.find(f"unix-abstract:{address}")
+        return found
 
 
 class Served:
@@ -195,16 +286,21 @@ class Served:
         timeouts: ClientTimeouts,
         idle_seconds: float,
         clock: Callable[[], float],
+        *,
+        open_object: Opener,
+        filesystems: Filesystems | None,
+        hierarchy: Hierarchy,
+        ended_kept_seconds: float,
     ) -> None:
         self.folder = folder
         self.socket = folder / "served.sock"
         self.engine = FakeEngine()
-        self.registry = Registry()
+        self.registry = CountedRegistry()
         self._mapped: dict[int, dict[ObjectKey, tuple[Object, Mapping]]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._control = ControlThread()
+        self.control = CountedControl()
         self._is_closing = False
         self.watcher = _FakeWatcher()
         watcher = cast("Watcher", self.watcher)
@@ -220,14 +316,16 @@ class Served:
                 arming_thread=self.arming,
                 connected=connected,
                 nops=NOPS,
-                filesystems=Filesystems(),
+                filesystems=filesystems or Filesystems(),
+                open_object=open_object,
+                ended_kept_seconds=ended_kept_seconds,
                 clock=clock,
             )
         )
-        self._peers = PeerTable(connected)
-        self.gate = Gate(self._peers.find, Policy(roles))
+        self.peers = RecordedPeers(connected)
+        self.gate = Gate(self.peers.find, Policy(roles))
         backend = Backend(
-            self._control,
+            self.control,
             self.registry,
             watcher.refresh,
             self.subscriptions,
@@ -237,9 +335,10 @@ class Served:
             self.gate,
             NOPS,
             self.arming.backlog,
+            hierarchy,
         )
         self.servicer = StapsdtServicer(backend)
-        self.relay = Relay(self._peers, self.gate, max_connections, timeouts)
+        self.relay = Relay(self.peers, self.gate, max_connections, timeouts, clock=clock)
         self.server = self.in_api(self._start(listeners, idle_seconds))
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         self.stub = StapsdtServiceStub(self.channel)
@@ -260,13 +359,27 @@ class Served:
         self.channel.close()
         self.in_api(self.server.stop())
         self.arming.stop()
-        self._control.stop()
+        self.control.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def in_api(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_SECONDS)
+        return self.begin_in_api(work).result(PATIENCE_SECONDS)
+
+    def begin_in_api(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call_in_api(self, work: Callable[[], T]) -> T:
+        async def call() -> T:
+            return work()
+
+        return self.in_api(call())
+
+    def tasks_of(self, kind: type) -> list[asyncio.Task[Any]]:
+        """Return the tasks of the API's event loop that run a method of a class."""
+        tasks: list[asyncio.Task[Any]] = [*asyncio.all_tasks(self._loop)]
+        return [task for task in tasks if f".{kind.__name__}." in f".{getattr(task.get_coro(), '__qualname__', '')}"]
 
     def in_control(self, work: Callable[[], T]) -> T:
         """Return when what it has armed and disarmed is told, too."""
@@ -276,7 +389,7 @@ class Served:
 
     def begin_in_control(self, work: Callable[[], T]) -> T:
         """Return when the control thread has done it, whatever is still to be armed."""
-        return self.in_api(self._control.run(work))
+        return self.in_api(self.control.run(work))
 
     def settle(self) -> None:
         """Return when nothing waits to be armed or disarmed, and that has been told."""
@@ -295,7 +408,7 @@ class Served:
             held.set()
             release.wait(PATIENCE_SECONDS)
 
-        ended = asyncio.run_coroutine_threadsafe(self._control.run(hold), self._loop)
+        ended = self.begin_in_api(self.control.run(hold))
         assert held.wait(PATIENCE_SECONDS)
         try:
             yield
@@ -364,6 +477,14 @@ class Served:
         request = pb.ListSubscriptionsRequest()
         return list(self.stub.ListSubscriptions(request, timeout=PATIENCE_SECONDS).subscriptions)
 
+    def is_forgotten(self, ident: str) -> bool:
+        """Whether nothing of an ended subscription can be read any more."""
+        try:
+            self.subscriptions.get(ident)
+        except UnknownSubscriptionError:
+            return True
+        return False
+
     def wait_until_streaming(self, streaming: bool = True) -> None:
         wait_for(lambda: [each.streaming for each in self.held()] == [streaming], f"streaming to be {streaming}")
 
@@ -393,9 +514,28 @@ def served(
     timeouts: ClientTimeouts = LONG_TIMEOUTS,
     idle_seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
+    open_object: Opener = open_object,
+    filesystems: Filesystems | None = None,
+    hierarchy: Hierarchy = cgroups,
+    ended_kept_seconds: float = 10,
 ) -> Iterator[Served]:
-    """listeners: beside Served.socket, which is the stub's. clock: what bounds go by."""
-    server = Served(folder, limits or Limits(), roles, listeners, max_connections, timeouts, idle_seconds, clock)
+    """listeners: beside Served.socket, which is the stub's. clock: what bounds go by. open_object, filesystems,
+    hierarchy: the host, as far as a test plays it.
+    """
+    server = Served(
+        folder,
+        limits or Limits(),
+        roles,
+        listeners,
+        max_connections,
+        timeouts,
+        idle_seconds,
+        clock,
+        open_object=open_object,
+        filesystems=filesystems,
+        hierarchy=hierarchy,
+        ended_kept_seconds=ended_kept_seconds,
+    )
     try:
         yield server
     finally:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import pytest
 
 from stapsdtd.api.access import Policy
 from stapsdtd.config import OPERATOR, USER, Limits, Quotas, Role
+from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.kernel.ownership import owner_of
 from stapsdtd.model import Problem
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
-from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, FakeHierarchy, Served, processes, served
 from tests.support import wait_for
 from tests.unit.samples import batch, site
 from tests.users import ANNE, BERT, User, public_folder
@@ -35,9 +36,28 @@ ANNE_AS_OPERATOR = User(ANNE.uid, (STAFF,))
 ROLES = (replace(OPERATOR, groups=(str(STAFF),)), USER)
 
 
+class InterruptedHierarchy(FakeHierarchy):
+    """interruption: done once, while a request has a cgroup looked up."""
+
+    def __init__(self) -> None:
+        super().__init__(["/"])
+        self.interruption: Callable[[], object] | None = None
+
+    def find(self, path: str) -> CgroupInfo | None:
+        interruption, self.interruption = self.interruption, None
+        if interruption is not None:
+            interruption()
+        return super().find(path)
+
+
 @pytest.fixture
-def server() -> Iterator[Served]:
-    with public_folder() as folder, served(folder, roles=ROLES) as started:
+def hierarchy() -> InterruptedHierarchy:
+    return InterruptedHierarchy()
+
+
+@pytest.fixture
+def server(hierarchy: InterruptedHierarchy) -> Iterator[Served]:
+    with public_folder() as folder, served(folder, roles=ROLES, hierarchy=hierarchy) as started:
         yield started
 
 
@@ -403,34 +423,18 @@ class TestPolicyChanges:
         assert refused(lambda: next(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 
     def test_watch_that_was_about_to_begin(
-        self, server: Served, anne: StapsdtServiceStub, monkeypatch: pytest.MonkeyPatch
+        self, server: Served, anne: StapsdtServiceStub, hierarchy: InterruptedHierarchy
     ) -> None:
         """The policy changes between the question who it is and the watch."""
-        among = server.servicer._listing.visible_pids
-
-        async def change_first(*arguments: Any) -> frozenset[int] | None:
-            monkeypatch.setattr(server.servicer._listing, "visible_pids", among)
-            server.gate.policy = Policy([OPERATOR, self.NONE])
-            await server.servicer.apply_policy()
-            return await among(*arguments)
-
-        monkeypatch.setattr(server.servicer._listing, "visible_pids", change_first)
-        call = anne.WatchProbes(pb.WatchProbesRequest(), timeout=PATIENCE_SECONDS)
+        hierarchy.interruption = partial(apply, server, OPERATOR, self.NONE)
+        call = anne.WatchProbes(pb.WatchProbesRequest(cgroups=["/"]), timeout=PATIENCE_SECONDS)
         assert refused(lambda: list(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 
     def test_subscription_that_was_about_to_begin(
-        self, server: Served, anne: StapsdtServiceStub, monkeypatch: pytest.MonkeyPatch
+        self, server: Served, anne: StapsdtServiceStub, hierarchy: InterruptedHierarchy
     ) -> None:
-        to_thread = asyncio.to_thread
-
-        async def change_first(*arguments: Any) -> Any:
-            monkeypatch.setattr(asyncio, "to_thread", to_thread)
-            server.gate.policy = Policy([OPERATOR, self.NONE])
-            await server.servicer.apply_policy()
-            return await to_thread(*arguments)
-
-        monkeypatch.setattr(asyncio, "to_thread", change_first)
-        assert refused(lambda: subscribe(anne)) == (
+        hierarchy.interruption = partial(apply, server, OPERATOR, self.NONE)
+        assert refused(lambda: subscribe(anne, scope=pb.Scope(cgroups=["/"]))) == (
             grpc.StatusCode.PERMISSION_DENIED, "role user does not allow tracing",
         )  # fmt: skip
         assert not server.engine.sinks

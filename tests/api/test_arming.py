@@ -15,9 +15,8 @@ from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejected
 from stapsdtd.model import Mapping, Object
 from stapsdtd.procs.objects import open_object
 from stapsdtd.runtime.futures import finished, unfinished
-from stapsdtd.sessions import attacher
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import PATIENCE_SECONDS, FakeEngine, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, Hold, Served, processes, served
 from tests.support import wait_for
 from tests.unit.samples import site
 
@@ -31,22 +30,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Stuck:
-    """A call of the engine that comes back when it is released."""
-
-    def __init__(self, engine: FakeEngine, method: str) -> None:
-        self.began, self._released = threading.Event(), threading.Event()
-        self._call: Callable[..., Any] = getattr(engine, method)
-
-    def __call__(self, *arguments: Any, **more: Any) -> Any:
-        self.began.set()
-        assert self._released.wait(PATIENCE_SECONDS)
-        return self._call(*arguments, **more)
-
-    def release(self) -> None:
-        self._released.set()
 
 
 @pytest.fixture
@@ -68,16 +51,15 @@ def pids() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def stuck(server: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Stuck]]:
-    made: list[Stuck] = []
+def stuck(server: Served) -> Iterator[Callable[[str], Hold]]:
+    """Makes the engine's method of a name wait until the hold is released."""
 
-    def make(method: str) -> Stuck:
-        made.append(Stuck(server.engine, method))
-        monkeypatch.setattr(server.engine, method, made[-1])
-        return made[-1]
+    def make(method: str) -> Hold:
+        hold = server.engine.held[method] = Hold()
+        return hold
 
     yield make
-    for each in made:
+    for each in server.engine.held.values():
         each.release()
 
 
@@ -94,7 +76,7 @@ def info(server: Served) -> pb.GetServerInfoResponse:
 
 
 def test_subscribe_tells_what_is_still_arming_and_the_stream_what_became_of_it(
-    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
 ) -> None:
     found = server.file_object(site("a"), site("b", 2))
     server.map(pids[0], found)
@@ -119,8 +101,7 @@ def test_subscribe_tells_what_is_still_arming_and_the_stream_what_became_of_it(
 
 def test_path_is_told_only_those_who_may_list_it(tmp_path: Path, pids: list[int]) -> None:
     with served(tmp_path, roles=[replace(OPERATOR, list=("own",))]) as server:
-        arming = Stuck(server.engine, "arm")
-        server.engine.arm = arming  # type: ignore[method-assign]
+        arming = server.engine.held["arm"] = Hold()
         server.map(pids[0], server.file_object(site("a")))
         server.servicer.arm_seconds = 0.05
         server.subscribe()
@@ -149,7 +130,7 @@ def test_list_and_subscribe_wait_for_files_of_root_that_are_still_being_parsed(s
 
 
 def test_engine_that_takes_its_time_to_begin_and_then_cannot(
-    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
 ) -> None:
     server.map(pids[0], server.file_object(site("a")))
     error = TracefsRejectedError("instances", "mkdir", 12, "")
@@ -166,7 +147,7 @@ def test_engine_that_takes_its_time_to_begin_and_then_cannot(
 
 
 def test_what_appears_is_told_when_it_is_late(
-    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Hold]
 ) -> None:
     call = server.stream(server.subscribe().subscription_id)
     arming = stuck("arm")
@@ -183,7 +164,7 @@ def test_what_appears_is_told_when_it_is_late(
 
 
 def test_what_goes_is_told_when_it_is_late(
-    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Hold]
 ) -> None:
     found = server.file_object(site("a"), path="/memfd:jit")
     server.map(pids[0], found)
@@ -203,7 +184,7 @@ def test_what_goes_is_told_when_it_is_late(
 
 
 def test_what_goes_before_its_turn_is_never_armed(
-    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], clock: Clock, stuck: Callable[[str], Hold]
 ) -> None:
     call = server.stream(server.subscribe().subscription_id)
     arming = stuck("arm")
@@ -229,7 +210,7 @@ def test_what_goes_before_its_turn_is_never_armed(
 
 
 def test_disarming_comes_before_everything_that_waits(
-    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
 ) -> None:
     """Else a file that was written to would stay patched until its turn, and a later arming could be undone."""
     call = server.stream(server.subscribe().subscription_id)
@@ -252,7 +233,7 @@ def test_disarming_comes_before_everything_that_waits(
 
 
 def test_object_whose_first_process_ended_meanwhile_is_armed_through_the_others(
-    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pids: list[int]
 ) -> None:
     tried: list[set[int]] = []
 
@@ -261,8 +242,7 @@ def test_object_whose_first_process_ended_meanwhile_is_armed_through_the_others(
         tried.append(set(living))
         return open_object(found, living.items(), *arguments)
 
-    monkeypatch.setattr(attacher, "open_object", open_of_second)
-    with served(tmp_path) as server:
+    with served(tmp_path, open_object=open_of_second) as server:
         call = server.stream(server.subscribe().subscription_id)
         found = server.file_object(site("a"), path="/memfd:jit")
         held = threading.Event()
@@ -282,7 +262,7 @@ def test_object_whose_first_process_ended_meanwhile_is_armed_through_the_others(
     ids=["gone", "defect"],
 )
 def test_what_was_told_to_be_arming_is_told_how_it_ended(
-    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception, told: tuple[int, str]
+    tmp_path: Path, pids: list[int], error: Exception, told: tuple[int, str]
 ) -> None:
     released = threading.Event()
 
@@ -290,8 +270,7 @@ def test_what_was_told_to_be_arming_is_told_how_it_ended(
         assert released.wait(PATIENCE_SECONDS)
         raise error
 
-    monkeypatch.setattr(attacher, "open_object", open_late)
-    with served(tmp_path) as server:
+    with served(tmp_path, open_object=open_late) as server:
         server.servicer.arm_seconds = 0.05
         server.map(pids[0], server.file_object(site("a")))
         answer = server.subscribe()
@@ -304,7 +283,7 @@ def test_what_was_told_to_be_arming_is_told_how_it_ended(
 
 
 def test_unsubscribe_does_not_wait_for_the_arming(
-    server: Served, pids: list[int], stuck: Callable[[str], Stuck]
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
 ) -> None:
     for name in ("first", "second"):
         server.map(pids[0], server.file_object(site("a"), name=name), name)
@@ -320,19 +299,15 @@ def test_unsubscribe_does_not_wait_for_the_arming(
     assert server.subscriptions.totals.metrics().subscriptions == 0
 
 
-def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(
-    tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(tmp_path: Path, pids: list[int]) -> None:
     is_pending = True
 
     def open_later(found: Object, *arguments: Any) -> int:
         if is_pending:
             raise ObjectPendingError(found.path)
-        return opened(found, *arguments)
+        return open_object(found, *arguments)
 
-    opened = open_object
-    monkeypatch.setattr(attacher, "open_object", open_later)
-    with served(tmp_path) as server:
+    with served(tmp_path, open_object=open_later) as server:
         found = server.file_object(site("a"))
         server.map(pids[0], found)
         answer = server.subscribe()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from stapsdtd.config import Limits, Quotas, Role
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.model import Object
 from stapsdtd.procs.objects import open_object
-from stapsdtd.sessions import attacher
 from stapsdtd.sessions.subscription import EndReason
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
@@ -98,7 +97,7 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(
 
 
 def test_what_waits_to_be_opened_is_refused_once_when_it_is_barred_meanwhile(
-    server: Served, clock: Clock, pids: list[int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clock: Clock, pids: list[int]
 ) -> None:
     is_pending = False
 
@@ -110,25 +109,25 @@ def test_what_waits_to_be_opened_is_refused_once_when_it_is_barred_meanwhile(
     def next_states() -> list[int]:
         return [status.state for status in next(call).status.sites]
 
-    monkeypatch.setattr(attacher, "open_object", open_later)
-    found = server.file_object(site("a"))
-    server.map(pids[0], found)
-    server.subscribe()
-    ((subscription_key, _),) = server.engine.armed
-    is_pending = True
-    waiting = server.subscribe()
-    assert [status.state for status in waiting.sites] == [pb.SiteStatus.STATE_ARMING]
-    call = server.stream(waiting.subscription_id)
-    clock.now += 1
-    server.engine.hits = {(subscription_key, found.key): 1_000_000}
-    wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
-    server.in_control(server.subscriptions.housekeeping.clean_up)
-    assert next_states() == [REFUSED]
-    is_pending = False
-    server.engine.hits = {}
-    clock.now += 30
-    assert next_states() == [pb.SiteStatus.STATE_ARMED]
-    call.cancel()
+    with served(tmp_path, roles=[BOUNDED], clock=clock, open_object=open_later) as server:
+        found = server.file_object(site("a"))
+        server.map(pids[0], found)
+        server.subscribe()
+        ((subscription_key, _),) = server.engine.armed
+        is_pending = True
+        waiting = server.subscribe()
+        assert [status.state for status in waiting.sites] == [pb.SiteStatus.STATE_ARMING]
+        call = server.stream(waiting.subscription_id)
+        clock.now += 1
+        server.engine.hits = {(subscription_key, found.key): 1_000_000}
+        wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
+        server.in_control(server.subscriptions.housekeeping.clean_up)
+        assert next_states() == [REFUSED]
+        is_pending = False
+        server.engine.hits = {}
+        clock.now += 30
+        assert next_states() == [pb.SiteStatus.STATE_ARMED]
+        call.cancel()
 
 
 def test_what_ended_meanwhile_counts_too(server: Served, clock: Clock, pids: list[int]) -> None:
@@ -156,14 +155,17 @@ def test_what_ended_subscriptions_hold_counts_until_it_is_forgotten(
 ) -> None:
     """A stream that nobody reads keeps an ended subscription's events for as long as its client likes."""
     role = Role("bounded", everybody=True, list=("all",), trace=("all",), quotas=quotas)
-    with served(tmp_path, limits, [role]) as server:
+    with served(tmp_path, limits, [role], ended_kept_seconds=0.05) as server:
 
         def leave_events_behind() -> str:
             ident = server.subscribe(queue_bytes=2 << 20).subscription_id
             server.fire(batch(range(20_000), site_id=1))
+            # as a stream whose client takes nothing
+            readers.append(server.subscriptions.get(ident).wake_with(lambda: None))
             server.unsubscribe(ident)
             return ident
 
+        readers: list[Callable[[], None]] = []
         ended: list[str] = []
         with pytest.raises(grpc.RpcError) as refused:
             ended.extend(leave_events_behind() for _ in range(10))
@@ -171,6 +173,8 @@ def test_what_ended_subscriptions_hold_counts_until_it_is_forgotten(
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         kept = sum(server.subscriptions.get(ident).log.kept_bytes for ident in ended)
         assert 3 << 20 < kept <= 5 << 20
+        for stop_reading in readers:
+            stop_reading()
         for ident in ended:
-            server.in_control(partial(server.subscriptions._forget, server.subscriptions.get(ident)))
+            wait_for(partial(server.is_forgotten, ident), "the events to be forgotten")
         leave_events_behind()

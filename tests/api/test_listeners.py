@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,14 @@ from stapsdtd.api.listeners import CannotListenError, ListeningSocket, open_list
 from stapsdtd.config import Listener
 from tests.api.served import served
 from tests.support import ROOT, require
+
+LISTEN_AND_DIE = """
+import os, signal, sys
+from stapsdtd.api.listeners import open_listeners
+from stapsdtd.config import Listener
+listening = open_listeners([Listener(sys.argv[1])])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def opened(path: Path, **settings: object) -> ListeningSocket:
@@ -55,9 +64,9 @@ def test_path_that_no_socket_can_have(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_daemon_left_is_in_nobodys_way(tmp_path: Path) -> None:
-    left = opened(tmp_path / "sock")
-    left.socket.close()
-    left._release()
+    killed = subprocess.run([sys.executable, "-c", LISTEN_AND_DIE, f"unix:{tmp_path / 'sock'}"], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "sock").is_socket()
     opened(tmp_path / "sock").close()
 
 

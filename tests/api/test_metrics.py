@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 from collections.abc import Iterator
@@ -27,7 +26,6 @@ from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox.parser import SandboxedParser
-from stapsdtd.sessions import subscriptions as under_test
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
 from tests.support import ROOT, wait_for
@@ -44,9 +42,14 @@ def pids() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, pids: list[int]) -> Iterator[Served]:
+def ended_kept_seconds() -> float:
+    return 10
+
+
+@pytest.fixture
+def server(tmp_path: Path, pids: list[int], ended_kept_seconds: float) -> Iterator[Served]:
     """Probes a and b are mapped by the first process."""
-    with served(tmp_path) as started:
+    with served(tmp_path, ended_kept_seconds=ended_kept_seconds) as started:
         started.map(pids[0], started.file_object(site("a", 1), site("b", 2), site("b", 3)))
         yield started
 
@@ -178,10 +181,8 @@ def test_latencies_are_histograms(scraped: Scraped) -> None:
         assert figures[f"stapsdtd_{name}_seconds_sum"] == pytest.approx(60.3004)
 
 
-def test_events_agree_with_the_account_also_when_subscriptions_ended(
-    server: Served, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(under_test, "_ENDED_KEPT_SECONDS", 0.2)
+@pytest.mark.parametrize("ended_kept_seconds", [0.2])
+def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Served, scraped: Scraped) -> None:
     ident = server.subscribe().subscription_id
     server.fire(batch([1, 2, 3]))
     server.sink.filtered(10)
@@ -195,7 +196,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     account = server.unsubscribe(ident)
     end = next(message for message in messages if message.HasField("end")).end.account
     assert (account.in_flight + account.delivered, end.delivered) == (5, 5)
-    wait_for(lambda: not server.subscriptions._ended, "the subscription to be forgotten")
+    wait_for(lambda: server.is_forgotten(ident), "the subscription to be forgotten")
     assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50)
     # another one counts on, and leaves what nobody read
     ident = server.subscribe().subscription_id
@@ -208,10 +209,8 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(
     assert (figures["stapsdtd_subscriptions"], figures["stapsdtd_queue_limit_bytes"]) == (0, 0)
 
 
-def test_slow_reader_of_an_ended_subscription_is_still_counted(
-    server: Served, scraped: Scraped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(under_test, "_ENDED_KEPT_SECONDS", 0.05)
+@pytest.mark.parametrize("ended_kept_seconds", [0.05])
+def test_slow_reader_of_an_ended_subscription_is_still_counted(server: Served, scraped: Scraped) -> None:
     ident = server.subscribe().subscription_id
     # more than what gRPC and sockets hold
     blocks = 100
@@ -225,7 +224,7 @@ def test_slow_reader_of_an_ended_subscription_is_still_counted(
     assert scraped["events_in_flight"] > 0
     assert scraped["events_total[unread]"] == 0
     end = next(message for message in messages if message.HasField("end")).end.account
-    wait_for(lambda: not server.subscriptions._ended, "the subscription to be forgotten")
+    wait_for(lambda: server.is_forgotten(ident), "the subscription to be forgotten")
     assert end.delivered + end.lost_queue == blocks * 10_000
     assert fates(scraped.figures()) == (end.delivered, 0, 0, 0, 0, 0, end.lost_queue, 0)
 
@@ -304,18 +303,19 @@ def test_all_metrics_are_documented_and_no_others(server: Served, scraped: Scrap
 
 class TestHealth:
     @pytest.fixture
-    def pulse(self, server: Served) -> Heartbeat:
-        return Heartbeat("the control thread", server._control.ask)
+    def stall_seconds(self) -> float:
+        return 15
 
     @pytest.fixture
-    def check(self, server: Served, pulse: Heartbeat) -> Iterator[Any]:
+    def check(self, server: Served, stall_seconds: float) -> Iterator[Any]:
         """Has health watched as the daemon does, and answers what a client is told of both services."""
 
         async def tell(problem: str) -> None:
             await server.server.set_health(is_serving=not problem)
 
         async def start() -> Health:
-            made = Health([server.engine.problem, pulse.problem], tell, pause_seconds=0.01)
+            heartbeat = Heartbeat("the control thread", server.control.ask, stall_seconds)
+            made = Health([server.engine.problem, heartbeat.problem], tell, pause_seconds=0.01)
             made.start()
             return made
 
@@ -338,11 +338,9 @@ class TestHealth:
         server.engine.trouble = None
         wait_for(lambda: check() == [SERVING] * 2, "health to recover")
 
-    def test_control_thread_that_hangs_is_not_serving_until_it_goes_on(
-        self, server: Served, pulse: Heartbeat, check: Any
-    ) -> None:
+    @pytest.mark.parametrize("stall_seconds", [0.1])
+    def test_control_thread_that_hangs_is_not_serving_until_it_goes_on(self, server: Served, check: Any) -> None:
         with server.control_held():
-            pulse._stall_seconds = 0.1
             wait_for(lambda: check() == [NOT_SERVING] * 2, "health to say so")
         wait_for(lambda: check() == [SERVING] * 2, "health to recover")
 
@@ -357,10 +355,8 @@ class TestHealth:
 
 
 def test_serving_is_told_as_health_says(server: Served, scraped: Scraped) -> None:
-    async def look() -> None:
-        await scraped.health._check()
-
     assert scraped["serving"] == 1
     server.engine.trouble = "no"
-    asyncio.run(look())
-    assert scraped["serving"] == 0
+    server.call_in_api(scraped.health.start)
+    wait_for(lambda: scraped["serving"] == 0, "health to say so")
+    server.in_api(scraped.health.stop())

@@ -17,17 +17,15 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import grpc
 import pytest
 
-from stapsdtd.api import relay as relay_module
 from stapsdtd.api.access import Peer
 from stapsdtd.api.half import Half
 from stapsdtd.api.listeners import open_listeners
@@ -45,10 +43,11 @@ from tests.support import descriptors, wait_for
 from tests.unit.samples import batch, site
 from tests.users import ANNE, BERT, User, public_folder
 
-T = TypeVar("T")
 BOUNDED = Role("bounded", quotas=Quotas(max_connections=3))
 ROLES = (OPERATOR, USER, BOUNDED)
 MOST_CONNECTIONS = 24
+BUFFER_BYTES = 120_000
+"""The most that the relay reads at once."""
 EVENTS = batch(range(10_000))
 CONNECT = (
     "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('there', flush=True); input()"
@@ -90,21 +89,10 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def in_loop(server: Served, work: Callable[[], T]) -> T:
-    async def within() -> T:
-        return work()
-
-    return server.in_api(within())
-
-
-def peers(server: Served) -> list[Peer]:
-    return list(server._peers._peers.values())
-
-
 def wait_for_connections(server: Served, count: int) -> None:
     """The stub's own is one of them."""
     wait_for(lambda: server.relay.connections == count, f"{count} connections")
-    wait_for(lambda: len(peers(server)) == count, f"{count} names")
+    wait_for(lambda: len(server.peers.known()) == count, f"{count} names")
 
 
 # who is there
@@ -124,7 +112,8 @@ def connecting_as(server: Served, user: User) -> Iterator[subprocess.Popen[str]]
 
 def only_peer_of(server: Served, user: User) -> Peer:
     (found,) = wait_for(
-        lambda: [peer for peer in peers(server) if peer.uid == user.uid], f"user {user.uid}'s connection"
+        lambda: [peer for peer in server.peers.known().values() if peer.uid == user.uid],
+        f"user {user.uid}'s connection",
     )
     return found
 
@@ -170,7 +159,7 @@ def test_number_of_a_process_that_connected_and_ended_is_anybodys(server: Served
         heir = int(child.stdout.readline())
         assert child.wait(PATIENCE_SECONDS) == 0
         wait_for(lambda: child.pid not in server.connected.pids.tolist(), "it to be gone")
-        assert len(peers(server)) == 2
+        assert len(server.peers.known()) == 2
         server.fire(batch([2], pid=[child.pid]))
         os.kill(heir, signal.SIGKILL)
     wait_for_connections(server, 1)
@@ -194,15 +183,32 @@ def test_two_users_are_two_clients(server: Served) -> None:
         wait_for(lambda: server.relay.clients == 3, "three clients")
 
 
-def test_the_inner_socket_has_no_path(server: Served) -> None:
-    listening = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "grpc.sock" in line]
-    own = [path for path in listening if path == f"/proc/self/fd/{server.server._directory}/grpc.sock"]
+@pytest.mark.usefixtures("server")
+def test_the_inner_socket_has_no_path() -> None:
+    links = {link for _, link in open_files()}
+    listening = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "grpc.sock" in line]
+    own = [path for *_, inode, path in listening if f"socket:[{inode}]" in links]
     assert own
     assert not os.path.exists(own[0])
-    way_in = f"/proc/{os.getpid()}/fd/{server.relay._grpc_socket}"
+    way_in = f"/proc/{os.getpid()}/fd/{inner_socket()}"
     attempt = f"import socket; socket.socket(socket.AF_UNIX).connect({way_in!r})"
     tried = subprocess.run(ANNE.command("/usr/bin/python3", "-c", attempt), capture_output=True, text=True, check=False)
     assert "PermissionError" in tried.stderr
+
+
+def open_files() -> list[tuple[int, str]]:
+    """Return the descriptors of this process, and what they lead to."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found.append((int(name), os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+def inner_socket() -> int:
+    """Where the relay has the gRPC server's socket open, whose path is gone."""
+    (descriptor,) = [descriptor for descriptor, link in open_files() if link.endswith("/grpc.sock (deleted)")]
+    return descriptor
 
 
 def test_a_name_of_the_relays_pattern_makes_nobody_somebody(server: Served) -> None:
@@ -211,24 +217,24 @@ def test_a_name_of_the_relays_pattern_makes_nobody_somebody(server: Served) -> N
         forger = stack.enter_context(socket.socket(socket.AF_UNIX))
         forger.bind(f"\0{ADDRESS_PREFIX}{'0' * 32}")
         forger.settimeout(PATIENCE_SECONDS)
-        forger.connect(f"/proc/self/fd/{server.relay._grpc_socket}")
+        forger.connect(f"/proc/self/fd/{inner_socket()}")
         forger.sendall(http2.greeting() + http2.request("ListSubscriptions"))
         said = b""
         while b"unknown connection" not in said:
             more = forger.recv(1 << 16)
             assert more
             said += more
-        assert len(peers(server)) == 1
+        assert len(server.peers.known()) == 1
 
 
 def test_name_of_a_closed_connection_is_nobodys(server: Served) -> None:
     with connected(server, http2.greeting(), "bounded.sock"):
         wait_for_connections(server, 2)
-        (name,) = [name for name, peer in server._peers._peers.items() if peer.listener_role == BOUNDED.name]
-        assert server._peers.find(f"unix-abstract:{name}").listener_role == BOUNDED.name
+        (name,) = [name for name, peer in server.peers.known().items() if peer.listener_role == BOUNDED.name]
+        assert server.peers.find(f"unix-abstract:{name}").listener_role == BOUNDED.name
     wait_for_connections(server, 1)
     with pytest.raises(AccessDeniedError):
-        server._peers.find(f"unix-abstract:{name}")
+        server.peers.find(f"unix-abstract:{name}")
 
 
 def test_names_cannot_be_guessed() -> None:
@@ -581,7 +587,7 @@ def test_stopping_while_clients_stall(tmp_path: Path) -> None:
             clients.enter_context(connected(server, http2.greeting()[:10]))
             wait_for_connections(server, 4)
         assert server.relay.connections == 0
-        assert not server.relay._tasks
+        assert not server.tasks_of(Relay)
         assert not os.path.exists(server.socket)
 
 
@@ -613,13 +619,13 @@ def relayed(server: Served) -> Iterator[tuple[Relay, socket.socket, socket.socke
     """Another relay, and what is connected at its two ends; who serves is no gRPC server."""
     relay = Relay(PeerTable(ConnectedClients()), server.gate, 5)
     path, inner_path = server.folder / "relayed.sock", server.folder / "inner.sock"
-    (listening,) = in_loop(server, lambda: open_listeners([Listener(f"unix:{path}")]))
+    (listening,) = server.call_in_api(lambda: open_listeners([Listener(f"unix:{path}")]))
     with socket.socket(socket.AF_UNIX) as inner, socket.socket(socket.AF_UNIX) as client:
         inner.bind(str(inner_path))
         inner.listen()
         inner.settimeout(PATIENCE_SECONDS)
         client.settimeout(PATIENCE_SECONDS)
-        in_loop(server, lambda: relay.start([listening], str(inner_path)))
+        server.call_in_api(lambda: relay.start([listening], str(inner_path)))
         try:
             client.connect(str(path))
             with inner.accept()[0] as served_end:
@@ -665,7 +671,7 @@ def test_what_is_said_lastly_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyP
         inner.settimeout(PATIENCE_SECONDS)
         with served(tmp_path) as server:
             path = os.open(tmp_path / "inner.sock", os.O_PATH)
-            os.dup2(path, server.relay._grpc_socket)
+            os.dup2(path, inner_socket())
             os.close(path)
             client = stack.enter_context(connected(server))
             served_end, _ = inner.accept()
@@ -706,8 +712,8 @@ def test_what_is_said_before_the_way_is_open_arrives(server: Served, monkeypatch
         talking = threading.Thread(target=connection.sendall, args=[http2.greeting() + b"".join(calls)])
         talking.start()
         wait_for(lambda: buffered(server), "something to be read")
-        assert buffered(server) <= relay_module._BUFFER_BYTES
-        in_loop(server, held_up.set)
+        assert buffered(server) <= BUFFER_BYTES
+        server.call_in_api(held_up.set)
         ends = (kind == http2.HEADERS and flags & http2.END_STREAM for kind, flags, _ in http2.frames(connection))
         assert len(list(islice(filter(None, ends), 50))) == 50
         talking.join()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
+import gc
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from stapsdtd import __version__
-from stapsdtd.api import watch
 from stapsdtd.api.server import SERVICE
+from stapsdtd.api.stream import SubscriptionStream
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
@@ -28,7 +28,7 @@ from stapsdtd.model import Constant, Memory, Problem, Unavailable
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, FakeHierarchy, Served, processes, served
 from tests.support import wait_for
 from tests.unit.samples import argument, site
 
@@ -169,12 +169,12 @@ class TestWatchProbes:
         call.cancel()
 
     def test_client_that_goes_is_forgotten(self, server: Served) -> None:
-        before = len(server.registry._listeners)
+        before = server.registry.listening
         call = self.watch(server)
         assert self.next(call, 1) == [(self.COMPLETE, "")]
-        assert len(server.registry._listeners) == before + 1
+        assert server.registry.listening == before + 1
         call.cancel()
-        wait_for(lambda: len(server.registry._listeners) == before, "the watch to end")
+        wait_for(lambda: server.registry.listening == before, "the watch to end")
 
     def test_server_that_stops_ends_it_at_once(self, tmp_path: Path) -> None:
         with served(tmp_path) as server:
@@ -183,29 +183,27 @@ class TestWatchProbes:
             server.close_all()
             code, text = refused_with(server.subscribe)
             assert (code, text) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
-            server._loop.call_soon_threadsafe(server.servicer.stop)
+            server.call_in_api(server.servicer.stop)
             assert refused_with(lambda: call) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
     def test_stop_waits_for_what_a_cancelled_call_does_lastly(self, server: Served) -> None:
-        before = len(server.registry._listeners)
+        before = server.registry.listening
         call = self.watch(server)
         assert self.next(call, 1) == [(self.COMPLETE, "")]
-        finished = asyncio.run_coroutine_threadsafe(server.servicer.finished(), server._loop)
+        finished = server.begin_in_api(server.servicer.finished())
         with server.control_held():
+            asked = server.control.asked
             call.cancel()
-            wait_for(lambda: not server.servicer._watches._open, "the cancellation")
+            wait_for(lambda: server.control.asked > asked, "the cancellation")
             assert not finished.done()
-            assert len(server.registry._listeners) == before + 1
+            assert server.registry.listening == before + 1
         finished.result(PATIENCE_SECONDS)
-        assert len(server.registry._listeners) == before
+        assert server.registry.listening == before
 
-    def test_client_that_is_too_slow_is_told(
-        self, server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(watch, "_MAX_CHANGES", 5)
+    def test_client_that_is_too_slow_is_told(self, server: Served, pids: list[int]) -> None:
         call = self.watch(server)
         assert self.next(call, 1) == [(self.COMPLETE, "")]
-        server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(6))))
+        server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(100_001))))
         with pytest.raises(grpc.RpcError) as raised:
             next(call)
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -383,20 +381,17 @@ class TestContainers:
     ID, SAME_PREFIX = "abcdef012345" + "0" * 52, "abcdef012345" + "1" * 52
     CGROUPS = ("/", f"/docker/{ID}", f"/docker/{SAME_PREFIX}", "/lxc.payload.web", "/web.slice", f"/web.slice/{ID}")
 
-    @pytest.fixture(autouse=True)
-    def members(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, frozenset[int]]:
-        """Who is in which of a played hierarchy's cgroups; a cgroup's number is its place in the list."""
-        held: dict[str, frozenset[int]] = {}
-        monkeypatch.setattr(cgroups, "all_paths", lambda: iter(self.CGROUPS))
-        monkeypatch.setattr(cgroups, "find", self.find)
-        monkeypatch.setattr(cgroups, "processes", lambda path: held.get(path, frozenset()))
-        return held
+    @pytest.fixture
+    def hierarchy(self) -> FakeHierarchy:
+        return FakeHierarchy(self.CGROUPS)
 
-    def find(self, path: str) -> cgroups.CgroupInfo | None:
-        return cgroups.CgroupInfo(self.CGROUPS.index(path), path.count("/")) if path in self.CGROUPS else None
+    @pytest.fixture
+    def server(self, tmp_path: Path, hierarchy: FakeHierarchy) -> Iterator[Served]:
+        with served(tmp_path, hierarchy=hierarchy) as started:
+            yield started
 
     def cgroup(self, path: str) -> Comparison:
-        place = self.find(path)
+        place = FakeHierarchy(self.CGROUPS).find(path)
         assert place is not None
         return Comparison(Field.CGROUP, Operator.EQ, Cgroup(path, place.id, place.level))
 
@@ -427,13 +422,13 @@ class TestContainers:
         )
         assert server.engine.calls == []
 
-    def test_list(self, server: Served, pids: list[int], members: dict[str, frozenset[int]]) -> None:
+    def test_list(self, server: Served, pids: list[int], hierarchy: FakeHierarchy) -> None:
         first, second = pids
         found = server.file_object(site("a"))
         server.map(first, found)
         server.map(second, found)
         server.map(second, server.file_object(site("b"), name="other"), "other")
-        members |= {f"/docker/{self.ID}": frozenset({first}), "/web.slice": frozenset({first, second, 1})}
+        hierarchy.members |= {f"/docker/{self.ID}": frozenset({first}), "/web.slice": frozenset({first, second, 1})}
 
         def listed(**request: Any) -> list[tuple[str, list[int]]]:
             response = server.stub.ListProbes(pb.ListProbesRequest(**request), timeout=PATIENCE_SECONDS)
@@ -445,17 +440,15 @@ class TestContainers:
         assert listed(cgroups=["/web.slice"], containers=[self.ID, "web"]) == [("a", [first])]
         assert listed(containers=[self.ID], pids=[second]) == []
 
-    def test_watch_tells_who_comes_to_be_there(
-        self, server: Served, pids: list[int], members: dict[str, frozenset[int]]
-    ) -> None:
+    def test_watch_tells_who_comes_to_be_there(self, server: Served, pids: list[int], hierarchy: FakeHierarchy) -> None:
         first, second = pids
         server.map(first, server.file_object(site("a")))
         server.map(second, server.file_object(site("b"), name="other"), "other")
-        members["/lxc.payload.web"] = frozenset({first})
+        hierarchy.members["/lxc.payload.web"] = frozenset({first})
         call = server.stub.WatchProbes(pb.WatchProbesRequest(containers=["web"]), timeout=PATIENCE_SECONDS)
         assert next(call).probe.name == "a"
         assert next(call).change == pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE
-        members["/lxc.payload.web"] = frozenset({second})
+        hierarchy.members["/lxc.payload.web"] = frozenset({second})
         changes = [(message.change, message.probe.name) for message in (next(call), next(call))]
         assert changes == [(pb.WatchProbesResponse.CHANGE_REMOVED, "a"), (pb.WatchProbesResponse.CHANGE_ADDED, "b")]
         server.map(second, server.file_object(site("c"), name="third"), "third")
@@ -464,11 +457,16 @@ class TestContainers:
 
 
 def test_unknown_subscription(server: Served) -> None:
+    def streams() -> int:
+        gc.collect()
+        return sum(type(each) is SubscriptionStream for each in gc.get_objects())
+
+    before = streams()
     for call in (lambda: server.stream("nobody"), lambda: server.unsubscribe("nobody")):
         code, text = refused_with(call)
         assert code is grpc.StatusCode.NOT_FOUND
         assert "nobody" in text
-    assert server.servicer._streams._open == {}
+    assert streams() == before
 
 
 class TestSubscribe:
@@ -683,30 +681,20 @@ def test_path_can_be_served_again_after_a_stop(tmp_path: Path) -> None:
             assert started.held() == []
 
 
-def test_subscription_of_a_client_that_gave_up_is_ended(
-    server: Served, pids: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subscription_of_a_client_that_gave_up_is_ended(server: Served, pids: list[int]) -> None:
     server.map(pids[0], server.file_object(site("a")))
-    asked: list[object] = []
-    run = server._control.run
-
-    async def noted(work: Callable[[], Any]) -> Any:
-        asked.append(work)
-        return await run(work)
-
     request = pb.SubscribeRequest(selectors=["app:*"], lease_seconds=60)
     with server.control_held():
-        monkeypatch.setattr(server._control, "run", noted)
+        asked, refreshes = server.control.asked, server.watcher.refreshes
         call = server.stub.Subscribe.future(request, timeout=PATIENCE_SECONDS)
-        wait_for(lambda: len(asked) == 1, "the request")
+        wait_for(lambda: server.control.asked == asked + 1, "the request")
         call.cancel()
         # what ends it waits behind what begins it
-        wait_for(lambda: len(asked) == 2, "the server to notice")
+        wait_for(lambda: server.control.asked == asked + 2, "the server to notice")
     assert call.code() is grpc.StatusCode.CANCELLED
     # sooner than its lease would end it
-    wait_for(lambda: server.subscriptions._ended, "the subscription to be ended", PATIENCE_SECONDS)
-    assert server.subscriptions.all() == []
-    server.settle()
+    assert server.in_control(server.subscriptions.all) == []
+    assert server.watcher.refreshes == refreshes + 1, "it began"
     assert server.subscriptions.totals.metrics().subscriptions == 0
     assert server.engine.sinks == {}
     assert server.engine.armed == {}

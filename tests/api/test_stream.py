@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -22,8 +23,6 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
-from stapsdtd.sessions.admission import AdmissionControl
-from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -288,6 +287,13 @@ class TestOrder:
         assert (end.end.account.filtered, end.end.account.delivered) == (2, 1)
 
 
+def streams_of(ident: str) -> list[SubscriptionStream]:
+    """Return the streams of a subscription that anything still refers to."""
+    gc.collect()
+    streams = (each for each in gc.get_objects() if type(each) is SubscriptionStream)
+    return [stream for stream in streams if stream.subscription.id == ident]
+
+
 @pytest.mark.usefixtures("app")
 class TestEnds:
     def test_unsubscribe_delivers_what_had_fired_to_the_open_stream(self, server: Served) -> None:
@@ -303,7 +309,7 @@ class TestEnds:
         final = messages[-1].end.account
         assert (final.delivered, final.in_flight, final.fired, final.sites) == (3000, 0, 3000, 3)
         assert server.engine.armed == {}
-        wait_for(lambda: server.servicer._streams._open == {}, "the stream to be forgotten")
+        wait_for(lambda: not streams_of(ident), "the stream to be forgotten")
 
     def test_end_comes_when_the_last_that_fired_is_there_and_nobody_else_waits(self, server: Served) -> None:
         """A hit that the kernel holds up is delivered to whose it is, however long that takes."""
@@ -351,10 +357,10 @@ class TestEnds:
         ident = server.subscribe(lease_seconds=60).subscription_id
         call = server.stream(ident)
         server.wait_until_streaming()
-        ((_, live),) = server.subscriptions._live.items()
-        assert live.lease is None
+        ((subscription, is_streaming, lease_left_seconds),) = server.subscriptions.all()
+        assert (is_streaming, lease_left_seconds) == (True, 0)
         # from here on a second is enough; to begin the stream may have taken longer
-        live.subscription.spec = replace(live.subscription.spec, lease_seconds=1)
+        subscription.spec = replace(subscription.spec, lease_seconds=1)
         call.cancel()
         wait_for(lambda: not server.held(), "the lease to run out")
         assert finished(server, ident)[-1].end.reason == pb.End.REASON_LEASE_EXPIRED
@@ -431,17 +437,18 @@ class TestComingBack:
         assert kinds([next(call)]) == ["descriptions"]
         call.cancel()
         server.wait_until_streaming(False)
-        wait_for(lambda: not subscription._waiters, "the waiter to be forgotten")
-        assert server.servicer._streams._open == {}
+        wait_for(lambda: not subscription.is_read, "the waiter to be forgotten")
+        wait_for(lambda: not streams_of(ident), "the stream to be forgotten")
         assert server.held()[0].lease_left_ms > 0
 
     def test_client_that_goes_before_its_stream_began_does_not_hold_the_lease(self, server: Served) -> None:
         ident = server.subscribe(lease_seconds=60).subscription_id
         with server.control_held():
+            asked = server.control.asked
             call = server.stream(ident)
-            wait_for(lambda: ident in server.servicer._streams._open, "the stream to be asked for")
+            wait_for(lambda: server.control.asked == asked + 1, "the stream to be asked for")
             call.cancel()
-            wait_for(lambda: ident not in server.servicer._streams._open, "the cancellation")
+            wait_for(lambda: server.control.asked == asked + 2, "the cancellation")
         server.wait_until_streaming(False)
         assert server.held()[0].lease_left_ms > 0
 
@@ -482,27 +489,31 @@ class TestObjectsThatComeAndGo:
         assert server.engine.armed == {}
         call.cancel()
 
-    def test_path_that_is_unknown_for_a_moment_disarms_nothing(
-        self, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def unknown(_: Filesystems, path: str) -> FileStatus:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", path)
+    def test_path_that_is_unknown_for_a_moment_disarms_nothing(self, tmp_path: Path, pids: list[int]) -> None:
+        class BusyFilesystems(Filesystems):
+            is_busy = False
+
+            def status_at(self, path: str) -> FileStatus:
+                if self.is_busy:
+                    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", path)
+                return super().status_at(path)
 
         now = 0.0
-        with served(tmp_path, clock=lambda: now) as server:
+        filesystems = BusyFilesystems()
+        with served(tmp_path, clock=lambda: now, filesystems=filesystems) as server:
             found = server.file_object(site("a"))
             server.map(pids[0], found)
             call = server.stream(server.subscribe().subscription_id)
             for _ in range(2):
-                with monkeypatch.context() as patch:
-                    patch.setattr(Filesystems, "status_at", unknown)
-                    server.unmap(pids[0], found)
-                    server.in_control(server.subscriptions.housekeeping.clean_up)
+                filesystems.is_busy = True
+                server.unmap(pids[0], found)
+                server.in_control(server.subscriptions.housekeeping.clean_up)
+                filesystems.is_busy = False
                 now += 10
                 server.map(pids[0], found)
             assert len(server.engine.armed) == server.engine.calls.count("arm") == 1
             # one that was deleted stays unknown
-            monkeypatch.setattr(Filesystems, "status_at", unknown)
+            filesystems.is_busy = True
             server.unmap(pids[0], found)
             now += 1
             server.in_control(server.subscriptions.housekeeping.clean_up)
@@ -585,19 +596,16 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
 
     asyncio.run(read())
     assert (subscription.account().in_flight, subscription.account().delivered) == (2, 0)
-    assert subscription._waiters == []
+    assert not subscription.is_read
 
 
-def test_subscription_that_ends_is_known_all_the_while(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subscription_that_ends_is_known_all_the_while(server: Served) -> None:
     """A stream asks for it from another thread."""
     ident = server.subscribe("app:number()").subscription_id
-    seen: list[str] = []
-    release = AdmissionControl.release
-
-    def looked_up(admission: AdmissionControl, principal: Principal, queue_bytes: int) -> None:
-        seen.append(server.subscriptions.get(ident).id)
-        release(admission, principal, queue_bytes)
-
-    monkeypatch.setattr(AdmissionControl, "release", looked_up)
+    seen: list[bool] = []
+    server.engine.last_events = [batch([1], site_id=1)]
+    subscription = server.subscriptions.get(ident)
+    # called when the engine delivers the last events, in its thread, and when all is over, in the control thread
+    subscription.wake_with(lambda: seen.append(server.subscriptions.get(ident) is subscription))
     server.unsubscribe(ident)
-    assert seen == [ident]
+    assert seen == [True, True]

@@ -14,19 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.api import relay as relay_module
+from stapsdtd import config
 from stapsdtd.api.listeners import CannotListenError, ListeningSocket
+from stapsdtd.api.relay import Relay
 from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnavailableError, Tls
 from stapsdtd.config import OPERATOR, USER, Config, Listener, Quotas, Role, validated
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.sessions.token_bucket import TokenBucket
 from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for
 
 READER = Role("reader", certificates=("alice", "bob.example"), list=("all",), quotas=Quotas(max_connections=2))
 ROLES = (OPERATOR, USER, READER)
+MOST_HANDSHAKES = 64
+"""The most of one server at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +53,14 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, authority: Authority, address: str) -> Iterator[Served]:
-    with served(tmp_path, roles=ROLES, listeners=[Listener(address, tls=authority.server())]) as started:
+def own(authority: Authority) -> config.Tls:
+    """The server's own files."""
+    return authority.server()
+
+
+@pytest.fixture
+def server(tmp_path: Path, own: config.Tls, address: str) -> Iterator[Served]:
+    with served(tmp_path, roles=ROLES, listeners=[Listener(address, tls=own)]) as started:
         yield started
 
 
@@ -192,12 +200,9 @@ def test_a_session_is_not_taken_up_again(server: Served, alice: Tls) -> None:
 
 
 def test_renewed_certificates_count_for_who_comes_then(
-    server: Served, foreign: Authority, alice: Tls, tmp_path: Path
+    server: Served, own: config.Tls, foreign: Authority, alice: Tls, tmp_path: Path
 ) -> None:
     stranger = foreign.client("alice")
-    listening = server.server._listening[1]
-    own = listening.listener.tls
-    assert own is not None
     with ExitStack() as stack:
         early = stack.enter_context(Client(target_of(server), tls=alice))
         early.info()
@@ -214,7 +219,7 @@ def test_renewed_certificates_count_for_who_comes_then(
         for new, old in files.items():
             shutil.copy(new, old)
         assert not is_let_in(server, context_of(stranger)), "not before it is told"
-        in_api(server, server.server.renew_certificates)
+        server.call_in_api(server.server.renew_certificates)
         assert is_let_in(server, context_of(stranger))
         context = context_of(replace(alice, authority=stranger.authority))
         assert not is_let_in(server, context), "an authority that was replaced is not trusted any more"
@@ -226,18 +231,10 @@ def test_certificates_that_cannot_be_renewed_stay(server: Served, authority: Aut
     try:
         authority.path.write_text("junk")
         with pytest.raises(CannotListenError, match=r"authority\.pem cannot be used"):
-            in_api(server, server.server.renew_certificates)
+            server.call_in_api(server.server.renew_certificates)
     finally:
         authority.path.write_text(before)
     assert is_let_in(server, context_of(alice))
-
-
-def in_api(server: Served, work: object) -> None:
-    async def within() -> None:
-        assert callable(work)
-        work()
-
-    server.in_api(within())
 
 
 @pytest.mark.parametrize(
@@ -256,24 +253,20 @@ def test_files_that_no_server_can_use(authority: Authority, address: str, wrong:
 # who says nothing
 
 
-def test_half_open_handshakes_keep_nobody_out(
-    server: Served, alice: Tls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(relay_module, "_MAX_HANDSHAKES", 8)
+def test_half_open_handshakes_keep_nobody_out(server: Served, alice: Tls, caplog: pytest.LogCaptureFixture) -> None:
     with Client(target_of(server), tls=alice) as client:
         assert role_of(client) == "reader"
     server.held()
     wait_for(lambda: server.relay.connections == 1, "the stub's connection alone")
     before = descriptors(os.getpid())
     with ExitStack() as stack:
-        half_open = [stack.enter_context(tcp(server)) for _ in range(40)]
+        half_open = [stack.enter_context(tcp(server)) for _ in range(MOST_HANDSHAKES + 32)]
         half_open[-1].sendall(b"\x16\x03\x01")
         wait_for(lambda: closed(half_open) == 32, "the oldest to be given up")
         with Client(target_of(server), tls=alice) as client:
             assert role_of(client) == "reader"
         assert server.held() == []
-        assert len(server.relay._handshakes) <= 8
-    wait_for(lambda: not server.relay._handshakes, "them to be over")
+        assert len(half_open) - closed(half_open) <= MOST_HANDSHAKES
     wait_for(lambda: descriptors(os.getpid()) <= before, "their descriptors to be free")
     assert "aborting the connection from 127.0.0.1" not in caplog.text, "nobody had to wait until then"
 
@@ -291,15 +284,19 @@ def closed(connections: list[socket.socket]) -> int:
     return found
 
 
-def test_failed_handshakes_do_not_fill_the_log(server: Served, caplog: pytest.LogCaptureFixture) -> None:
-    server.relay._log_records = TokenBucket(3, lambda: 0.0)
-    with ExitStack() as stack:
-        junk = [stack.enter_context(tcp(server)) for _ in range(20)]
-        for connection in junk:
-            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        wait_for(lambda: closed(junk) == 20, "them to be refused")
-    wait_for(lambda: server.gate.refusals["connection"] == 20, "them to be counted")
-    assert caplog.text.count("connection refused") == 3
+def test_failed_handshakes_do_not_fill_the_log(
+    tmp_path: Path, authority: Authority, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener(address, tls=authority.server())
+    with served(tmp_path, listeners=[listener], clock=lambda: 0.0) as server:
+        with ExitStack() as stack:
+            junk = [stack.enter_context(tcp(server)) for _ in range(40)]
+            for connection in junk:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            wait_for(lambda: closed(junk) == 40, "them to be refused")
+        wait_for(lambda: server.gate.refusals["connection"] == 40, "them to be counted")
+    # as many as may be logged in a second
+    assert caplog.text.count("connection refused") == 20
 
 
 def test_a_handshake_that_takes_too_long_ends(tmp_path: Path, authority: Authority, address: str) -> None:
@@ -314,8 +311,9 @@ def test_stopping_during_a_handshake(tmp_path: Path, authority: Authority, addre
     with ExitStack() as stack:
         with served(tmp_path, listeners=[Listener(address, tls=authority.server())]) as server:
             stack.enter_context(tcp(server))
-            wait_for(lambda: server.relay._handshakes, "it to begin")
-        assert not server.relay._tasks
+            wait_for(lambda: server.tasks_of(Relay), "it to begin")
+            assert server.relay.connections == 0
+        assert not server.tasks_of(Relay)
 
 
 # what the client says

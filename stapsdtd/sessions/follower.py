@@ -1,0 +1,137 @@
+"""Decides which objects are armed for which subscriptions, as processes map and unmap them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from stapsdtd import model
+from stapsdtd.catalog.registry import Change, Registry
+from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.ownership import belonging
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
+from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.attacher import ArmRequest
+from stapsdtd.sessions.foreign_bounds import ForeignBounds
+from stapsdtd.sessions.live import LiveSubscription
+from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
+from stapsdtd.sessions.subscription import SiteState
+
+_UNKNOWN_SECONDS = 1.0
+_REWRITTEN_SECONDS = 2.0
+
+
+class ObjectFollower:
+    """Has objects armed for the live subscriptions when they come, and disarmed when they go. Runs on an event loop."""
+
+    def __init__(
+        self,
+        live: Mapping[str, LiveSubscription],
+        registry: Registry,
+        armer: Armer,
+        foreign: ForeignBounds,
+        *,
+        filesystems: Filesystems,
+        clock: Callable[[], float],
+    ) -> None:
+        """live: the live subscriptions, by id."""
+        self._loop = asyncio.get_running_loop()
+        self._live = live
+        self._registry = registry
+        self._armer = armer
+        self._foreign = foreign
+        self._filesystems = filesystems
+        self._clock = clock
+        self._stop_listening = registry.listen(self._on_change)
+
+    def stop(self) -> None:
+        self._stop_listening()
+
+    def consider_all(self, live: LiveSubscription) -> None:
+        """Arm all that a new subscription wants."""
+        for obj in self._registry.objects():
+            self.consider(live, obj)
+
+    def consider(self, live: LiveSubscription, obj: Object) -> None:
+        """Arm or disarm an object for a subscription as the processes that map it now require."""
+        pending = live.pending.pop(obj.key, None)
+        self._consider(live, obj)
+        if pending is not None:
+            if considered := live.considered.get(obj.key):
+                considered.is_late = True
+            elif obj.key not in live.barred:
+                live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
+
+    def _consider(self, live: LiveSubscription, obj: Object) -> None:
+        subscription = live.subscription
+        mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
+        if obj.key in live.considered:
+            if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
+                live.unknown_since.pop(obj.key, None)
+            elif self._is_gone(live, obj):
+                self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
+            return
+        selected = selected_sites(subscription.spec, obj, mappings)
+        if not selected or not is_mapped_in_scope(subscription, selected, mappings):
+            return
+        if earlier := live.version_of(obj.key):
+            self._armer.disarm(live, earlier.object, is_awaited=True)
+        owners = subscription.spec.owners
+        if owners is not None:
+            # do not reveal other users' processes, nor the paths under which they map the object
+            visible = belonging(mappings, owners)
+            mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
+            obj = replace(obj, path=next((mapping.path for mapping in mappings.values()), obj.path))
+            selected = selected_sites(subscription.spec, obj, mappings)
+        if not selected:
+            return
+        if reason := self._foreign.why_not(subscription.client.name, obj.key):
+            if obj.key not in live.barred:
+                live.barred[obj.key] = obj
+                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
+            return
+        live.barred.pop(obj.key, None)
+        request = ArmRequest(obj, selected, mappings, is_ephemeral=not self.is_host_file(obj))
+        self._armer.arm(live, request, partial(self._on_gone, live, obj, mappings.keys()))
+
+    def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
+        """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
+        leads = leads_to(obj, self._filesystems)
+        if leads is not None or live.considered[obj.key].is_ephemeral:
+            live.unknown_since.pop(obj.key, None)
+            return not leads
+        return self._clock() - live.unknown_since.setdefault(obj.key, self._clock()) >= _UNKNOWN_SECONDS
+
+    def _on_gone(self, live: LiveSubscription, obj: Object, pids: Collection[int]) -> None:
+        """Try again if other processes map the object now."""
+        if self._registry.mappings(obj.key).keys() - pids:
+            self._consider(live, obj)
+
+    def consider_pending(self, live: LiveSubscription) -> None:
+        """Try again to arm objects that could not be opened."""
+        for considered in list(live.pending.values()):
+            self.consider(live, considered.object)
+
+    def is_host_file(self, obj: Object) -> bool:
+        return is_host_file(obj, self._filesystems)
+
+    def _on_change(self, change: Change) -> None:
+        for live in list(self._live.values()):
+            self.consider(live, change.object)
+
+    def on_write(self, written: set[ObjectKey]) -> None:
+        """Disarm files before anyone maps their new content. If the probes did not change, arm them again soon."""
+        for live in list(self._live.values()):
+            for key in written & live.considered.keys():
+                obj = live.considered[key].object
+                self._armer.disarm(live, obj, is_awaited=True, then=partial(self._consider_later, live, obj))
+
+    def _consider_later(self, live: LiveSubscription, obj: Object) -> None:
+        self._loop.call_later(_REWRITTEN_SECONDS, self._consider_again, live, obj)
+
+    def _consider_again(self, live: LiveSubscription, obj: Object) -> None:
+        if live.subscription.id in self._live:
+            self.consider(live, obj)
