@@ -81,7 +81,7 @@ def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
     """What each pool has to allocate, once all is over that ended until now."""
     engine._reaper.collect()
     engine._endings.begin([]).result(PATIENCE_SECONDS)
-    engine._reconcile([], "")
+    engine._reconciler.reconcile([], "", 0)
     return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
 
 

@@ -42,7 +42,7 @@ def plan_ids(kernel: FakeKernel) -> list[int]:
 
 def collected(engine: BpfEngine) -> None:
     """Allocate again what may be, as with anything that is armed or disarmed."""
-    engine._reconcile([], "")
+    engine._reconciler.reconcile([], "", 0)
 
 
 @pytest.mark.usefixtures("sink")

@@ -1,9 +1,6 @@
 """The bpf engine: one attachment for all subscriptions of a site, and one record for each hit.
 
-    consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
-                                   └─► values, filters ──► plan (what the program does at the site)
-
-`plan.attachments` and `site_plans` decide what has to change; this module decides in which order.
+This module keeps track of who wants which sites; `reconciler` arms them accordingly.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,10 +24,11 @@ from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
-from stapsdtd.capture.bpf.site_plans import SitePlan, source_of
+from stapsdtd.capture.bpf.site_plans import source_of
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target, TargetSite, UnreadMetrics
@@ -54,12 +52,7 @@ class _Subscription:
 
 
 class BpfEngine:
-    """See `capture.engine.Engine`.
-
-    A site is armed once, for all processes that any subscription wants; the program decides which subscriptions want a
-    hit. When consumers come or go, a new plan replaces the old one in the site's slot. When fewer processes or sites
-    are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
-    """
+    """See `capture.engine.Engine`."""
 
     name = "bpf"
 
@@ -81,11 +74,17 @@ class BpfEngine:
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
         self._endings = Endings(loaded.wait_for_hits, self._reader.end)
         self._reaper = EventReaper()
-        self._groups = Groups(
-            owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs)
-        )
+        groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)
+        self._reconciler = Reconciler(
+            tables=self._tables,
+            rings=self._rings,
+            reader=self._reader,
+            groups=groups,
+            endings=self._endings,
+            foreign=self._foreign,
+        )
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects: dict[ObjectKey, ArmedObject] = {}
 
@@ -118,7 +117,7 @@ class BpfEngine:
             else:
                 sites.append(site)
         try:
-            refused = self._reconcile(sites, subscription.owner, subscription_key)
+            refused = self._reconciler.reconcile(sites, subscription.owner, self._buffer_bytes, subscription_key)
         except BaseException:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
@@ -148,10 +147,16 @@ class BpfEngine:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
-        for site, reason in self._reconcile(sites, owner, is_awaited=is_awaited).items():
+        refused = self._reconciler.reconcile(sites, owner, self._buffer_bytes, is_awaited=is_awaited)
+        for site, reason in refused.items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
             self._forget_unwanted(armed)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        """Return how large a ring has to be for all subscriptions."""
+        return max(subscription.buffer_bytes for subscription in self._subscriptions.values())
 
     def ask(self) -> Future[None]:
         return self._reader.ask()
@@ -214,80 +219,6 @@ class BpfEngine:
         if not armed.sites and self._objects.pop(armed.key, None) is not None:
             # records of plans that ended before may still need constants from the file
             self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
-
-    def _reconcile(
-        self,
-        sites: Sequence[ArmedSite],
-        owner: str,
-        newcomer: SubscriptionKey | None = None,
-        *,
-        is_awaited: bool = False,
-    ) -> dict[ArmedSite, str]:
-        """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
-
-        Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
-        to move to another group. owner: of the events to be removed, see `turns`.
-        """
-        refused: dict[ArmedSite, str] = {}
-        for plan in self._endings.collect():
-            self._tables.free_plan(plan.entry)
-        plans = self._new_plans(sites, refused)
-        _forget_consumers(newcomer, refused)
-        if plans:
-            self._reader.begin(plans.values())
-        superseded = self._groups.regroup(sites, plans, refused)
-        _forget_consumers(newcomer, refused)
-        ended = [plan for site, plan in plans.items() if site in refused]
-        ended += self._switch(
-            dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
-            {site: plan for site, plan in plans.items() if site not in refused},
-        )
-        for group in superseded:
-            self._groups.detach(group, owner, is_awaited=is_awaited)
-        if ended:
-            self._endings.begin(ended)
-        return refused
-
-    def _new_plans(self, sites: Iterable[ArmedSite], refused: dict[ArmedSite, str]) -> dict[ArmedSite, ActivePlan]:
-        """Make plans before anything is armed or moved: a refusal changes nothing, and every hit finds its plan."""
-        plans = {}
-        for site in sites:
-            if site.is_wanted:
-                try:
-                    plans[site] = self._plan(site)
-                except (TableFullError, OSError, ValueError) as error:
-                    refused[site] = str(error)
-        return plans
-
-    def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:
-        """Point the sites' slots to their groups and new plans. Return the plans that were replaced."""
-        ended = []
-        for site in sites:
-            plan = plans.get(site, site.plan if site.consumers else None)
-            if plan is None or site.group is None:
-                self._tables.set_slot(site.slot, 0, 0)
-            else:
-                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
-            if site.plan is not None and site.plan is not plan:
-                ended.append(site.plan)
-                self._foreign.end(site.plan)
-            if plan is not None and site.plan is not plan:
-                self._foreign.begin(site.object.key, plan, site.keys_with_foreign_hits)
-            site.plan = plan
-        return ended
-
-    def _plan(self, site: ArmedSite) -> ActivePlan:
-        """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
-        plan = SitePlan.of(site)
-        buffer_bytes = max(subscription.buffer_bytes for subscription in self._subscriptions.values())
-        self._rings.provide(plan.emission.record_classes, buffer_bytes)
-        return plan.active(self._tables.allocate_plan(plan.spec))
-
-
-def _forget_consumers(subscription_key: SubscriptionKey | None, sites: Iterable[ArmedSite]) -> None:
-    if subscription_key is not None:
-        for site in sites:
-            site.consumers.pop(subscription_key, None)
 
 
 def _filter(target: Target, wanted: TargetSite) -> Filter:

@@ -1,0 +1,125 @@
+"""Brings what is armed in line with what its consumers want.
+
+    consumers of all subscriptions ──► scope ──► groups (tracefs events, patched processes)
+                                   └─► values, filters ──► plan (what the program does at the site)
+
+`plan.attachments` and `site_plans` decide what has to change; this module decides in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stapsdtd.capture.bpf.armed import ArmedSite
+from stapsdtd.capture.bpf.endings import Endings
+from stapsdtd.capture.bpf.foreign import ForeignHits
+from stapsdtd.capture.bpf.groups import Groups
+from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.reader import Reader
+from stapsdtd.capture.bpf.reading import ActivePlan
+from stapsdtd.capture.bpf.ring_set import RingSet
+from stapsdtd.capture.bpf.site_plans import SitePlan
+from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.engine import SubscriptionKey
+
+
+class Reconciler:
+    """Called from one thread.
+
+    A site is armed once, for all processes that any subscription wants; the program decides which subscriptions want a
+    hit. When consumers come or go, a new plan replaces the old one in the site's slot. When fewer processes or sites
+    are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        tables: Tables,
+        rings: RingSet,
+        reader: Reader,
+        groups: Groups,
+        endings: Endings,
+        foreign: ForeignHits,
+    ) -> None:
+        self._tables = tables
+        self._rings = rings
+        self._reader = reader
+        self._groups = groups
+        self._endings = endings
+        self._foreign = foreign
+
+    def reconcile(
+        self,
+        sites: Sequence[ArmedSite],
+        owner: str,
+        buffer_bytes: int,
+        newcomer: SubscriptionKey | None = None,
+        *,
+        is_awaited: bool = False,
+    ) -> dict[ArmedSite, str]:
+        """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
+
+        Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
+        to move to another group. owner: of the events to be removed, see `turns`. buffer_bytes: of each ring.
+        """
+        refused: dict[ArmedSite, str] = {}
+        for plan in self._endings.collect():
+            self._tables.free_plan(plan.entry)
+        plans = self._new_plans(sites, buffer_bytes, refused)
+        _forget_consumers(newcomer, refused)
+        if plans:
+            self._reader.begin(plans.values())
+        superseded = self._groups.regroup(sites, plans, refused)
+        _forget_consumers(newcomer, refused)
+        ended = [plan for site, plan in plans.items() if site in refused]
+        ended += self._switch(
+            dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
+            {site: plan for site, plan in plans.items() if site not in refused},
+        )
+        for group in superseded:
+            self._groups.detach(group, owner, is_awaited=is_awaited)
+        if ended:
+            self._endings.begin(ended)
+        return refused
+
+    def _new_plans(
+        self, sites: Iterable[ArmedSite], buffer_bytes: int, refused: dict[ArmedSite, str]
+    ) -> dict[ArmedSite, ActivePlan]:
+        """Make plans before anything is armed or moved: a refusal changes nothing, and every hit finds its plan."""
+        plans = {}
+        for site in sites:
+            if site.is_wanted:
+                try:
+                    plans[site] = self._plan(site, buffer_bytes)
+                except (TableFullError, OSError, ValueError) as error:
+                    refused[site] = str(error)
+        return plans
+
+    def _plan(self, site: ArmedSite, buffer_bytes: int) -> ActivePlan:
+        """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
+        plan = SitePlan.of(site)
+        self._rings.provide(plan.emission.record_classes, buffer_bytes)
+        return plan.active(self._tables.allocate_plan(plan.spec))
+
+    def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:
+        """Point the sites' slots to their groups and new plans. Return the plans that were replaced."""
+        ended = []
+        for site in sites:
+            plan = plans.get(site, site.plan if site.consumers else None)
+            if plan is None or site.group is None:
+                self._tables.set_slot(site.slot, 0, 0)
+            else:
+                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
+            if site.plan is not None and site.plan is not plan:
+                ended.append(site.plan)
+                self._foreign.end(site.plan)
+            if plan is not None and site.plan is not plan:
+                self._foreign.begin(site.object.key, plan, site.keys_with_foreign_hits)
+            site.plan = plan
+        return ended
+
+
+def _forget_consumers(subscription_key: SubscriptionKey | None, sites: Iterable[ArmedSite]) -> None:
+    if subscription_key is not None:
+        for site in sites:
+            site.consumers.pop(subscription_key, None)
