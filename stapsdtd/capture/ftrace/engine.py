@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target
-from stapsdtd.capture.ftrace.decode import EVERYTHING, Decoder, PidsOf, SiteConsumer
+from stapsdtd.capture.ftrace.consumers import consumers_of
+from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, SiteConsumer
 from stapsdtd.capture.ftrace.executor import Executor
+from stapsdtd.capture.ftrace.instances import Instances
 from stapsdtd.capture.ftrace.reader import Reader
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
+from stapsdtd.model import Argument, Capture, Object, ObjectKey, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.plan.steps import Enable, changes
-from stapsdtd.query.actions import Emit
-from stapsdtd.query.expression import ArgumentValue, Expression, Field
-from stapsdtd.query.program import comparisons, compile_for, why_not
 from stapsdtd.runtime.futures import finished
 
 _log = logging.getLogger(__name__)
 
-_WAKE_PERCENT = 25
 _EPHEMERAL_BUFFER_KIB = 256
 _MAX_EPHEMERAL = 128
 _TOO_MANY_EPHEMERAL = (
     f"the ftrace engine arms at most {_MAX_EPHEMERAL} memfds, deleted files and containers' files for a subscription"
 )
 NOT_OWN = 'the ftrace engine cannot tell whose process fires, so it serves roles with trace = "all"; the bpf engine can'
-_TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
 _NO_STRINGS = (
     "strings of more than a page make the kernel warn (trace_uprobe.c, prepare_uprobe_buffer), "
     "and kernel.panic_on_warn makes a warning bring this host down"
@@ -68,16 +64,11 @@ class FtraceEngine:
 
     def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf, max_buffer_bytes: int = 1 << 40) -> None:
         """max_buffer_bytes: of all instances' rings together."""
-        self._max_buffer_bytes = max_buffer_bytes
-        self._buffer_bytes: dict[Instance, int] = {}
         self._tracefs = tracefs
-        self._owner = owner
         self._executor = Executor(tracefs, owner.group)
+        self._instances = Instances(tracefs, owner, max_buffer_bytes, self._executor.instance_gone)
         self._reader = Reader(tracefs, pids_of)
-        self._serials = itertools.count(1)
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
-        self._doomed: list[Instance] = []
-        self._is_retrying = False
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
         subscription = _Subscription(sink, kernel_buffer_kib)
@@ -93,29 +84,19 @@ class FtraceEngine:
         self, subscription_key: SubscriptionKey, subscription: _Subscription, buffer_kib: int
     ) -> Instance:
         """Raises LimitReachedError and TracefsRejectedError."""
-        buffer_bytes = buffer_kib * 1024 * len(online_cpus())
-        if sum(self._buffer_bytes.values()) + buffer_bytes > self._max_buffer_bytes:
-            raise LimitReachedError(
-                f"{buffer_kib} KiB for each CPU are more than is left of the {self._max_buffer_bytes >> 20} MiB "
-                "that this server allows for all kernel buffers"
-            )
-        instance = self._owner.instance(next(self._serials))
-        self._tracefs.make_instance(instance)
-        self._buffer_bytes[instance] = buffer_bytes
-        base = f"instances/{instance}"
+        instance = self._instances.make(buffer_kib)
         try:
-            self._tracefs.write(f"{base}/trace_clock", "mono")
-            # a full ring drops new events and counts each; one that overwrites may miscount the old ones
-            self._tracefs.write(f"{base}/options/overwrite", "0")
-            self._tracefs.write(f"{base}/buffer_size_kb", str(buffer_kib))
-            self._tracefs.write(f"{base}/buffer_percent", str(_WAKE_PERCENT))
-            self._exclude_in(instance, subscription.excluded)
+            self._instances.exclude(instance, subscription.excluded)
             self._reader.add(subscription_key, instance, online_cpus(), buffer_kib)
         except BaseException:
-            self._doomed.append(instance)
-            self._remove_doomed()
+            self._discard(instance)
             raise
         return instance
+
+    def _discard(self, instance: Instance) -> None:
+        """Remove an instance, and then the events whose removal would have emptied its rings."""
+        self._instances.discard(instance)
+        self._reconcile()
 
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
         """Keep processes from leaving events: a client traced while it handles events would cause more without end.
@@ -125,19 +106,16 @@ class FtraceEngine:
         """
         new = pids - subscription.excluded
         for instance in subscription.instances.values():
-            self._exclude_in(instance, new)
+            self._instances.exclude(instance, new)
         # last, so that what fails is tried again
         subscription.excluded |= new
 
-    def _exclude_in(self, instance: Instance, pids: Iterable[int]) -> None:
-        threads = sorted({thread for pid in pids for thread in procfs.thread_ids(pid)})
-        if threads:
-            self._tracefs.append(f"instances/{instance}/set_event_notrace_pid", " ".join(map(str, threads)))
-
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[subscription_key]
+        if target.owners is not None:
+            return [Refusal(wanted.site, NOT_OWN) for wanted in target.sites]
         key = target.object.key
-        consumers, refusals = _consumers(target)
+        consumers, refusals = consumers_of(target)
         if not consumers:
             return refusals
         self._reader.exclude(subscription_key, target.exclude_pids | target.exclude_later)
@@ -195,16 +173,13 @@ class FtraceEngine:
             for spec in specs
         }
 
-    def _reconcile(self) -> None:
+    def _reconcile(self, log_level: int = logging.WARNING) -> None:
         """Disarm and remove events that nobody wants. What the kernel refuses is tried again; see retry_cleanup()."""
         for step in changes(self._wanted(), self._executor.state()):
             try:
                 self._executor.run([step])
             except TracefsRejectedError as error:
-                self._log_refusal(error)
-
-    def _log_refusal(self, error: TracefsRejectedError) -> None:
-        _log.log(logging.DEBUG if self._is_retrying else logging.WARNING, "%s; trying again later", error)
+                _log.log(log_level, "%s; trying again later", error)
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[subscription_key]
@@ -233,8 +208,7 @@ class FtraceEngine:
             hits = None if subscription.excluded else self._hits(instance)
             self._reader.finish(subscription_key, instance, hits)
         finally:
-            self._doomed.append(instance)
-            self._remove_doomed()
+            self._discard(instance)
 
     def _hits(self, instance: Instance) -> int | None:
         try:
@@ -242,19 +216,6 @@ class FtraceEngine:
         except OSError as error:
             _log.warning("cannot count hits, so events too large for the ring are not reported as lost: %s", error)
             return None
-
-    def _remove_doomed(self) -> None:
-        """Remove instances and their events. One that someone has open is busy, and is tried again later."""
-        for instance in list(self._doomed):
-            try:
-                self._tracefs.remove_instance(instance)
-            except TracefsRejectedError as error:
-                self._log_refusal(error)
-            else:
-                self._doomed.remove(instance)
-                self._buffer_bytes.pop(instance, None)
-                self._executor.instance_gone(instance)
-        self._reconcile()
 
     def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
         fetched = fetch(capture, argument, architecture)
@@ -279,54 +240,13 @@ class FtraceEngine:
         return {}
 
     def retry_cleanup(self) -> None:
-        self._is_retrying = True
-        try:
-            self._remove_doomed()
-        finally:
-            self._is_retrying = False
+        self._instances.remove_discarded(logging.DEBUG)
+        self._reconcile(logging.DEBUG)
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.stop)
-            steps.callback(self._remove_doomed)
+            steps.callback(self._reconcile)
+            steps.callback(self._instances.remove_discarded)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
-
-
-def _consumers(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Refusal]]:
-    """Return the sites to arm, with all values to fetch and their consumers, and refusals of the others."""
-    consumers: dict[SiteCapture, SiteConsumer] = {}
-    refusals: list[Refusal] = []
-    for wanted in target.sites:
-        if target.owners is not None:
-            refusals.append(Refusal(wanted.site, NOT_OWN))
-            continue
-        program = EVERYTHING
-        if target.predicate is not None:
-            reason = _untestable(target.predicate, wanted.site, target.object.parsed.architecture)
-            if reason is not None:
-                refusals.append(Refusal(wanted.site, reason))
-                continue
-            program = compile_for(target.predicate, wanted.site)
-        match wanted.action:
-            case Emit(captures):
-                tested = [each for each in map(Capture, program.arguments) if each not in captures]
-                fetched = SiteCapture(wanted.site, (*captures, *tested))
-                consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.pids, program)
-    return consumers, refusals
-
-
-def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
-    """Return why this engine cannot test a predicate at a site, or None if it can."""
-    reason = why_not(predicate, site)
-    if reason is not None:
-        return reason
-    for comparison in comparisons(predicate):
-        match comparison.subject:
-            case ArgumentValue(index):
-                fetched = fetch(Capture(index), site.arguments[index], architecture)
-                if isinstance(fetched, Unavailable):
-                    return f"cannot filter by arg{index}: {fetched.reason}"
-            case Field() as subject if subject not in _TESTABLE:
-                return f"the ftrace engine cannot filter by {subject.value}; the bpf engine can"
-    return None

@@ -1,0 +1,49 @@
+"""What the ftrace engine has to fetch and test at a target's sites, or why it cannot."""
+
+from __future__ import annotations
+
+from stapsdtd.capture.engine import Refusal, Target
+from stapsdtd.capture.ftrace.decode import EVERYTHING, SiteConsumer
+from stapsdtd.model import Capture, Site, SiteCapture, Unavailable
+from stapsdtd.plan.fetch import fetch
+from stapsdtd.query.actions import Emit
+from stapsdtd.query.expression import ArgumentValue, Expression, Field
+from stapsdtd.query.program import comparisons, compile_for, why_not
+
+_TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
+
+
+def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Refusal]]:
+    """Return the sites to arm, with all values to fetch and their consumers, and refusals of the others."""
+    consumers: dict[SiteCapture, SiteConsumer] = {}
+    refusals: list[Refusal] = []
+    for wanted in target.sites:
+        program = EVERYTHING
+        if target.predicate is not None:
+            reason = _untestable(target.predicate, wanted.site, target.object.parsed.architecture)
+            if reason is not None:
+                refusals.append(Refusal(wanted.site, reason))
+                continue
+            program = compile_for(target.predicate, wanted.site)
+        match wanted.action:
+            case Emit(captures):
+                tested = [each for each in map(Capture, program.arguments) if each not in captures]
+                fetched = SiteCapture(wanted.site, (*captures, *tested))
+                consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.pids, program)
+    return consumers, refusals
+
+
+def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
+    """Return why this engine cannot test a predicate at a site, or None if it can."""
+    reason = why_not(predicate, site)
+    if reason is not None:
+        return reason
+    for comparison in comparisons(predicate):
+        match comparison.subject:
+            case ArgumentValue(index):
+                fetched = fetch(Capture(index), site.arguments[index], architecture)
+                if isinstance(fetched, Unavailable):
+                    return f"cannot filter by arg{index}: {fetched.reason}"
+            case Field() as subject if subject not in _TESTABLE:
+                return f"the ftrace engine cannot filter by {subject.value}; the bpf engine can"
+    return None
