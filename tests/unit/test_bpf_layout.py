@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stapsdtd.capture.bpf import encode, layout, tables
+from stapsdtd.capture.bpf import layout
 from stapsdtd.query import program
 from tests.support import ROOT
 from tests.unit.btf import Btf, Member
@@ -37,7 +37,12 @@ def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("packed", "dtype"), [(encode._OPERAND, layout.OPERAND), (encode._TEST, layout.TEST), (tables._PLAN, layout.PLAN)]
+    ("packed", "dtype"),
+    [
+        (layout.PACKED_OPERAND, layout.OPERAND),
+        (layout.PACKED_TEST, layout.TEST),
+        (layout.PACKED_PLAN, layout.PLAN),
+    ],
 )
 def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any]) -> None:
     """Every field gets its own number, and is found again."""

