@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
-import pytest
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.bpf.pool import Pool
-from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.bpf.pool import Pool, TableFullError
 from stapsdtd.capture.engine import Refusal, Target
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -22,7 +19,7 @@ from stapsdtd.model import Capture, Object, Register, Site
 from stapsdtd.query.expression import Expression
 from stapsdtd.query.parse import parse
 from tests.support import wait_for
-from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeKernel, RecordingSink, descriptors_of
+from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeKernel, RecordingSink, descriptors_of, record
 from tests.unit.samples import argument, captured, sample_object, site, wanted_site
 
 OWNER = Owner(1, 2, 3)
@@ -36,12 +33,19 @@ TABLES = {
     "slots": "sites", "index": "groups", "plans": "plans", "operands": "operands", "tests": "tests",
     "counters": "counters",
 }  # fmt: skip
-"""Pools of Tables, and what a refusal calls them."""
+"""`Pools`, and what a refusal calls them."""
 
 
 def made_engine(kernel: FakeKernel, tracefs: str = "/nowhere", *, max_buffer_bytes: int = 1 << 40) -> BpfEngine:
     return BpfEngine(
-        Tracefs(tracefs), OWNER, kernel.loaded, kernel.paging, max_buffer_bytes, make_event=kernel.make_event
+        Tracefs(tracefs),
+        OWNER,
+        kernel.loaded,
+        kernel.paging,
+        max_buffer_bytes,
+        make_event=kernel.make_event,
+        tables=kernel.tables,
+        reaper=kernel.reaper,
     )
 
 
@@ -77,25 +81,58 @@ def refused(refusals: Sequence[Refusal]) -> dict[str, str]:
     return {refusal.site.name: refusal.reason for refusal in refusals}
 
 
-def free(engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
+def take_all(pool: Pool) -> list[tuple[int, int]]:
+    """Allocate all that is free. Return the runs, the largest first."""
+    runs, count = [], 1 << 20
+    while count:
+        try:
+            runs.append((pool.allocate(count), count))
+        except TableFullError:
+            count //= 2
+    return runs
+
+
+def give_back(pool: Pool, runs: Sequence[tuple[int, int]]) -> None:
+    for start, count in runs:
+        pool.free(start, count)
+
+
+def free(kernel: FakeKernel, engine: BpfEngine) -> dict[str, list[tuple[int, int]]]:
     """What each pool has to allocate, once all is over that ended until now."""
-    engine._reaper.collect()
-    engine._endings.begin([]).result(PATIENCE_SECONDS)
-    engine._reconciler.reconcile([], "", 0)
-    return {name: deepcopy(pool(engine, name)._free) for name in TABLES}
+    # the reaper's worker is done with it; the second subscription to go frees what ended with the first
+    kernel.reaper.collect()
+    for _ in range(2):
+        opened(engine, -1, 1)
+        closed(engine, -1)
+    runs = {name: take_all(pool(kernel, name)) for name in TABLES}
+    for name in TABLES:
+        give_back(pool(kernel, name), runs[name])
+    return runs
 
 
-def pool(engine: BpfEngine, name: str) -> Pool:
-    found = getattr(engine._tables, f"_free_{name}")
-    return found if isinstance(found, Pool) else found._pool
+def pool(kernel: FakeKernel, name: str) -> Pool:
+    """One of `Pools`."""
+    found: Pool = getattr(kernel.pools, name)
+    return found
 
 
 def nothing_is_left(engine: BpfEngine, kernel: FakeKernel, before: dict[str, list[tuple[int, int]]]) -> None:
-    assert free(engine) == before
+    assert free(kernel, engine) == before
     assert not np.frombuffer(kernel.loaded.table(".bss.slots"), "u8").any()
     assert not np.frombuffer(kernel.loaded.table(".bss.index"), "u4").any()
-    assert (engine._reader._plans, engine._reader._counters._by_cell, engine._objects) == ({}, {}, {})
+    assert (engine.metrics().attachments, engine.metrics().groups) == (0, 0)
     assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
+    plans_are_forgotten(engine, kernel)
+
+
+def plans_are_forgotten(engine: BpfEngine, kernel: FakeKernel) -> None:
+    """Records of plans that ended are nobody's."""
+    strays = engine.metrics().strays + len(kernel.tables.generations)
+    while kernel.tables.generations:
+        ring = kernel.loaded.rings[0]
+        assert ring.put(record(ring.stride, kernel.tables.generations.pop()))
+        kernel.loaded.wake_up(ring)
+    wait_for(lambda: engine.metrics().strays == strays, "the records to be nobody's")
 
 
 def rejecting(text: str) -> Callable[[str], Exception | None]:
@@ -105,26 +142,18 @@ def rejecting(text: str) -> Callable[[str], Exception | None]:
 
 def quiesced(engine: BpfEngine) -> None:
     """Wait until what was written is delivered."""
-    wait_for(lambda: not any(ring.filled for ring in engine._reader._rings), "the rings to be empty")
-    engine._reader._jobs.call(lambda: None)
+    wait_for(lambda: not any(ring.filled_bytes for ring in engine.metrics().rings), "the rings to be empty")
+    engine.ask().result(PATIENCE_SECONDS)
 
 
 class Traffic:
     """Hits a site before each step of the kernel's and each change of a slot; fired counts the hits."""
 
-    def __init__(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *hits: tuple[Site, int]) -> None:
+    def __init__(self, kernel: FakeKernel, *hits: tuple[Site, int]) -> None:
         self.fired = 0
         self._kernel = kernel
         self._hits = hits
-        set_slot = Tables.set_slot
-
-        def set_slot_amid_hits(changed: Tables, slot: int, group: int, plan: int) -> None:
-            self.fire()
-            set_slot(changed, slot, group, plan)
-            self.fire()
-
-        kernel.before_step = kernel.after_arming = self.fire
-        monkeypatch.setattr(Tables, "set_slot", set_slot_amid_hits)
+        kernel.before_step = kernel.after_arming = kernel.tables.around_slot_change = self.fire
 
     def fire(self) -> None:
         for each, pid in self._hits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from stapsdtd.capture.bpf.engine import BpfEngine
 from tests.unit.bpf_rig import made_engine, opened
-from tests.unit.fake_bpf import FakeKernel, RecordingSink, descriptors_of
+from tests.unit.fake_bpf import FakeKernel, RecordingSink, descriptors_of, running
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -20,7 +21,7 @@ settings.load_profile("patient")
 def kernel(tmp_path: Path) -> Iterator[FakeKernel]:
     binary = tmp_path / "app"
     binary.touch()
-    with FakeKernel(str(binary)).in_place() as made:
+    with closing(FakeKernel(str(binary))) as made:
         yield made
 
 
@@ -33,7 +34,7 @@ def engine(kernel: FakeKernel) -> Iterator[BpfEngine]:
     made.shutdown()
     assert (kernel.events, descriptors_of(kernel.path)) == ({}, 0)
     assert kernel.loaded.is_closed
-    assert not made._reader._thread.is_alive()
+    assert not running("stapsdtd-reader")
 
 
 @pytest.fixture

@@ -14,23 +14,28 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
-import pytest
 
 from stapsdtd.arch import ARCHITECTURES
-from stapsdtd.capture.bpf import layout, reaper, rings
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
-from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.capture.bpf.rings import Records, Ring
+from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanId, PlanSpec, Pools, Slot, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.columns import U64
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
 from tests.unit.samples import event_rows
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CPUS = 2
 PROGRAM = 77
@@ -48,15 +53,20 @@ _COMPARE: dict[int, Callable[[int, int], bool]] = {
 
 
 class RecordingSink:
-    """calls: what each delivery brought, as (time_ns, pid, tid, cpu, comm, site_id, values…)."""
+    """calls: what each delivery brought, as (time_ns, pid, tid, cpu, comm, site_id, values…).
+
+    before_delivery is called first, and may raise.
+    """
 
     def __init__(self) -> None:
+        self.before_delivery: Callable[[], None] = lambda: None
         self.calls: list[list[tuple[Any, ...]]] = []
         self.losses: Counter[LossStage] = Counter()
         self.fired_count = 0
         self.filtered_count = 0
 
     def deliver(self, batch: EventBatch) -> None:
+        self.before_delivery()
         self.calls.append(event_rows(batch))
 
     def fired(self, count: int) -> None:
@@ -104,17 +114,30 @@ def record(
 
 
 class MemoryRing(Ring):
-    """The second mapping of the data is a copy: everything is written twice. Needs `rings.create_ring` replaced."""
+    """The second mapping of the data is a copy: everything is written twice.
+
+    before_peek and before_raw are called first, and may raise.
+    """
 
     def __init__(self, stride: int, size: int) -> None:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        super().__init__(stride, size)
+        self.before_peek: Callable[[], None] = lambda: None
+        self.before_raw: Callable[[], None] = lambda: None
+        super().__init__(stride, size, create=_memory)
         self._memory = mmap.mmap(self._descriptor, 2 * _PAGE + 2 * size)
         self._produced = 0
         self.is_closed = False
 
     def fileno(self) -> int:
         return self._wake
+
+    def peek(self, most: int) -> Records:
+        self.before_peek()
+        return super().peek(most)
+
+    def raw(self) -> memoryview:
+        self.before_raw()
+        return super().raw()
 
     def close(self) -> None:
         assert not self.is_closed
@@ -159,7 +182,8 @@ class MemoryRing(Ring):
 
 class FakeLoaded(Loaded):
     """puts: (class, size) of each ring that the program was given. share: how many records of a process go to a spare
-    ring where there is no room. waits_refused: what the next waits for hits raise, one each.
+    ring where there is no room. waits_refused: what the next waits for hits raise, one each. waits: how many began.
+    before_reader_waits: is called first, and may raise.
     """
 
     def __init__(self) -> None:
@@ -182,7 +206,11 @@ class FakeLoaded(Loaded):
         self.share = 0
         self.shares: Counter[int] = Counter()
         self.refuse_rings: OSError | None = None
+        self.refuse_puts: OSError | None = None
+        self.after_put: Callable[[], None] = lambda: None
         self.waits_refused: list[OSError] = []
+        self.waits = 0
+        self.before_reader_waits: Callable[[bool], None] = lambda _waits: None
         self._under_way = set[object]()
         self._one_is_over = threading.Condition()
 
@@ -196,10 +224,13 @@ class FakeLoaded(Loaded):
         return self.made[-1]
 
     def put_ring(self, record_class: int, ring: int) -> None:
+        if self.refuse_puts is not None:
+            raise self.refuse_puts
         (found,) = (each for each in self.made if not each.is_closed and each.fileno() == ring)
         assert found.stride == layout.STRIDES[record_class]
         self.rings[record_class] = found
         self.puts.append((record_class, found.size))
+        self.after_put()
 
     def put_spare(self, record_class: int, ring: int) -> None:
         (found,) = (each for each in self.made if not each.is_closed and each.fileno() == ring)
@@ -216,6 +247,7 @@ class FakeLoaded(Loaded):
         del self.rings[record_class]
 
     def set_reader_waits(self, waits: bool) -> None:
+        self.before_reader_waits(waits)
         self.reader_waits = waits
 
     def hit_begins(self, hit: object) -> None:
@@ -229,6 +261,7 @@ class FakeLoaded(Loaded):
 
     def wait_for_hits(self) -> None:
         """As synchronize_rcu() does: hits that begin meanwhile are not waited for."""
+        self.waits += 1
         if self.waits_refused:
             raise self.waits_refused.pop()
         with self._one_is_over:
@@ -249,20 +282,56 @@ class FakeLoaded(Loaded):
         self.is_closed = True
 
 
-class _AtOnce:
-    """In place of a ThreadPoolExecutor."""
+class FakeTables(Tables):
+    """around_slot_change: is called before and after each. generations: of all plans that were allocated.
 
-    def __init__(self, workers: int, name: str) -> None:
-        assert (workers, name) == (1, "stapsdtd-reaper")
+    refuse_totals: what totals() raises.
+    """
 
-    def submit(self, work: Callable[..., None], *arguments: object) -> Future[None]:
-        done: Future[None] = Future()
-        work(*arguments)
-        done.set_result(None)
+    def __init__(self, table: Callable[[str], mmap.mmap], cpus: int, pools: Pools | None = None) -> None:
+        super().__init__(table, cpus, pools)
+        self.around_slot_change: Callable[[], None] = lambda: None
+        self.generations: list[Generation] = []
+        self.refuse_totals: Exception | None = None
+
+    def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
+        self.around_slot_change()
+        super().set_slot(slot, group, plan)
+        self.around_slot_change()
+
+    def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
+        entry = super().allocate_plan(plan)
+        self.generations.append(entry.generation)
+        return entry
+
+    def totals(self) -> U64:
+        if self.refuse_totals is not None:
+            raise self.refuse_totals
+        return super().totals()
+
+
+class AtOnce(Executor):
+    """Works in the caller's thread: at once or, while it is held, not before it is shut down."""
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self._held: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        done: Future[T] = Future()
+
+        def work() -> None:
+            done.set_result(fn(*args, **kwargs))
+
+        if self.is_held:
+            self._held.append(work)
+        else:
+            work()
         return done
 
-    def shutdown(self) -> None:
-        pass
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        for work in self._held:
+            work()
 
 
 class FakeEvent:
@@ -315,6 +384,10 @@ class FakeKernel:
     def __init__(self, path: str) -> None:
         self.path = path
         self.loaded = FakeLoaded()
+        self.pools = Pools()
+        self.tables = FakeTables(self.loaded.table, self.loaded.cpus, self.pools)
+        self.reaper_worker = AtOnce()
+        self.reaper = EventReaper(worker=self.reaper_worker)
         self.events: dict[str, FakeEvent] = {}
         self.log: list[str] = []
         self.memory: dict[int, bytes] = {}
@@ -325,12 +398,7 @@ class FakeKernel:
         self.before_step: Callable[[], None] = lambda: None
         self.after_arming: Callable[[], None] = lambda: None
 
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[FakeKernel]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rings, "create_ring", memory)
-            patch.setattr(reaper, "ThreadPoolExecutor", _AtOnce)
-            yield self
+    def close(self) -> None:
         for ring in [*self.loaded.made, *self.loaded.spares.values()]:
             if not ring.is_closed:
                 ring.close()
@@ -515,11 +583,21 @@ class _Hit:
         return is_written
 
 
-def memory(size: int) -> int:
+def _memory(size: int) -> int:
     """In place of create_ring."""
     descriptor = os.memfd_create("ring")
     os.ftruncate(descriptor, 2 * _PAGE + 2 * size)
     return descriptor
+
+
+def running(name: str) -> list[threading.Thread]:
+    """The threads of this name that have not ended."""
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def lasting_descriptors() -> int:
+    """How many this process has open, but for the memory of rings, which goes when nothing refers to it."""
+    return len(os.listdir("/proc/self/fd")) - descriptors_of("/memfd:ring (deleted)")
 
 
 def descriptors_of(path: str) -> int:

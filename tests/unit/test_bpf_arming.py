@@ -24,6 +24,7 @@ from tests.unit.bpf_rig import (
     quiesced,
     refused,
     rejecting,
+    take_all,
     taking,
     target,
     wide,
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_sites_that_the_kernel_refuses_are_found_among_many(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     found = sample_object(*(site(f"n{number}", 16 * number, [argument(Constant(number))]) for number in range(50)))
     bad = {16 * number for number in (3, 17, 18, 49)}
     reject = rejecting("define")
@@ -68,7 +69,7 @@ def test_sites_that_the_kernel_refuses_are_found_among_many(
 def test_refusal_of_an_event_leaves_nothing(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, step: str, error: Exception
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     kernel.fail = lambda found: error if found.startswith(step) else None
     assert refused(engine.arm(1, target(kernel, A, pids={7, 8}))) == {"a": str(error)}
     nothing_is_left(engine, kernel, before)
@@ -80,11 +81,11 @@ def test_refusal_of_an_event_leaves_nothing(
 
 
 def test_refusal_of_all_processes_leaves_some_armed(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel, A, pids={7}))
     kernel.fail = lambda step: OSError(errno.EPERM, "not all") if step.endswith("None") else None
-    traffic = Traffic(kernel, monkeypatch, (A, 7))
+    traffic = Traffic(kernel, (A, 7))
     assert refused(engine.arm(2, target(kernel, A))) == {"a": "[Errno 1] not all"}
     assert kernel.scopes == {"g0": {7}}
     closed(engine, 2)
@@ -148,14 +149,13 @@ def test_refused_newcomer_of_all_processes_costs_the_others_no_hit(
     engine: BpfEngine,
     sink: RecordingSink,
     other: RecordingSink,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = wide(1, 40)
     found = sample_object(both)
     low, high = (captured(both, *map(Capture, range(begin, begin + 20))) for begin in (0, 20))
     engine.arm(1, Target(found, kernel.path, (wanted_site(low, 1, frozenset({7})),)))
     kernel.steps()
-    traffic = Traffic(kernel, monkeypatch, (both, 7))
+    traffic = Traffic(kernel, (both, 7))
     assert list(refused(engine.arm(2, Target(found, kernel.path, (wanted_site(high, 1),))))) == [both.name]
     assert kernel.steps() == []
     traffic.fire()
@@ -169,7 +169,7 @@ def test_site_moves_though_there_is_no_room_for_a_new_plan(
 ) -> None:
     engine.arm(1, target(kernel, A, pids={7}))
     engine.arm(2, target(kernel, A))
-    pool(engine, "plans")._free = []
+    take_all(pool(kernel, "plans"))
     closed(engine, 2)
     assert list(kernel.scopes.values()) == [{7}]
     kernel.hit(A.site_offset, pid=7, rdi=5)
@@ -218,7 +218,7 @@ def test_further_process_that_cannot_be_armed_is_a_refusal_of_this_site_alone(
 
 @pytest.mark.usefixtures("sink")
 def test_file_that_cannot_be_opened_leaves_nothing(kernel: FakeKernel, engine: BpfEngine, tmp_path: Path) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     with pytest.raises(FileNotFoundError):
         engine.arm(1, Target(FOUND, str(tmp_path / "gone"), target(kernel).sites))
     nothing_is_left(engine, kernel, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,33 @@ from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.model import FileOffset, ReadOnlySegment, Vaddr
 
 ALL_BITS = (1 << 64) - 1
+
+
+class Calls:
+    """The module os; errors: what its functions raise, by name. advised: the arguments of posix_fadvise."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, int] = {}
+        self.advised: list[tuple[int, int, int]] = []
+
+    def _fail(self, name: str) -> None:
+        if number := self.errors.get(name):
+            raise OSError(number, os.strerror(number))
+
+    def preadv(self, fd: int, buffers: list[bytearray], offset: int, flags: int, /) -> int:
+        self._fail("preadv")
+        return os.preadv(fd, buffers, offset, flags)
+
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes:
+        self._fail("pread")
+        return os.pread(fd, length, offset)
+
+    def posix_fadvise(self, fd: int, offset: int, length: int, advice: int, /) -> None:
+        self._fail("posix_fadvise")
+        self.advised.append((offset, length, advice))
+        os.posix_fadvise(fd, offset, length, advice)
+
+
 TEXT = ReadOnlySegment(Vaddr(0x401000), FileOffset(0x1000), 0x800)
 RODATA = ReadOnlySegment(Vaddr(0x500000), FileOffset(0x2000), 0x100)
 SITE = FileOffset(0x1010)
@@ -33,8 +60,13 @@ def descriptor(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def constants(descriptor: int) -> SiteConstants:
-    found = SiteConstants.around(ReadOnlyFile(descriptor, [TEXT, RODATA]), SITE)
+def calls() -> Calls:
+    return Calls()
+
+
+@pytest.fixture
+def constants(descriptor: int, calls: Calls) -> SiteConstants:
+    found = SiteConstants.around(ReadOnlyFile(descriptor, [TEXT, RODATA], calls=calls), SITE)
     assert found is not None
     return found
 
@@ -121,59 +153,35 @@ def test_file_that_became_shorter_has_no_constants(tmp_path: Path, constants: Si
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_file_system_that_cannot_say_whether_it_would_wait_is_read_nevertheless(
-    constants: SiteConstants, monkeypatch: pytest.MonkeyPatch, number: int
+    constants: SiteConstants, calls: Calls, number: int
 ) -> None:
     """Such as overlayfs before it passed RWF_NOWAIT on."""
-
-    def refuses(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "preadv", refuses)
+    calls.errors["preadv"] = number
     assert constants.text(distance(0x500010), 64) == b"a text"
 
 
-def test_what_would_have_to_be_waited_for_is_had_later(
-    constants: SiteConstants, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    advised: list[tuple[int, int, int]] = []
-
-    def would_wait(*_: object) -> int:
-        raise BlockingIOError(errno.EAGAIN, "later")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", would_wait)
-        patch.setattr(os, "posix_fadvise", lambda _, *what: advised.append(what))
-        assert constants.text(distance(0x500010), 64) is None
-    assert advised == [(0x2010, 65, os.POSIX_FADV_WILLNEED)]
+def test_what_would_have_to_be_waited_for_is_had_later(constants: SiteConstants, calls: Calls) -> None:
+    calls.errors["preadv"] = errno.EAGAIN
+    assert constants.text(distance(0x500010), 64) is None
+    assert calls.advised == [(0x2010, 65, os.POSIX_FADV_WILLNEED)]
+    calls.errors.clear()
     assert constants.text(distance(0x500010), 64) == b"a text"
 
 
-def test_file_that_cannot_be_read_has_no_constants(constants: SiteConstants, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fails)
+def test_file_that_cannot_be_read_has_no_constants(constants: SiteConstants, calls: Calls) -> None:
+    calls.errors["preadv"] = errno.EIO
     assert constants.text(distance(0x500010), 64) is None
 
 
 @pytest.mark.parametrize(("first", "then"), [(errno.EOPNOTSUPP, "pread"), (errno.EAGAIN, "posix_fadvise")])
 def test_disk_that_fails_later_costs_nothing_but_the_constant(
-    constants: SiteConstants, monkeypatch: pytest.MonkeyPatch, first: int, then: str
+    constants: SiteConstants, calls: Calls, first: int, then: str
 ) -> None:
-    def fails(number: int) -> Callable[..., int]:
-        def call(*_: object) -> int:
-            raise OSError(number, os.strerror(number))
-
-        return call
-
-    monkeypatch.setattr(os, "preadv", fails(first))
-    monkeypatch.setattr(os, then, fails(errno.EIO))
+    calls.errors |= {"preadv": first, then: errno.EIO}
     assert constants.text(distance(0x500010), 64) is None
 
 
-def test_so_much_is_read_ahead_and_no_more(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    advised: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *what: advised.append(what))
+def test_so_much_is_read_ahead_and_no_more(descriptor: int, calls: Calls) -> None:
     large = [ReadOnlySegment(Vaddr(number << 32), FileOffset(number << 20), 3 << 20) for number in range(3)]
-    ReadOnlyFile(descriptor, large).read_ahead()
-    assert [(offset, size) for offset, size, _ in advised] == [(0, 3 << 20), (1 << 20, 1 << 20)]
+    ReadOnlyFile(descriptor, large, calls=calls).read_ahead()
+    assert [(offset, size) for offset, size, _ in calls.advised] == [(0, 3 << 20), (1 << 20, 1 << 20)]

@@ -13,7 +13,7 @@ from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.tables import PlanEntry
 from tests.support import wait_for
-from tests.unit.fake_bpf import PATIENCE_SECONDS, RecordingSink
+from tests.unit.fake_bpf import PATIENCE_SECONDS, RecordingSink, running
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -163,9 +163,10 @@ def test_finish_brings_all_to_its_end() -> None:
         read.set_result(None)
         return read
 
+    before = running("stapsdtd-endings")
     endings = Endings(lambda: None, end)
     done = [endings.begin([plan(number)]) for number in range(3)]
     endings.finish()
     assert all(each.done() for each in done)
     assert len(endings.collect()) == 3
-    assert not endings._thread.is_alive()
+    assert set(running("stapsdtd-endings")) <= set(before)

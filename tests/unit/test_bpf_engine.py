@@ -15,7 +15,15 @@ from stapsdtd.model import Capture, FileOffset, Memory, ReadOnlySegment, Registe
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import wait_for
 from tests.unit.bpf_rig import FOUND, A, B, C, closed, made_engine, opened, rejecting, taking, target
-from tests.unit.fake_bpf import LOAD_ADDRESS, PATIENCE_SECONDS, FakeKernel, RecordingSink, descriptors_of
+from tests.unit.fake_bpf import (
+    LOAD_ADDRESS,
+    PATIENCE_SECONDS,
+    FakeKernel,
+    RecordingSink,
+    descriptors_of,
+    lasting_descriptors,
+    running,
+)
 from tests.unit.samples import argument, sample_object, site
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,7 +87,7 @@ def test_shutdown_removes_everything_though_one_removal_fails(kernel: FakeKernel
     assert kernel.scopes == {"g1": set()}
     assert [len(sink.rows) for sink in sinks] == [1, 1, 1]
     assert (descriptors_of(kernel.path), kernel.loaded.is_closed) == (0, True)
-    assert not engine._reader._thread.is_alive()
+    assert not running("stapsdtd-reader")
 
 
 def test_shutdown_goes_on_where_a_removal_fails_unexpectedly(kernel: FakeKernel) -> None:
@@ -91,7 +99,7 @@ def test_shutdown_goes_on_where_a_removal_fails_unexpectedly(kernel: FakeKernel)
     engine.shutdown()
     assert list(kernel.events) == ["g1"]
     assert kernel.loaded.is_closed
-    assert not engine._reader._thread.is_alive()
+    assert not running("stapsdtd-reader")
 
 
 def test_memory_that_cannot_be_read_is_a_missing_value(
@@ -133,15 +141,18 @@ def test_engine_says_why_nothing_can_be_armed(kernel: FakeKernel, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
-    kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_that_ended_is_a_problem_and_holds_up_nobody(kernel: FakeKernel, tmp_path: Path) -> None:
     (tmp_path / "uprobe_events").touch()
+    before = lasting_descriptors()
     engine = made_engine(kernel, str(tmp_path))
     opened(engine, 1)
     engine.arm(1, target(kernel, A))
     engine.ask().result(20)
-    monkeypatch.setattr(engine._reader._poller, "wait", lambda *_: 1 // 0)
+
+    def fails(_waits: bool) -> None:
+        raise ZeroDivisionError
+
+    kernel.loaded.before_reader_waits = fails
     why = wait_for(engine.problem, "the problem")
     assert why == "the thread that reads events ended; restart the daemon"
     with pytest.raises(ThreadEndedError):
@@ -151,7 +162,8 @@ def test_reader_that_ended_is_a_problem_and_holds_up_nobody(
     # nothing can be delivered any more, and nobody waits for it
     closed(engine, 1)
     engine.shutdown()
-    assert (kernel.events, kernel.loaded.is_closed, engine._reader._poller._idle.closed) == ({}, True, True)
+    assert (kernel.events, kernel.loaded.is_closed) == ({}, True)
+    assert lasting_descriptors() == before
 
 
 class TestForeignHits:

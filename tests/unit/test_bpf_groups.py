@@ -112,7 +112,7 @@ def test_disarm_of_one_of_two_leaves_the_event(
 def test_close_of_the_last_removes_the_event_and_closes_the_object(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     engine.arm(1, target(kernel))
     engine.arm(2, target(kernel, A))
     assert descriptors_of(kernel.path) == 1
@@ -124,11 +124,11 @@ def test_close_of_the_last_removes_the_event_and_closes_the_object(
 
 
 def test_sites_that_only_one_wants_are_disarmed_with_it(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel, A))
     engine.arm(2, target(kernel))
-    traffic = Traffic(kernel, monkeypatch, (A, 10))
+    traffic = Traffic(kernel, (A, 10))
     kernel.steps()
     closed(engine, 2)
     (event,) = kernel.events.values()
@@ -140,7 +140,7 @@ def test_sites_that_only_one_wants_are_disarmed_with_it(
 
 
 def test_disarmed_object_may_come_back(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     engine.arm(1, target(kernel))
     engine.disarm(1, FOUND)
     nothing_is_left(engine, kernel, before)
@@ -215,11 +215,11 @@ def test_process_that_is_gone_is_no_reason_to_refuse(
 
 
 def test_event_for_all_processes_is_armed_before_that_for_some_goes(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel, A, B, pids={7}))
     kernel.steps()
-    traffic = Traffic(kernel, monkeypatch, (A, 7), (A, 8))
+    traffic = Traffic(kernel, (A, 7), (A, 8))
     assert engine.arm(2, target(kernel, A, B)) == []
     assert kernel.steps() == ["define g1 0x10", "define g1 0x1020", "arm g1 None", "remove g0"]
     traffic.fire()
@@ -231,12 +231,12 @@ def test_event_for_all_processes_is_armed_before_that_for_some_goes(
 
 
 def test_event_for_some_processes_is_armed_before_that_for_all_goes(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel, A, pids={7}))
     engine.arm(2, target(kernel, A))
     kernel.steps()
-    traffic = Traffic(kernel, monkeypatch, (A, 7))
+    traffic = Traffic(kernel, (A, 7))
     closed(engine, 2)
     assert kernel.steps() == ["define g2 0x10", "arm g2 7", "remove g1"]
     traffic.fire()
@@ -246,10 +246,10 @@ def test_event_for_some_processes_is_armed_before_that_for_all_goes(
 
 
 def test_all_processes_of_one_site_leave_the_others_as_they_were(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel, A, B, pids={7}))
-    traffic = Traffic(kernel, monkeypatch, (B, 7), (B, 8))
+    traffic = Traffic(kernel, (B, 7), (B, 8))
     engine.arm(2, target(kernel, A))
     found = {tuple(offset for _, offset in event.places): event.scopes for event in kernel.events.values()}
     assert found == {(A.site_offset,): {None}, (B.site_offset,): {7}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.bpf.reaper import Work
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import LossStage
 from tests.support import wait_for
@@ -32,6 +32,7 @@ from tests.unit.bpf_rig import (
     where,
 )
 from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeKernel, RecordingSink, record
+from tests.unit.samples import sample_object
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,17 +43,27 @@ def plan_ids(kernel: FakeKernel) -> list[int]:
 
 def collected(engine: BpfEngine) -> None:
     """Allocate again what may be, as with anything that is armed or disarmed."""
-    engine._reconciler.reconcile([], "", 0)
+    engine.disarm(1, sample_object(inode=77))
+
+
+def ended(engine: BpfEngine) -> Future[None]:
+    """Done when all is over that ended until now."""
+    opened(engine, -1, 1)
+    return engine.close(-1)
 
 
 @pytest.mark.usefixtures("sink")
 def test_objects_that_come_and_go_wait_for_the_kernel(kernel: FakeKernel, engine: BpfEngine) -> None:
     hers = replace(target(kernel, A), is_ephemeral=True, owner="objects of uid 1000")
-    for _ in range(MAX_EPHEMERAL):
-        engine._reaper._turns.put(hers.owner, Work(lambda: None), is_awaited=False)
+    kernel.reaper_worker.is_held = True
+    for number in range(MAX_EPHEMERAL):
+        one = replace(hers, object=sample_object(A, inode=1000 + number))
+        assert engine.arm(1, one) == []
+        engine.disarm(1, one.object)
+    waiting = list(kernel.events)
     reason = "objects of uid 1000 come and go faster than the kernel removes events: 256 wait"
     assert refused(engine.arm(1, hers)) == {"a": reason}
-    assert kernel.events == {}
+    assert list(kernel.events) == waiting
     # what stays is armed all the same, and what is another's
     for other in (replace(hers, owner="objects of uid 1001"), target(kernel, A)):
         assert engine.arm(1, other) == []
@@ -79,7 +90,7 @@ def test_close_tells_the_rest_before_it_is_done_and_nothing_afterwards(
 def test_cycles_leave_all_tables_as_they_were(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     scopes: list[set[int] | None] = [None, {7}, {7, 8}]
     for first, second in itertools.product(scopes, repeat=2):
         engine.arm(1, target(kernel, A, B, pids=first, predicate=where("arg0 > 1")))
@@ -108,14 +119,14 @@ def test_plan_is_lent_again_only_when_no_hit_can_be_using_it(
     assert armed_plan() == 1
     (goes_on,) = kernel.begin_hits(A.site_offset, rdi=5)
     engine.disarm(1, FOUND)
-    over = engine._endings.begin([])
+    over = ended(engine)
     for number in (2, 3, 4):
         collected(engine)
         assert armed_plan() == number
         engine.disarm(1, FOUND)
     assert not over.done()
     goes_on()
-    engine._endings.begin([]).result(PATIENCE_SECONDS)
+    ended(engine).result(PATIENCE_SECONDS)
     collected(engine)
     assert armed_plan() == 1
     closed(engine, 1)
@@ -125,17 +136,23 @@ def test_plan_is_lent_again_only_when_no_hit_can_be_using_it(
 def test_plan_is_lent_again_only_when_its_last_records_are_read(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
-    engine.arm(1, target(kernel, A))
     engine.arm(2, target(kernel, B))
+    (generation,) = slots(kernel)
+    engine.arm(1, target(kernel, A))
     # a record that another site's hit is still writing, in front of it in the ring
     ring = kernel.loaded.rings[0]
-    (generation,) = (plan.entry.generation for plan in engine._reader._plans.values() if plan.readings[0].site_id == 2)
     complete = ring.put_busy(record(ring.stride, generation, 7, time_ns=time.monotonic_ns()))
     kernel.hit(A.site_offset, rdi=5)
     (plan,) = {number for number in plan_ids(kernel) if number != generation % (1 << layout.PLAN_BITS)}
+    waits = kernel.loaded.waits
     engine.disarm(1, FOUND)
-    over = engine._endings.begin([])
-    wait_for(lambda: engine._reader._endings, "the ending to be all but over")
+    wait_for(lambda: kernel.loaded.waits == waits + 1, "its grace period to begin")
+    over = ended(engine)
+    engine.arm(1, target(kernel, C))
+    engine.disarm(1, FOUND)
+    # the next one's begins when the reader was told of the first ending
+    wait_for(lambda: kernel.loaded.waits == waits + 2, "the ending to be all but over")
+    engine.ask().result(PATIENCE_SECONDS)
     collected(engine)
     engine.arm(1, target(kernel, C))
     assert plan not in plan_ids(kernel)
@@ -241,12 +258,12 @@ def test_what_fired_is_told_while_it_is_on_its_way(kernel: FakeKernel, engine: B
 def test_event_that_cannot_be_removed_harms_no_other(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     engine.arm(1, target(kernel, A))
     kernel.fail = rejecting("remove")
     engine.disarm(1, FOUND)
     assert "trying again later" in caplog.text
-    assert free(engine) == before
+    assert free(kernel, engine) == before
     kernel.fail = lambda _step: None
     assert engine.arm(1, target(kernel, A)) == []
     kernel.hit(A.site_offset, rdi=1)

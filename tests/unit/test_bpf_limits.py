@@ -16,11 +16,13 @@ from tests.unit.bpf_rig import (
     C,
     closed,
     free,
+    give_back,
     nothing_is_left,
     opened,
     pool,
     quiesced,
     refused,
+    take_all,
     taking,
     target,
     where,
@@ -35,7 +37,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_more_values_than_a_record_holds_are_refused(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     fits, exceeds = wide(1, 32, "fits"), wide(2, 33, "exceeds")
     found = sample_object(fits, exceeds)
     assert refused(engine.arm(1, target(kernel, of=found))) == {
@@ -65,7 +67,7 @@ def test_values_of_several_subscriptions_count_together(
 def test_strings_that_do_not_fit_a_record_are_refused(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     both = wide(1, 16)
     found = sample_object(both)
     strings = [Capture(index, is_string=True) for index in range(16)]
@@ -97,7 +99,7 @@ def test_more_filters_than_a_plan_has_bits_are_refused(kernel: FakeKernel, engin
 
 
 def test_more_tests_than_a_hit_may_take_are_refused(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     reason = "the bpf engine cannot run that many tests at a site; distinct filters: 1"
     many = frozenset(range(1000, 1000 + layout.MAX_STEPS + 1))
     assert refused(engine.arm(1, target(kernel, A, exclude_pids=many))) == {"a": reason}
@@ -109,14 +111,13 @@ def test_more_tests_than_a_hit_may_take_are_refused(kernel: FakeKernel, engine: 
 def test_full_table_is_a_refusal_that_leaves_nothing(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, name: str
 ) -> None:
-    found = pool(engine, name)
-    everything, found._free = found._free, []
-    before = free(engine)
+    everything = take_all(pool(kernel, name))
+    before = free(kernel, engine)
     wanted = target(kernel, A, B, pids={10})
     reason = f"the bpf engine's table of {TABLES[name]} is full"
     assert refused(engine.arm(1, wanted)) == {"a": reason, "b": reason}
     nothing_is_left(engine, kernel, before)
-    found._free = everything
+    give_back(pool(kernel, name), everything)
     assert engine.arm(1, wanted) == []
     kernel.hit(B.site_offset, rsi=4)
     closed(engine, 1)
@@ -125,7 +126,8 @@ def test_full_table_is_a_refusal_that_leaves_nothing(
 
 @pytest.mark.usefixtures("sink")
 def test_as_many_sites_are_armed_as_there_is_room_for(kernel: FakeKernel, engine: BpfEngine) -> None:
-    pool(engine, "slots")._free = [(1, 2)]
+    take_all(slots := pool(kernel, "slots"))
+    slots.free(1, 2)
     refusals = engine.arm(1, target(kernel))
     assert refused(refusals) == {"c": "the bpf engine's table of sites is full"}
     assert kernel.steps() == ["define g0 0x10", "define g0 0x1020", "arm g0 None"]
@@ -136,11 +138,10 @@ def test_full_table_costs_the_newcomer_alone(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, name: str
 ) -> None:
     engine.arm(1, target(kernel, A, pids={7}))
-    found = pool(engine, name)
-    everything, found._free = found._free, []
+    everything = take_all(pool(kernel, name))
     assert list(refused(engine.arm(2, target(kernel, A, pids={7}, predicate=where("arg0 == 1"))))) == ["a"]
     kernel.hit(A.site_offset, pid=7, rdi=1)
-    found._free += everything
+    give_back(pool(kernel, name), everything)
     closed(engine, 2)
     closed(engine, 1)
     assert (sink.values, other.values, sink.losses) == ([(1, 1)], [], {})
@@ -161,7 +162,7 @@ def test_predicate_that_does_not_fit_a_site_is_refused_with_the_reason(
 def test_predicate_on_a_register_that_is_not_saved_is_refused(
     kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink
 ) -> None:
-    before = free(engine)
+    before = free(kernel, engine)
     found = sample_object(site("a", 0x10, [argument(Register("xmm0"))]))
     refusals = engine.arm(1, target(kernel, of=found, predicate=where("arg0 == 1")))
     assert refused(refusals) == {"a": "%xmm0 is no register of x86-64 that the kernel saves at a probe"}

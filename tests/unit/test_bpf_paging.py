@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from stapsdtd.capture.bpf import paging as under_test
-from stapsdtd.capture.bpf.paging import Paging, PagingMetrics
+from stapsdtd.capture.bpf.paging import Paging, PagingLimits, PagingMetrics
 from tests.support import wait_for
+from tests.unit.fake_bpf import running
 
 pytestmark = pytest.mark.timeout(60)
 
 PATIENCE_SECONDS = 20
 PAGE = 4096
+LIMITS = PagingLimits(owners=4, requests=10, pages=3)
 
 
 class Host:
@@ -33,7 +34,7 @@ class Host:
         self.broken: dict[int, Exception] = {}
         self.region_end = 1 << 40
         self.threads: set[threading.Thread] = set()
-        self.paging = Paging(self.touch, lambda pid: pid // 100, self.room, lambda: self.now)
+        self.paging = Paging(self.touch, lambda pid: pid // 100, self.room, lambda: self.now, limits=LIMITS)
 
     def room(self, _pid: int, address: int) -> int:
         return 0 if address in self.forbidden else self.region_end - address
@@ -53,7 +54,7 @@ class Host:
         return comes
 
     def settle(self) -> None:
-        wait_for(lambda: not self.paging._queues, "all queues to be empty")
+        wait_for(lambda: not running("stapsdtd-paging"), "all workers to go")
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_only_so_much_of_one_owner_waits(host: Host) -> None:
     comes = host.hang(1)
     host.paging.request(100, 0, 8)
     wait_for(lambda: host.begun, "the first to begin")
-    for page in range(1, under_test._MAX_WAITING + 6):
+    for page in range(1, LIMITS.requests + 6):
         host.paging.request(100, page * PAGE, 8)
     assert host.paging.metrics() == PagingMetrics(0, 5, 0)
     # nobody else pays for it
@@ -114,19 +115,19 @@ def test_only_so_much_of_one_owner_waits(host: Host) -> None:
     wait_for(lambda: host.touched == [(200, 0, 8)], "the other's page")
     comes.set()
     host.settle()
-    assert host.paging.metrics() == PagingMetrics(under_test._MAX_WAITING + 2, 5, 0)
+    assert host.paging.metrics() == PagingMetrics(LIMITS.requests + 2, 5, 0)
 
 
 def test_only_so_many_owners_have_workers_at_once(host: Host) -> None:
-    for user in range(1, under_test._MAX_WORKERS + 1):
+    for user in range(1, LIMITS.owners + 1):
         host.hang(user)
         host.paging.request(100 * user, 0, 8)
-    wait_for(lambda: len(host.begun) == under_test._MAX_WORKERS, "all to begin")
-    late = 100 * (under_test._MAX_WORKERS + 1)
+    wait_for(lambda: len(host.begun) == LIMITS.owners, "all to begin")
+    late = 100 * (LIMITS.owners + 1)
     host.paging.request(late, 0, 8)
     assert host.paging.metrics().refused == 1
     host.stuck[1].set()
-    wait_for(lambda: len(host.paging._queues) == under_test._MAX_WORKERS - 1, "a worker to go")
+    wait_for(lambda: len(running("stapsdtd-paging")) == LIMITS.owners - 1, "a worker to go")
     host.paging.request(late, PAGE, 8)
     wait_for(lambda: (late, PAGE, 8) in host.touched, "the late one's page")
 
@@ -147,13 +148,13 @@ def test_same_page_is_touched_once_a_second(host: Host) -> None:
     assert (100, 0x7030, 8) in host.touched
 
 
-def test_only_so_many_pages_are_remembered(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "_REMEMBERED", 3)
-    for page in (1, 2, 3, 4, 1):
+def test_only_so_many_pages_are_remembered(host: Host) -> None:
+    assert LIMITS.pages == 3
+    # 1 is forgotten for 4, and 2 for 1
+    for page in (1, 2, 3, 4, 1, 3, 4, 2):
         host.paging.request(100, page * PAGE, 8)
         host.settle()
-    assert [address // PAGE for _, address, _ in host.touched] == [1, 2, 3, 4, 1]
-    assert len(host.paging._lately) == 3
+    assert [address // PAGE for _, address, _ in host.touched] == [1, 2, 3, 4, 1, 2]
 
 
 def test_memory_that_may_not_be_touched_is_not(host: Host) -> None:
@@ -213,13 +214,13 @@ def test_owner_is_not_stuck_whose_pages_come_one_by_one(host: Host) -> None:
         host.begun = host.begun[: number + 1]
 
 
-def test_thread_that_cannot_be_started_leaves_no_line(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuses)
+def test_thread_that_cannot_be_started_leaves_no_line(host: Host) -> None:
+    # more than a process has room for
+    before = threading.stack_size(1 << 48)
+    try:
         host.paging.request(100, 0x7000, 8)
+    finally:
+        threading.stack_size(before)
     assert host.paging.metrics() == PagingMetrics(0, 1, 0)
     host.paging.request(100, 0x9000, 8)
     host.settle()

@@ -2,51 +2,75 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from stapsdtd.capture.bpf import layout, rings
-from stapsdtd.capture.bpf import reader as reader_module
-from stapsdtd.capture.bpf.decode import RecordDecoder
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, encode_value
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
-from stapsdtd.capture.bpf.rings import Records
-from stapsdtd.capture.bpf.tables import PlanSpec, Tables
+from stapsdtd.capture.bpf.tables import PlanSpec
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Memory, Operand
 from stapsdtd.plan.values import Value
 from stapsdtd.runtime.mailbox import ThreadEndedError
-from tests.support import descriptors, wait_for
-from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeLoaded, MemoryRing, RecordingSink, memory, record
+from tests.support import wait_for
+from tests.unit.fake_bpf import (
+    PATIENCE_SECONDS,
+    FakeLoaded,
+    FakeTables,
+    MemoryRing,
+    RecordingSink,
+    lasting_descriptors,
+    record,
+    running,
+)
 from tests.unit.samples import RDI, argument, channels_of
 
 pytestmark = pytest.mark.timeout(60)
 
+THREAD = "stapsdtd-reader"
 SMALL, LARGE = layout.STRIDES[0], layout.STRIDES[1]
 EVERYTHING = Filter(None, frozenset(), None)
+FIRST = NumberAt(0, is_signed=False)
 
 
 class Host:
-    """A reader with its tables, and the kernel's side of both."""
+    """A reader with its tables, and the kernel's side of both. refuse_paging: what bring_in() raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.loaded = FakeLoaded()
-        self.tables = Tables(self.loaded.table, self.loaded.cpus)
+        self.tables = FakeTables(self.loaded.table, self.loaded.cpus)
         self.brought_in: list[tuple[int, int, int]] = []
-        self.reader = Reader(self.tables, self.loaded.set_reader_waits, self.bring_in)
+        self.refuse_paging: Exception | None = None
+        self.reader = Reader(self.tables, self.loaded.set_reader_waits, self.bring_in, **settings)
         self.sink = RecordingSink()
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            self.reader.stop()
+
+    def close(self) -> None:
+        self.stop()
+        for ring in self.loaded.made:
+            if not ring.is_closed:
+                ring.close()
 
     def bring_in(self, *place: int) -> None:
+        if self.refuse_paging is not None:
+            raise self.refuse_paging
         pid, address, byte_count = place
         self.brought_in.append((pid, address, byte_count))
 
@@ -56,14 +80,18 @@ class Host:
         return made
 
     def begin(
-        self, *sinks: RecordingSink, filters: Sequence[Filter] = (EVERYTHING,), operand: Operand = RDI
+        self,
+        *sinks: RecordingSink,
+        filters: Sequence[Filter] = (EVERYTHING,),
+        operand: Operand = RDI,
+        number: NumberAt = FIRST,
     ) -> ActivePlan:
         """A plan of one number. The sinks' site_ids are 1, 2, …; each has a filter of its own as far as they last."""
         value = encode_value(Value(0), argument(operand), "x86-64")
         entry = self.tables.allocate_plan(PlanSpec([value], [], dict(enumerate(filters)), {0: 0}, has_texts=False))
         readings = tuple(
-            Reading(Channel(number, sink), min(number, len(filters)) - 1, number, (NumberAt(0, is_signed=False),))
-            for number, sink in enumerate(sinks or (self.sink,), 1)
+            Reading(Channel(site_id, sink), min(site_id, len(filters)) - 1, site_id, (number,))
+            for site_id, sink in enumerate(sinks or (self.sink,), 1)
         )
         tested = sum(1 << bit for bit, wanted in enumerate(filters) if not wanted.accepts_all)
         plan = ActivePlan(entry, channels_of(readings), readings, tested)
@@ -74,13 +102,15 @@ class Host:
         self.reader.end(plans, closing).result(PATIENCE_SECONDS)
 
     def in_reader(self, *jobs: Callable[[], None]) -> None:
-        """Do something while it looks at nothing."""
+        """Do something while it looks at nothing: it takes the plans that it is to begin one by one."""
 
-        def job() -> None:
+        def no_plans() -> Iterator[ActivePlan]:
+            assert threading.current_thread().name == THREAD
             for each in jobs:
                 each()
+            yield from ()
 
-        self.reader._jobs.call(job)
+        self.reader.begin(no_plans())
 
     def put(self, ring: MemoryRing, plan: ActivePlan, value: int, *, time_ns: int | None = None, **more: int) -> None:
         """A hit: counted, written, and told to a reader that waits."""
@@ -92,17 +122,39 @@ class Host:
     def count(self, plan: ActivePlan, counter: Counter, count: int, bit: int = 0, cpu: int = 0) -> None:
         self.loaded.counters()[cpu, plan.entry.cell(counter, bit)] += count
 
+    def forgot(self, *plans: ActivePlan) -> None:
+        """Check that records and counts of plans that ended reach nobody."""
+        told, unknown = deepcopy(self.sink.told), self.reader.unknown
+        ring, known = self.add_ring(), self.begin(sink := RecordingSink())
+        for plan in plans:
+            self.put(ring, plan, 1)
+        self.put(ring, known, 1)
+        wait_for(lambda: sink.told == (1, 1, 0, {}), "what is of a known plan")
+        assert (self.sink.told, self.reader.unknown) == (told, unknown + len(plans))
+
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr(rings, "create_ring", memory)
-    made = Host()
-    yield made
-    if made.reader._thread.is_alive():
-        made.reader.stop()
-    for ring in made.loaded.made:
-        if not ring.is_closed:
-            ring.close()
+def host() -> Iterator[Host]:
+    with closing(Host()) as made:
+        yield made
+
+
+@pytest.fixture
+def patient() -> Iterator[Host]:
+    """Waits long for what wakes it."""
+    with closing(Host(idle_seconds=50)) as made:
+        yield made
+
+
+def raising(times: int = 1) -> Callable[[], None]:
+    """Something that raises so many times."""
+    left = [ZeroDivisionError() for _ in range(times)]
+
+    def fails() -> None:
+        if left:
+            raise left.pop()
+
+    return fails
 
 
 def numbers(sink: RecordingSink) -> list[int | None]:
@@ -120,8 +172,8 @@ def test_records_reach_the_sink_once_and_in_order(host: Host) -> None:
     assert (host.sink.losses, host.sink.filtered_count, ring.filled) == ({}, 0, 0)
 
 
-def test_reader_that_waits_is_woken_by_a_record(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_IDLE_MS", 50_000)
+def test_reader_that_waits_is_woken_by_a_record(patient: Host) -> None:
+    host = patient
     ring, plan = host.add_ring(), host.begin()
     for number in range(3):
         wait_for(lambda: host.loaded.reader_waits, "the reader to wait")
@@ -130,21 +182,17 @@ def test_reader_that_waits_is_woken_by_a_record(host: Host, monkeypatch: pytest.
     assert numbers(host.sink) == [0, 1, 2]
 
 
-def test_record_that_came_before_the_flag_was_seen_is_not_waited_for(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader_module, "_IDLE_MS", 50_000)
+def test_record_that_came_before_the_flag_was_seen_is_not_waited_for(patient: Host) -> None:
+    host = patient
     ring, plan = host.add_ring(), host.begin()
-    set_waiting = host.loaded.set_reader_waits
     late = [7]
 
     def put_just_before(waits: bool) -> None:
         if waits and late:
             assert ring.put(record(ring.stride, plan.entry.generation, late.pop()))
-        set_waiting(waits)
 
-    host.reader._poller._set_waiting = put_just_before
-    host.in_reader(lambda: None)
+    host.loaded.before_reader_waits = put_just_before
+    host.in_reader()
     wait_for(lambda: numbers(host.sink) == [7], "the event")
 
 
@@ -161,38 +209,29 @@ def test_rings_are_merged_by_time(host: Host) -> None:
     assert numbers(host.sink) == list(range(20))
 
 
-def test_no_ring_goes_beyond_what_was_read_of_one_that_has_more(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_ROWS_PER_SWEEP", 4)
-    small, large, plan = host.add_ring(), host.add_ring(LARGE), host.begin()
-    start = time.monotonic_ns()
+def test_no_ring_goes_beyond_what_was_read_of_one_that_has_more() -> None:
+    with closing(Host(rows_per_sweep=4)) as host:
+        small, large, plan = host.add_ring(), host.add_ring(LARGE), host.begin()
+        start = time.monotonic_ns()
 
-    def put() -> None:
-        for number in range(30):
-            host.put(small if 2 < number < 25 else large, plan, number, time_ns=start + number)
+        def put() -> None:
+            for number in range(30):
+                host.put(small if 2 < number < 25 else large, plan, number, time_ns=start + number)
 
-    host.in_reader(put)
-    wait_for(lambda: len(host.sink.rows) == 30, "the events")
-    assert numbers(host.sink) == list(range(30))
-    assert len(host.sink.calls) > 5
+        host.in_reader(put)
+        wait_for(lambda: len(host.sink.rows) == 30, "the events")
+        assert numbers(host.sink) == list(range(30))
+        assert len(host.sink.calls) > 5
 
 
-def test_of_several_rings_nothing_is_told_that_is_later_than_the_look_at_them(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_rings_nothing_is_told_that_is_later_than_the_look_at_them(host: Host) -> None:
     small, large, plan = host.add_ring(), host.add_ring(LARGE), host.begin()
     start = time.monotonic_ns() + 100_000_000
-    early: list[int] = []
-    deliver = host.sink.deliver
-
-    def watched(batch: EventBatch) -> None:
-        if time.monotonic_ns() < start:
-            early.append(len(batch))
-        deliver(batch)
-
-    monkeypatch.setattr(host.sink, "deliver", watched)
+    deliveries: list[int] = []
+    host.sink.before_delivery = lambda: deliveries.append(time.monotonic_ns())
     host.in_reader(*(partial(host.put, ring, plan, 1, time_ns=start) for ring in (small, large)))
     wait_for(lambda: len(host.sink.rows) == 2, "the events")
-    assert early == []
+    assert min(deliveries) >= start
 
 
 def test_record_that_is_being_written_holds_back_those_behind_it(host: Host) -> None:
@@ -207,8 +246,8 @@ def test_record_that_is_being_written_holds_back_those_behind_it(host: Host) -> 
 
     host.in_reader(put)
     wait_for(lambda: numbers(host.sink) == [1], "the first event")
-    host.in_reader(lambda: None)
-    host.in_reader(lambda: None)
+    host.in_reader()
+    host.in_reader()
     assert numbers(host.sink) == [1]
     completes[0]()
     wait_for(lambda: numbers(host.sink) == [1, 2, 3], "the others")
@@ -322,11 +361,11 @@ def test_end_is_not_over_before_what_was_written_until_then_is_read(host: Host) 
     host.in_reader(put)
     over = host.reader.end([ended], [])
     host.reader.end([later], []).add_done_callback(lambda _: completes.append(lambda: None))
-    host.in_reader(lambda: None)
+    host.in_reader()
     # others' records are delivered, and what they fired is told
     host.put(large, other, 3)
     wait_for(lambda: numbers(host.sink) == [3] and host.sink.fired_count == 4, "what is not behind it")
-    host.in_reader(lambda: None)
+    host.in_reader()
     assert (over.done(), len(completes)) == (False, 1)
     completes[0]()
     over.result(PATIENCE_SECONDS)
@@ -361,7 +400,8 @@ def test_plan_that_ended_is_forgotten_and_its_generation_is_nobodys(
     assert ring.put(record(ring.stride, plan.entry.generation, 1))
     host.loaded.wake_up(ring)
     wait_for(lambda: host.reader.unknown == 1, "the stray")
-    assert (host.sink.told, host.reader._plans, host.reader._counters._by_cell) == ((0, 0, 0, {}), {}, {})
+    host.forgot(plan)
+    assert host.sink.told == (0, 0, 0, {})
     wait_for(lambda: "1 records name plans that are not known" in caplog.text, "the log")
 
 
@@ -369,8 +409,8 @@ def test_thread_that_ends_leaves_nobody_waiting_for_an_ending(host: Host) -> Non
     ring, plan = host.add_ring(), host.begin()
     ring.put_busy(record(ring.stride, plan.entry.generation, 1))
     over = host.reader.end([plan], [])
-    host.in_reader(lambda: None)
-    host.reader.stop()
+    host.in_reader()
+    host.stop()
     with pytest.raises(ThreadEndedError):
         over.result(PATIENCE_SECONDS)
     with pytest.raises(ThreadEndedError):
@@ -427,10 +467,7 @@ def test_what_could_not_be_read_is_asked_for_and_counted(host: Host) -> None:
 
 
 def test_what_cannot_be_asked_for_costs_no_event(host: Host, caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_place: int) -> None:
-        raise RuntimeError("can't start new thread")
-
-    host.reader._bring_in = fails
+    host.refuse_paging = RuntimeError("can't start new thread")
     ring, plan = host.add_ring(), host.begin(operand=Memory("rsp", 8))
     host.put(ring, plan, layout.UNREAD_OPERAND, missing=1)
     host.end(plan)
@@ -438,19 +475,22 @@ def test_what_cannot_be_asked_for_costs_no_event(host: Host, caplog: pytest.LogC
     assert "can't start new thread" in caplog.text
 
 
-def test_sink_that_raises_does_not_hold_up_an_ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_count: int) -> None:
+class RefusingSink(RecordingSink):
+    def fired(self, count: int) -> None:
+        super().fired(count)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(host.sink, "fired", fails)
-    plan, other = host.begin(), host.begin(sink := RecordingSink())
+
+def test_sink_that_raises_does_not_hold_up_an_ending(host: Host) -> None:
+    plan, other = host.begin(refusing := RefusingSink()), host.begin(sink := RecordingSink())
     host.count(plan, Counter.HITS, 1)
     host.count(other, Counter.HITS, 1)
     host.count(other, Counter.LOST, 1)
     host.end(plan)
     host.end(other)
     assert sink.told == (1, 0, 0, {LossStage.KERNEL_BUFFER: 1})
-    assert (host.reader._plans, host.reader._counters._by_cell) == ({}, {})
+    host.forgot(plan, other)
+    assert (refusing.fired_count, sink.told) == (1, (1, 0, 0, {LossStage.KERNEL_BUFFER: 1}))
 
 
 def test_what_was_counted_and_never_came_is_lost(host: Host) -> None:
@@ -463,17 +503,13 @@ def test_what_was_counted_and_never_came_is_lost(host: Host) -> None:
     assert (host.sink.filtered_count, numbers(host.sink)) == (3, [5])
 
 
-def test_last_figures_that_cannot_be_had_do_not_hold_up_an_ending(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_figures_that_cannot_be_had_do_not_hold_up_an_ending(host: Host) -> None:
     plan, channel = host.begin(), Channel(1, host.sink)
-
-    def fails() -> None:
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(host.tables, "totals", fails)
-        host.end(plan, closing=[channel])
+    host.tables.refuse_totals = MemoryError()
+    host.end(plan, closing=[channel])
+    host.tables.refuse_totals = None
     assert not channel.is_open
-    assert (host.reader._plans, host.reader._counters._by_cell) == ({}, {})
+    host.forgot(plan)
 
 
 def test_end_of_one_plan_leaves_the_others(host: Host) -> None:
@@ -488,88 +524,54 @@ def test_jobs_are_done_while_no_events_come(host: Host) -> None:
     done: list[threading.Thread] = []
     for _ in range(3):
         host.in_reader(lambda: done.append(threading.current_thread()))
-    assert done == [host.reader._thread] * 3
+    assert [thread.name for thread in done] == [THREAD] * 3
+    assert len(set(done)) == 1
 
 
-def test_jobs_are_done_while_events_come_without_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_done_while_events_come_without_end(host: Host) -> None:
     ring, plan = host.add_ring(), host.begin()
-    deliver = host.sink.deliver
-
-    def one_more(batch: EventBatch) -> None:
-        deliver(batch)
-        host.put(ring, plan, 1)
-
-    monkeypatch.setattr(host.sink, "deliver", one_more)
+    host.sink.before_delivery = lambda: host.put(ring, plan, 1)
     host.put(ring, plan, 1)
     wait_for(lambda: len(host.sink.rows) > 5, "events")
-    host.in_reader(lambda: None)
-    monkeypatch.setattr(host.sink, "deliver", deliver)
+    host.in_reader()
+    host.sink.before_delivery = lambda: None
 
 
 def test_what_a_job_raises_reaches_the_caller_and_the_thread_goes_on(host: Host) -> None:
-    def fails() -> None:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        host.in_reader(fails)
+        host.in_reader(raising())
     ring, plan = host.add_ring(), host.begin()
     host.put(ring, plan, 1)
     wait_for(lambda: numbers(host.sink) == [1], "the event")
 
 
-def test_sink_that_raises_loses_its_own_events_and_no_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sink_that_raises_loses_its_own_events_and_no_others(host: Host) -> None:
     bad, good = RecordingSink(), RecordingSink()
     ring, plan = host.add_ring(), host.begin(bad, good)
-    deliver = bad.deliver
-
-    def fails(_batch: EventBatch) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(bad, "deliver", fails)
+    bad.before_delivery = raising(4)
     host.in_reader(*(partial(host.put, ring, plan, number) for number in range(4)))
     wait_for(lambda: len(good.rows) == 4 and bad.losses == {LossStage.DECODE: 4}, "the events and the loss")
-    monkeypatch.setattr(bad, "deliver", deliver)
+    bad.before_delivery = lambda: None
     host.put(ring, plan, 5)
     host.end(plan)
     assert (numbers(bad), numbers(good)) == ([5], [0, 1, 2, 3, 5])
     assert (bad.losses, good.losses) == ({LossStage.DECODE: 4}, {})
 
 
-def test_records_that_cannot_be_decoded_are_lost_when_their_plan_ends(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_cannot_be_decoded_are_lost_when_their_plan_ends(host: Host) -> None:
     ring, plan = host.add_ring(), host.begin()
-    failures = [ZeroDivisionError()]
-
-    by_plan = RecordDecoder._by_plan
-
-    def fails(decoder: RecordDecoder) -> object:
-        if failures:
-            raise failures.pop()
-        return by_plan(decoder)
-
-    monkeypatch.setattr(RecordDecoder, "_by_plan", fails)
+    ring.before_raw = raising()
     host.in_reader(*(partial(host.put, ring, plan, number) for number in range(3)))
-    wait_for(lambda: not failures and not ring.filled, "the failure")
+    wait_for(lambda: not ring.filled, "the failure")
     host.put(ring, plan, 3)
     wait_for(lambda: numbers(host.sink) == [3], "the next event")
     host.end(plan)
     assert host.sink.losses == {LossStage.DECODE: 3}
 
 
-def test_failing_sweep_does_not_end_the_thread(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_sweep_does_not_end_the_thread(host: Host, caplog: pytest.LogCaptureFixture) -> None:
     ring, plan = host.add_ring(), host.begin()
-    peek = ring.peek
-    failures = [ZeroDivisionError()]
-
-    def fails(most: int) -> rings.Records:
-        if failures:
-            raise failures.pop()
-        return peek(most)
-
-    monkeypatch.setattr(ring, "peek", fails)
+    ring.before_peek = raising()
     host.put(ring, plan, 1)
     wait_for(lambda: numbers(host.sink) == [1], "the event")
     assert "reading events failed" in caplog.text
@@ -597,22 +599,15 @@ def test_ring_that_was_retired_is_closed_when_it_is_empty(host: Host) -> None:
     wait_for(lambda: numbers(host.sink) == [1, 2], "the events")
 
 
-def test_record_that_stays_busy_does_not_make_the_reader_spin(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_that_stays_busy_does_not_make_the_reader_spin(host: Host) -> None:
     ring, plan = host.add_ring(), host.begin()
     complete = ring.put_busy(record(ring.stride, plan.entry.generation, 1, time_ns=time.monotonic_ns()))
     host.count(plan, Counter.HITS, 1)
-    sweeps = 0
-    sweep = host.reader._sweep
-
-    def counted() -> int:
-        nonlocal sweeps
-        sweeps += 1
-        return sweep()
-
+    sweeps: list[None] = []
     begin = time.monotonic()
-    monkeypatch.setattr(host.reader, "_sweep", counted)
+    ring.before_peek = lambda: sweeps.append(None)
     host.in_reader()
-    wait_for(lambda: sweeps >= 20, "some sweeps")
+    wait_for(lambda: len(sweeps) >= 20, "some sweeps")
     # a millisecond each, whatever else the host does
     assert time.monotonic() - begin > 0.01
     complete()
@@ -622,50 +617,34 @@ def test_record_that_stays_busy_does_not_make_the_reader_spin(host: Host, monkey
 def test_of_one_ring_nothing_is_told_that_is_later_than_the_look_at_all(host: Host) -> None:
     small, large = host.add_ring(), host.add_ring(LARGE)
     plan = host.begin()
-    peek, pending = large.peek, [1]
+    pending = [1]
 
-    def peek_late(most: int) -> Records:
+    def hit_late() -> None:
         # a hit goes to the ring that was looked at already, and then one to this
         if pending:
             pending.pop()
             host.put(small, plan, 1)
             host.put(large, plan, 2)
-        return peek(most)
 
-    large.peek = peek_late  # type: ignore[method-assign]
+    large.before_peek = hit_late
     host.in_reader()
     wait_for(lambda: len(host.sink.rows) == 2, "the events")
     assert numbers(host.sink) == [1, 2]
 
 
-def test_records_that_cannot_be_made_columns_are_lost_when_their_plan_ends(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ring, plan = host.add_ring(), host.begin()
-    head, failures = RecordDecoder._head, [ZeroDivisionError()]
-
-    def failing(decoder: RecordDecoder, *arguments: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return head(decoder, *arguments)
-
-    monkeypatch.setattr(RecordDecoder, "_head", failing)
+def test_records_that_cannot_be_made_columns_are_lost_when_their_plan_ends(host: Host) -> None:
+    # a value that no record has
+    ring, plan = host.add_ring(), host.begin(number=replace(FIRST, position=layout.MAX_VALUES))
     host.in_reader(*(partial(host.put, ring, plan, number) for number in range(3)))
-    wait_for(lambda: not failures and not ring.filled, "the records to be read")
+    wait_for(lambda: not ring.filled, "the records to be read")
     host.end(plan)
     assert (len(host.sink.rows), host.sink.losses) == (0, {LossStage.DECODE: 3})
 
 
-def test_sink_that_raises_loses_what_was_for_it_and_not_what_was_left_out(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_that_raises_loses_what_was_for_it_and_not_what_was_left_out(host: Host) -> None:
     ring, plan = host.add_ring(), host.begin()
     plan.readings[0].channel.excluded = frozenset({8})
-
-    def failing(_batch: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(host.sink, "deliver", failing)
+    host.sink.before_delivery = raising()
     host.in_reader(*(partial(host.put, ring, plan, pid, pid=pid) for pid in (7, 8)))
     host.end(plan)
     assert (host.sink.filtered_count, host.sink.losses) == (1, {LossStage.DECODE: 1})
@@ -686,18 +665,15 @@ def test_channel_that_was_closed_is_told_nothing(host: Host) -> None:
     assert goes_on.told == (5, 2, 0, {LossStage.KERNEL_BUFFER: 2, LossStage.DECODE: 1})
 
 
-def test_stop_ends_the_thread_and_closes_what_it_waited_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = descriptors(os.getpid())
-    run = Reader._run
-
-    def run_and_linger(reader: Reader) -> None:
-        run(reader)
-        time.sleep(0.05)
-
-    monkeypatch.setattr(Reader, "_run", run_and_linger)
+def test_stop_ends_the_thread_and_closes_what_it_waited_on() -> None:
+    before = lasting_descriptors(), running(THREAD)
     host = Host()
-    thread = host.reader._thread
-    assert thread.is_alive()
-    host.reader.stop()
+    (thread,) = set(running(THREAD)) - set(before[1])
+    ring, plan = host.add_ring(), host.begin()
+    ring.put_busy(record(ring.stride, plan.entry.generation, 1))
+    # the last thing that the thread does
+    host.reader.end([plan], []).add_done_callback(lambda _: time.sleep(0.05))
+    host.stop()
     assert not thread.is_alive()
-    assert descriptors(os.getpid()) == before
+    assert ring.is_closed
+    assert (lasting_descriptors(), running(THREAD)) == before

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from stapsdtd.capture.bpf import layout, ring_set
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.kernel.perf import online_cpus
@@ -31,52 +34,66 @@ from tests.unit.samples import sample_object
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_ring_that_could_not_be_put_in_place_is_made_anew(
-    kernel: FakeKernel, engine: BpfEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(_class: int, _ring: int) -> None:
-        raise OSError(errno.ENOMEM, "no memory")
+class HoldingSink(RecordingSink):
+    """Holds up the reader with its first event for as long as a test likes, so that nothing is read meanwhile."""
 
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel.loaded, "put_ring", refusing)
-        sink = opened(engine, 1)
-        assert "no memory" in refused(engine.arm(1, target(kernel, A)))[A.name]
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_event = threading.Event()
+        self._goes_on = threading.Event()
+        self.before_delivery = self._wait
+
+    def _wait(self) -> None:
+        self._has_event.set()
+        assert self._goes_on.wait(PATIENCE_SECONDS)
+
+    @contextmanager
+    def held(self, hit: Callable[[], None]) -> Iterator[None]:
+        hit()
+        assert self._has_event.wait(PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            self._goes_on.set()
+
+
+def test_ring_that_could_not_be_put_in_place_is_made_anew(kernel: FakeKernel, engine: BpfEngine) -> None:
+    kernel.loaded.refuse_puts = OSError(errno.ENOMEM, "no memory")
+    sink = opened(engine, 1)
+    assert "no memory" in refused(engine.arm(1, target(kernel, A)))[A.name]
+    kernel.loaded.refuse_puts = None
     assert engine.arm(1, target(kernel, A)) == []
     kernel.hit(A.site_offset, rdi=5)
     closed(engine, 1)
     assert (sink.values, sink.losses) == ([(1, 5)], {})
 
 
-def test_ring_is_read_as_soon_as_hits_write_to_it(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ring_is_read_as_soon_as_hits_write_to_it(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
     """The kernel takes a while to return from putting one in place, and a plan may end meanwhile."""
     engine.arm(1, target(kernel, A))
     (goes_on,) = kernel.begin_hits(A.site_offset, rdi=5)
     ended = engine.close(1)
-    put_ring = kernel.loaded.put_ring
 
-    def put_amid_hits(record_class: int, ring: int) -> None:
-        put_ring(record_class, ring)
+    def hit_ends() -> None:
         goes_on()
         ended.result(PATIENCE_SECONDS)
 
-    monkeypatch.setattr(kernel.loaded, "put_ring", put_amid_hits)
+    kernel.loaded.after_put = hit_ends
     opened(engine, 2, 1024)
     assert (sink.values, sink.told) == ([(1, 5)], (1, 1, 0, {}))
 
 
-def test_large_rings_go_with_the_last_subscription(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_set, "_KEPT_BYTES", 64 * 1024)
+def test_large_rings_go_with_the_last_subscription(kernel: FakeKernel) -> None:
     engine = made_engine(kernel)
-    for kib in (4, 64, 256):
+    large = 32 << 10
+    for kib in (4, 64, large):
         opened(engine, kib, kib)
         engine.arm(kib, target(kernel, A))
-    for kib in (4, 64, 256):
+    for kib in (4, 64, large):
         assert kernel.loaded.rings
         closed(engine, kib)
     assert kernel.loaded.rings == {}
-    assert [ring.size // 1024 // len(online_cpus()) for ring in kernel.loaded.made] == [4, 64, 256]
+    assert [ring.size // 1024 // len(online_cpus()) for ring in kernel.loaded.made] == [4, 64, large]
     wait_for(lambda: all(ring.is_closed for ring in kernel.loaded.made), "the rings to be closed")
     opened(engine, 1, 4)
     engine.arm(1, target(kernel, A))
@@ -89,7 +106,7 @@ def test_large_rings_go_with_the_last_subscription(kernel: FakeKernel, monkeypat
 def test_ring_that_cannot_be_made_is_a_refusal(kernel: FakeKernel, engine: BpfEngine) -> None:
     kernel.loaded.refuse_rings = OSError(errno.ENOMEM, "Cannot allocate memory")
     opened(engine, 1)
-    before = free(engine)
+    before = free(kernel, engine)
     assert refused(engine.arm(1, target(kernel, A))) == {"a": "[Errno 12] Cannot allocate memory"}
     nothing_is_left(engine, kernel, before)
     kernel.loaded.refuse_rings = None
@@ -132,38 +149,31 @@ def test_rings_are_made_for_the_sizes_that_a_record_may_have(kernel: FakeKernel,
 
 
 def test_hits_that_a_full_ring_did_not_take_are_lost(kernel: FakeKernel, engine: BpfEngine) -> None:
-    sink = opened(engine, 1, 1)
+    engine.open(1, sink := HoldingSink(), 1)
     engine.arm(1, target(kernel, A))
     (ring,) = kernel.loaded.made
     fired = 2 * ring.size // ring.stride
-
-    def hit() -> None:
+    with sink.held(lambda: kernel.hit(A.site_offset, rdi=fired)):
         for number in range(fired):
             kernel.hit(A.site_offset, rdi=number, cpu=number % 2)
-
-    # while it is busy with this, nothing is read
-    engine._reader._jobs.call(hit)
     closed(engine, 1)
-    assert sink.values == [(1, number) for number in range(ring.size // ring.stride)]
-    assert sink.losses == {LossStage.KERNEL_BUFFER: fired - len(sink.values)}
+    assert sink.values == [(1, fired), *((1, number) for number in range(ring.size // ring.stride))]
+    assert sink.losses == {LossStage.KERNEL_BUFFER: 1 + fired - len(sink.values)}
 
 
 def test_who_writes_little_is_not_lost_to_who_fills_the_ring(kernel: FakeKernel, engine: BpfEngine) -> None:
     kernel.loaded.share = 5
-    sink = opened(engine, 1, 1)
+    engine.open(1, sink := HoldingSink(), 1)
     engine.arm(1, target(kernel, A))
     (ring,) = kernel.loaded.made
     room = ring.size // ring.stride
-
-    def hit() -> None:
+    with sink.held(lambda: kernel.hit(A.site_offset, rdi=99_999, pid=7)):
         for number in range(2 * room):
             kernel.hit(A.site_offset, rdi=number, pid=7)
         for number in range(3):
             kernel.hit(A.site_offset, rdi=100_000 + number, pid=8)
-
-    engine._reader._jobs.call(hit)
     closed(engine, 1)
-    assert [value for _, value in sink.values] == [*range(room + 5), *range(100_000, 100_003)]
+    assert [value for _, value in sink.values] == [99_999, *range(room + 5), *range(100_000, 100_003)]
     assert sink.losses == {LossStage.KERNEL_BUFFER: room - 5}
 
 

@@ -53,10 +53,10 @@ def test_subscriptions_take_different_values_of_one_record(
 
 
 def test_plan_is_swapped_amid_hits(
-    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink, monkeypatch: pytest.MonkeyPatch
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
 ) -> None:
     engine.arm(1, target(kernel))
-    traffic = Traffic(kernel, monkeypatch, (A, 10))
+    traffic = Traffic(kernel, (A, 10))
     engine.arm(2, target(kernel))
     closed(engine, 2)
     traffic.fire()

@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -25,12 +26,23 @@ _NOT_NOW = frozenset({errno.EAGAIN})
 _NO_NOWAIT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 
 
+class FileCalls(Protocol):
+    """Those of the module os."""
+
+    def preadv(self, fd: int, buffers: list[bytearray], offset: int, flags: int, /) -> int: ...
+
+    def pread(self, fd: int, length: int, offset: int, /) -> bytes: ...
+
+    def posix_fadvise(self, fd: int, offset: int, length: int, advice: int, /) -> None: ...
+
+
 class ReadOnlyFile:
     """The read-only segments of an object's file."""
 
-    def __init__(self, descriptor: int, segments: Sequence[ReadOnlySegment]) -> None:
+    def __init__(self, descriptor: int, segments: Sequence[ReadOnlySegment], *, calls: FileCalls = os) -> None:
         """descriptor: open until this is not used any more."""
         self._descriptor = descriptor
+        self._calls = calls
         self.segments = tuple(segments)
 
     def read_ahead(self) -> None:
@@ -40,7 +52,7 @@ class ReadOnlyFile:
             size = min(segment.size, left)
             left -= size
             if size:
-                os.posix_fadvise(self._descriptor, segment.offset, size, os.POSIX_FADV_WILLNEED)
+                self._calls.posix_fadvise(self._descriptor, segment.offset, size, os.POSIX_FADV_WILLNEED)
 
     def read(self, vaddr: int, max_bytes: int) -> bytes:
         """Return the file's bytes from vaddr on, at most to the segment's end; nothing if that would block."""
@@ -55,13 +67,13 @@ class ReadOnlyFile:
         # a disk error must not cost the other records that are decoded together with this one
         with suppress(OSError):
             try:
-                return bytes(buffer[: os.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)])
+                return bytes(buffer[: self._calls.preadv(self._descriptor, [buffer], offset, os.RWF_NOWAIT)])
             except OSError as error:
                 if error.errno in _NO_NOWAIT:
                     # a file system without RWF_NOWAIT, such as overlayfs
-                    return os.pread(self._descriptor, count, offset)
+                    return self._calls.pread(self._descriptor, count, offset)
                 if error.errno in _NOT_NOW:
-                    os.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
+                    self._calls.posix_fadvise(self._descriptor, offset, count, os.POSIX_FADV_WILLNEED)
         return b""
 
 

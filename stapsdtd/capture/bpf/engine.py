@@ -65,15 +65,17 @@ class BpfEngine:
         max_buffer_bytes: int = 1 << 40,
         *,
         make_event: MakeEvent | None = None,
+        tables: Tables | None = None,
+        reaper: EventReaper | None = None,
     ) -> None:
         """max_buffer_bytes: of all rings together."""
         self._tracefs = tracefs
         self._loaded = loaded
-        self._tables = Tables(loaded.table, loaded.cpus)
+        self._tables = tables or Tables(loaded.table, loaded.cpus)
         self._paging = paging
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
         self._endings = Endings(loaded.wait_for_hits, self._reader.end)
-        self._reaper = EventReaper()
+        self._reaper = reaper or EventReaper()
         groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)

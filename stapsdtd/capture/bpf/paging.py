@@ -18,9 +18,6 @@ from dataclasses import dataclass, field
 
 _log = logging.getLogger(__name__)
 
-_MAX_WORKERS = 16
-_MAX_WAITING = 64
-_REMEMBERED = 4096
 _AGAIN_SECONDS = 1.0
 """Until a page that was touched may be touched again; it may have been reclaimed by then."""
 _STUCK_SECONDS = 1.0
@@ -46,6 +43,15 @@ class _OwnerQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class PagingLimits:
+    """owners: that are served at once. requests: of one owner that wait. pages: whose last request is remembered."""
+
+    owners: int = 16
+    requests: int = 64
+    pages: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
 class PagingMetrics:
     """touched, refused: requests since the daemon started. stuck: workers that have waited for more than a second."""
 
@@ -63,6 +69,8 @@ class Paging:
         owner_of: Callable[[int], int],
         local_bytes: Callable[[int, int], int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        limits: PagingLimits = PagingLimits(),
     ) -> None:
         """owner_of: returns a pid's uid, without blocking. local_bytes: returns how many bytes of a pid's memory may be
         touched from an address on; may block.
@@ -71,6 +79,7 @@ class Paging:
         self._owner_of = owner_of
         self._local_bytes = local_bytes
         self._clock = clock
+        self._limits = limits
         self._lock = threading.Lock()
         self._queues: dict[int, _OwnerQueue] = {}
         self._lately: OrderedDict[tuple[int, int], float] = OrderedDict()
@@ -83,16 +92,16 @@ class Paging:
             return
         self._lately[page] = now
         self._lately.move_to_end(page)
-        if len(self._lately) > _REMEMBERED:
+        if len(self._lately) > self._limits.pages:
             self._lately.popitem(last=False)
         owner = self._owner_of(pid)
         with self._lock:
             queue = self._queues.get(owner)
-            if queue is None and len(self._queues) >= _MAX_WORKERS:
+            if queue is None and len(self._queues) >= self._limits.owners:
                 self._refused += 1
                 return
             if queue is not None:
-                if len(queue.waiting) >= _MAX_WAITING:
+                if len(queue.waiting) >= self._limits.requests:
                     self._refused += 1
                 else:
                     queue.waiting.append(_Request(pid, address, byte_count))

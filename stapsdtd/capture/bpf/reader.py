@@ -34,7 +34,7 @@ _ROWS_PER_SWEEP = 16384
 _BYTES_PER_SWEEP = 16 << 20
 _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
-_IDLE_MS = 200
+_IDLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,21 @@ class Reader:
     """
 
     def __init__(
-        self, tables: Tables, set_waiting: Callable[[bool], None], bring_in: Callable[[int, int, int], None]
+        self,
+        tables: Tables,
+        set_waiting: Callable[[bool], None],
+        bring_in: Callable[[int, int, int], None],
+        *,
+        rows_per_sweep: int = _ROWS_PER_SWEEP,
+        idle_seconds: float = _IDLE_SECONDS,
     ) -> None:
         """set_waiting: tells the program whether the next hit is to wake this thread. bring_in: asks for a process's
         memory to be paged in for later hits; takes a pid, an address and a size in bytes, and does not wait.
+        rows_per_sweep: how many records of a ring are read at once. idle_seconds: how often counters are reported while
+        no records come.
         """
+        self._rows_per_sweep = rows_per_sweep
+        self._idle_seconds = idle_seconds
         self._counters = CounterReader(tables)
         self._bring_in = bring_in
         self._jobs = Mailbox()
@@ -189,7 +199,7 @@ class Reader:
             except Exception:  # noqa: BLE001 - later records may be readable
                 _log.exception("reading events failed")
                 read = 0
-            self._poller.wait(self._rings, read, _IDLE_MS / 1000 if self._plans or self._retired else None)
+            self._poller.wait(self._rings, read, self._idle_seconds if self._plans or self._retired else None)
             self._jobs.run()
 
     def _close_retired(self) -> None:
@@ -225,7 +235,7 @@ class Reader:
         complete_ns = time.monotonic_ns()
         peeked: list[tuple[Ring, Records]] = []
         for ring in self._rings:
-            limit = min(_ROWS_PER_SWEEP, _BYTES_PER_SWEEP // ring.stride)
+            limit = min(self._rows_per_sweep, _BYTES_PER_SWEEP // ring.stride)
             records = ring.peek(limit)
             if len(records) == limit:
                 # this ring has more, so no other ring may be read beyond this one's last record

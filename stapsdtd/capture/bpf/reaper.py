@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -28,8 +28,9 @@ class EventReaper:
     owner: on whose behalf an event is removed, such as "objects of uid 1000".
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._worker = ThreadPoolExecutor(1, "stapsdtd-reaper")
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, worker: Executor | None = None) -> None:
+        """worker: does one thing at a time; a thread of its own if None."""
+        self._worker = worker or ThreadPoolExecutor(1, "stapsdtd-reaper")
         self._on_gone: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._changed = threading.Condition()
         self._turns = Turns[Work](clock)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +36,12 @@ def record_dtype(stride: int) -> np.dtype[np.void]:
 class Ring:
     """Read by one thread. Making one raises OSError if the kernel has no memory for it."""
 
-    def __init__(self, stride: int, size: int) -> None:
-        """size: in bytes, a power of two and a multiple of the page size."""
+    def __init__(self, stride: int, size: int, *, create: Callable[[int], int] = create_ring) -> None:
+        """size: in bytes, a power of two and a multiple of the page size. create: returns the ring's descriptor."""
         self.stride = stride
         self.size = size
         self._dtype = record_dtype(stride)
-        self._descriptor = create_ring(size)
+        self._descriptor = create(size)
         try:
             self._consumer_page = mmap.mmap(self._descriptor, _PAGE)
             self._rest = mmap.mmap(self._descriptor, _PAGE + 2 * size, prot=mmap.PROT_READ, offset=_PAGE)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -30,9 +29,6 @@ PlanId = int
 
 Generation = int
 """Identifies a plan in its records; never used twice by one daemon."""
-
-_PLAN = struct.Struct("=QQIII3Bx")
-"""As layout.PLAN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +70,22 @@ class PlanSpec:
     has_texts: bool
 
 
+class Pools:
+    """What is free of each table. Entry 0 of the first three stands for none."""
+
+    def __init__(self) -> None:
+        self.index = Pool("groups", layout.INDEX_ENTRIES, 1)
+        self.slots = Pool("sites", layout.MAX_SLOTS, 1)
+        self.plans = Pool("plans", layout.MAX_PLANS, 1)
+        self.operands = Pool("operands", layout.MAX_OPERANDS)
+        self.tests = Pool("tests", layout.MAX_TESTS)
+        self.counters = Pool("counters", layout.MAX_COUNTERS, layout.STRAY_HITS + 1)
+
+
 class Tables:
     """Changed by one thread; counters may be read by another."""
 
-    def __init__(self, table: Callable[[str], mmap.mmap], cpus: int) -> None:
+    def __init__(self, table: Callable[[str], mmap.mmap], cpus: int, pools: Pools | None = None) -> None:
         """table: returns the memory of a map, by name."""
         self._index: npt.NDArray[np.uint32] = np.frombuffer(table(".bss.index"), "u4", layout.INDEX_ENTRIES)
         # group << 32 | plan: one number, since a slot must be read and written at once
@@ -86,19 +94,14 @@ class Tables:
         self._operands = np.frombuffer(table(".bss.operands"), layout.OPERAND, layout.MAX_OPERANDS)
         self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
-        # entry 0 stands for none
-        self._free_index = Pool("groups", layout.INDEX_ENTRIES, 1)
-        self._free_slots = Pool("sites", layout.MAX_SLOTS, 1)
-        self._free_plans = Pool("plans", layout.MAX_PLANS, 1)
-        self._free_operands = Shared[bytes](Pool("operands", layout.MAX_OPERANDS))
-        self._free_tests = Pool("tests", layout.MAX_TESTS)
-        self._free_counters = Pool("counters", layout.MAX_COUNTERS, layout.STRAY_HITS + 1)
+        self._pools = pools or Pools()
+        self._shared_operands = Shared[bytes](self._pools.operands)
         self._cells_used = layout.STRAY_HITS + 1
         self._generations = itertools.count(1)
 
     def allocate_group(self, window: Window) -> int:
         """Return a group's first entry in the index. Raises TableFullError."""
-        start = self._free_index.allocate(window.entries)
+        start = self._pools.index.allocate(window.entries)
         self._index[start : start + window.entries] = 0
         return start
 
@@ -109,15 +112,15 @@ class Tables:
 
     def free_group(self, group: int, window: Window) -> None:
         self._index[group : group + window.entries] = 0
-        self._free_index.free(group, window.entries)
+        self._pools.index.free(group, window.entries)
 
     def allocate_slot(self) -> Slot:
         """Raises TableFullError."""
-        return self._free_slots.allocate(1)
+        return self._pools.slots.allocate(1)
 
     def free_slot(self, slot: Slot) -> None:
         self._slots[slot] = 0
-        self._free_slots.free(slot, 1)
+        self._pools.slots.free(slot, 1)
 
     def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
         """Have a site's hits count if they are of this group, and go by this plan."""
@@ -129,16 +132,16 @@ class Tables:
         operands, tests = b"".join((*plan.values, *plan.tested)), encode_filters(tested, plan.operand_indexes)
         rows = np.frombuffer(tests, layout.TEST)
         with contextlib.ExitStack() as undo:
-            plan_id = self._free_plans.allocate(1)
-            undo.callback(self._free_plans.free, plan_id, 1)
+            plan_id = self._pools.plans.allocate(1)
+            undo.callback(self._pools.plans.free, plan_id, 1)
             first_operand = self._allocate_operands(operands)
             if operands:
-                undo.callback(self._free_operands.free, operands)
-            first_test = self._free_tests.allocate(len(rows)) if tests else 0
-            undo.callback(self._free_tests.free, first_test, len(rows))
+                undo.callback(self._shared_operands.free, operands)
+            first_test = self._pools.tests.allocate(len(rows)) if tests else 0
+            undo.callback(self._pools.tests.free, first_test, len(rows))
             generation = next(self._generations) << layout.PLAN_BITS | plan_id
             entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(plan.filters))
-            first_counter = self._free_counters.allocate(entry.cells)
+            first_counter = self._pools.counters.allocate(entry.cells)
             undo.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
@@ -146,26 +149,27 @@ class Tables:
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         firsts = first_operand, first_test, first_counter
-        row = _PLAN.pack(always, entry.generation, *firsts, len(plan.values), bool(tested), plan.has_texts)
-        self._plans[plan_id * _PLAN.size : (plan_id + 1) * _PLAN.size] = row
+        flags = len(plan.values), bool(tested), plan.has_texts
+        begin = plan_id * layout.PACKED_PLAN.size
+        layout.PACKED_PLAN.pack_into(self._plans, begin, always, entry.generation, *firsts, *flags)
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
         rows = np.frombuffer(operands, layout.OPERAND)
         if not len(rows):
             return 0
-        start, is_new = self._free_operands.allocate(operands, len(rows))
+        start, is_new = self._shared_operands.allocate(operands, len(rows))
         if is_new:
             self._operands[start : start + len(rows)] = rows
         return start
 
     def free_plan(self, plan: PlanEntry) -> None:
         """Free a plan that no slot names and no hit can be using."""
-        self._free_plans.free(plan.id, 1)
+        self._pools.plans.free(plan.id, 1)
         if plan.operands:
-            self._free_operands.free(plan.operands)
-        self._free_tests.free(plan.first_test, plan.tests)
-        self._free_counters.free(plan.counters, plan.cells)
+            self._shared_operands.free(plan.operands)
+        self._pools.tests.free(plan.first_test, plan.tests)
+        self._pools.counters.free(plan.counters, plan.cells)
 
     def totals(self) -> U64:
         """Return each counter's sum over all CPUs: a plan's at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""
