@@ -19,7 +19,10 @@ NOTHING_LOST = "entries: 0\noverrun: 0\ncommit overrun: 0\ndropped events: 0\nre
 
 
 class FakeTracefs(Tracefs):
-    """refuse: answers whether a write of this line to this file is refused; each attempt is in attempts."""
+    """refuse: answers whether a write of this line to this file is refused; each attempt is in attempts.
+
+    refuse_reads: what each read raises.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
@@ -29,6 +32,7 @@ class FakeTracefs(Tracefs):
         self.touched: set[tuple[str, str]] = set()
         self.attempts: list[str] = []
         self.refuse: Callable[[str, str], bool] = lambda _path, _line: False
+        self.refuse_reads: OSError | None = None
         self.hits: dict[str, int] = {}
         self._ids: dict[str, int] = {}
         self._pipes: dict[tuple[str, int], int] = {}
@@ -67,6 +71,8 @@ class FakeTracefs(Tracefs):
         del self.definitions[name]
 
     def read(self, relative: str) -> str:
+        if self.refuse_reads is not None:
+            raise self.refuse_reads
         if relative == "uprobe_events":
             return "\n".join(line for lines in self.definitions.values() for line in lines)
         if relative == "events/header_page":
@@ -112,6 +118,10 @@ class FakeTracefs(Tracefs):
 
     def put_page(self, instance: str, cpu: int, page: bytes) -> None:
         assert os.write(self._pipes[instance, cpu], page) == len(page)
+
+    def take_offline(self, instance: str, cpu: int) -> None:
+        """Let a CPU's ring be gone."""
+        (self.folder / "instances" / instance / "per_cpu" / f"cpu{cpu}" / "trace_pipe_raw").unlink()
 
     def drop(self, instance: str, cpu: int, count: int) -> None:
         stats = self.folder / "instances" / instance / "per_cpu" / f"cpu{cpu}" / "stats"

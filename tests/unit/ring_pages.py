@@ -111,11 +111,12 @@ def decoded(data: bytes) -> list[tuple[int, int, bytes]]:
 class Kernel:
     """An event as the kernel lays it out: fields one behind the other without alignment, then strings and comm."""
 
-    def __init__(self, spec: EventSpec, event_id: int = EVENT_ID) -> None:
-        self.spec = spec
+    def __init__(self, event: EventSpec | str, event_id: int = EVENT_ID) -> None:
+        """event: or the fetch arguments of its definition."""
+        self.fetch_arguments = event if isinstance(event, str) else event.fetch_arguments(0)
         self.fields = {"common_type": FieldPlace(0, 2), "common_pid": FieldPlace(4, 4)}
         at = 16
-        for field in spec.fetch_arguments(0).split():
+        for field in self.fetch_arguments.split():
             name = field.partition("=")[0]
             kind = next((kind for kind in SlotKind if kind.letter == name[0] and name[1:].isdecimal()), None)
             size = {SlotKind.QUAD: 8, SlotKind.WORD: 2, SlotKind.BYTE: 1}.get(kind, 4) if kind else 4

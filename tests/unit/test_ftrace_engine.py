@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from stapsdtd.capture.engine import LossStage, RingMetrics, Target
-from stapsdtd.capture.ftrace import engine as engine_module
+from stapsdtd.capture.ftrace.decode import Decoder
 from stapsdtd.capture.ftrace.engine import FtraceEngine
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import LimitReachedError, TracefsRejectedError
@@ -34,10 +36,14 @@ FOUND = sample_object(
     site("a", 0x10, [argument(Register("rdi"))]), site("b", 0x20, [argument(Register("rsi"))]), site("c", 0x30)
 )
 TICKET = 1
+READER = "stapsdtd-reader"
 
 
 class RecordingSink:
+    """before_delivery is called first, and may raise."""
+
     def __init__(self) -> None:
+        self.before_delivery: Callable[[], None] = lambda: None
         self.batches: list[EventBatch] = []
         self.losses: list[tuple[LossStage, int]] = []
         self.filtered_count = 0
@@ -46,6 +52,7 @@ class RecordingSink:
         raise AssertionError(count)
 
     def deliver(self, batch: EventBatch) -> None:
+        self.before_delivery()
         self.batches.append(batch)
 
     def filtered(self, count: int) -> None:
@@ -90,9 +97,11 @@ def target(found: Object = FOUND, **more: Any) -> Target:
     return Target(found, "/proc/self/fd/9", sites, **more)
 
 
-def kernels(engine: FtraceEngine) -> list[Kernel]:
+def kernels(tracefs: FakeTracefs) -> list[Kernel]:
     """One for each event, in the order of their definition."""
-    return [Kernel(spec, event.format.id) for spec, event in engine._executor.installed.items()]
+    return [
+        Kernel(lines[0].split(" ", 2)[2], tracefs.format_of(name).id) for name, lines in tracefs.definitions.items()
+    ]
 
 
 def put(tracefs: FakeTracefs, instance: str, *records: bytes, cpu: int = 0, at: int | None = None) -> None:
@@ -101,13 +110,19 @@ def put(tracefs: FakeTracefs, instance: str, *records: bytes, cpu: int = 0, at: 
 
 def test_events_reach_the_sink(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
     assert engine.arm(TICKET, target()) == []
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     put(tracefs, instance, kernel.record(0, q0=5), kernel.record(1, q0=6), kernel.record(0, q0=7), kernel.record(2))
     wait_for(lambda: len(sink.values()) == 4, "the events")
     assert sorted(sink.values(), key=str) == [(1, 5), (1, 7), (2, 6), (3,)]
     engine.close(TICKET)
     assert (tracefs.instances(), tracefs.definitions, sink.losses) == ([], {}, [])
+
+
+def alive(kind: type) -> int:
+    """How many objects of a class there are."""
+    gc.collect()
+    return sum(type(each) is kind for each in gc.get_objects())
 
 
 def where(text: str) -> Expression:
@@ -122,7 +137,7 @@ def test_events_that_are_not_wanted_are_counted(
         wanted_site(captured(FOUND.parsed.sites[1]), 2),
     )
     assert engine.arm(TICKET, replace(target(predicate=where("arg0 > 5 || tid == 7")), sites=sites)) == []
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     fired = [(0, 7, 1), (0, 8, 1), (0, 8, 6), (0, 9, 6), (1, 9, 6), (1, 9, 5), (1, 7, 0)]
     put(tracefs, instance, *(kernel.record(number, tid=tid, q0=value) for number, tid, value in fired))
@@ -144,7 +159,7 @@ def test_what_only_the_predicate_reads_is_fetched_and_not_delivered(
     assert engine.arm(TICKET, replace(target(found, predicate=predicate), sites=(wanted,))) == []
     ((line,),) = tracefs.definitions.values()
     assert line.endswith("q0=%dx:u64 q1=%di:u64 q2=%si:u64")
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     minus_2, minus_1 = (1 << 32) - 2, (1 << 32) - 1
     records = [(4, 10, minus_2), (4, 11, minus_1), (3, 12, minus_2), (5, 13, minus_2)]
     put(tracefs, tracefs.instances()[0], *(kernel.record(0, q0=q0, q1=q1, q2=q2) for q0, q1, q2 in records))
@@ -200,7 +215,7 @@ def test_excluded_processes_that_leave_events_all_the_same_are_filtered(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
 ) -> None:
     engine.arm(TICKET, target(exclude_pids=frozenset({7}), exclude_later=frozenset({8})))
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     put(tracefs, instance, *(kernel.record(0, tid=tid, q0=tid) for tid in (7, 8, 9)))
     wait_for(lambda: sink.values() == [(1, 9)], "the event")
@@ -223,7 +238,7 @@ def test_close_delivers_what_is_left_and_tells_the_last_losses(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
 ) -> None:
     engine.arm(TICKET, target())
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     cpu = online_cpus()[-1]
     for _ in range(10):
@@ -280,12 +295,13 @@ def test_records_of_several_cpus_come_in_the_order_of_time(
     if len(cpus) < 2:
         pytest.skip("one CPU")
     engine.arm(TICKET, target())
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     start = 0
 
     def put_both() -> None:
         nonlocal start
+        sink.before_delivery = lambda: None
         # in the future of the sweeps that read them, so that both pages wait for their moment
         start = time.monotonic_ns() + 100_000_000
         for number, cpu in enumerate(cpus[:2]):
@@ -296,19 +312,20 @@ def test_records_of_several_cpus_come_in_the_order_of_time(
             )
 
     # the reader itself, so that none of its sweeps sees one of them alone
-    engine._reader._jobs.call(put_both)
-    wait_for(lambda: len(sink.values()) == 40, "the events")
+    sink.before_delivery = put_both
+    put(tracefs, instance, kernel.record(0, q0=99))
+    wait_for(lambda: len(sink.values()) == 41, "the events")
     assert time.monotonic_ns() > start
-    assert sink.values() == [(1, number) for number in range(40)]
+    assert sink.values() == [(1, 99), *((1, number) for number in range(40))]
 
 
 def test_what_cannot_be_decoded_is_lost_and_counted(
     tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink
 ) -> None:
     engine.arm(TICKET, target())
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
-    put(tracefs, instance, Kernel(kernel.spec, 99).record(0), kernel.record(0, q0=1))
+    put(tracefs, instance, Kernel(kernel.fetch_arguments, 99).record(0), kernel.record(0, q0=1))
     wait_for(lambda: sink.values() == [(1, 1)], "the good event")
     assert sink.losses == [(LossStage.DECODE, 1)]
     # a site that the plan does not have is a bug, which costs these records and not the thread
@@ -350,9 +367,11 @@ def test_passing_object_has_a_ring_of_its_own_which_goes_with_it(
     passing = sample_object(site("p", 1, [argument(Register("rdi"))]), inode=2)
     engine.arm(TICKET, target())
     (shared,) = tracefs.instances()
+    read_with = alive(Decoder), engine.metrics().rings
     engine.arm(TICKET, target(passing, is_ephemeral=True))
+    assert alive(Decoder) > read_with[0]
     (own,) = set(tracefs.instances()) - {shared}
-    first, second = kernels(engine)
+    first, second = kernels(tracefs)
     put(tracefs, shared, first.record(0, q0=1))
     put(tracefs, own, second.record(0, q0=2))
     engine.disarm(TICKET, passing)
@@ -360,9 +379,7 @@ def test_passing_object_has_a_ring_of_its_own_which_goes_with_it(
     assert tracefs.instances() == [shared]
     assert len(tracefs.definitions) == 1
     # what it was read with is forgotten, however many come and go
-    channel = engine._reader._channels[TICKET]
-    assert list(channel.decoders) == [shared]
-    assert {ring.instance for ring in channel.rings} == {shared}
+    wait_for(lambda: (alive(Decoder), engine.metrics().rings) == read_with, "it to be forgotten")
 
 
 def test_disarmed_object_may_come_back(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
@@ -386,7 +403,7 @@ def test_two_subscriptions_do_not_touch_each_other(
     engine.arm(2, target())
     engine.close(2)
     (instance,) = tracefs.instances()
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     put(tracefs, instance, kernel.record(0, q0=9))
     wait_for(lambda: sink.values() == [(1, 9)], "the event")
     assert other.batches == []
@@ -397,10 +414,11 @@ def test_two_subscriptions_do_not_touch_each_other(
 def test_subscription_that_cannot_begin_leaves_nothing(tracefs: FakeTracefs, engine: FtraceEngine, step: str) -> None:
     tracefs.refuse = lambda path, line: step in f"{path} {line}"
     before = descriptors(os.getpid())
+    sinks = alive(RecordingSink)
     with pytest.raises(TracefsRejectedError):
         engine.open(TICKET, RecordingSink(), 64)
     assert tracefs.instances() == []
-    assert engine._reader._channels == {}
+    wait_for(lambda: alive(RecordingSink) == sinks, "the sink to be forgotten")
     assert descriptors(os.getpid()) == before
 
 
@@ -416,10 +434,13 @@ def test_instance_that_cannot_be_removed_hides_no_error_and_goes_later(
     assert tracefs.instances() == []
 
 
-def test_ring_that_cannot_be_opened_closes_the_others(
-    tracefs: FakeTracefs, engine: FtraceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_module, "online_cpus", lambda: [*online_cpus(), 9999])
+def test_ring_that_cannot_be_opened_closes_the_others(tracefs: FakeTracefs, engine: FtraceEngine) -> None:
+    def goes_offline(path: str, _line: str) -> bool:
+        if path.endswith("/buffer_percent"):
+            tracefs.take_offline(path.split("/")[1], online_cpus()[-1])
+        return False
+
+    tracefs.refuse = goes_offline
     before = descriptors(os.getpid())
     with pytest.raises(FileNotFoundError):
         engine.open(TICKET, RecordingSink(), 64)
@@ -427,7 +448,14 @@ def test_ring_that_cannot_be_opened_closes_the_others(
     assert tracefs.instances() == []
 
 
-def test_close_does_all_that_can_be_done(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
+def test_close_does_all_that_can_be_done(
+    tracefs: FakeTracefs, engine: FtraceEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    # what is logged keeps what raised it, and with that the sink
+    caplog.set_level("ERROR", "stapsdtd")
+    sinks = alive(RecordingSink)
+    sink = RecordingSink()
+    engine.open(TICKET, sink, 64)
     passing = sample_object(site("p", 1), inode=2)
     engine.arm(TICKET, target())
     engine.arm(TICKET, target(passing, is_ephemeral=True))
@@ -436,15 +464,16 @@ def test_close_does_all_that_can_be_done(tracefs: FakeTracefs, engine: FtraceEng
     engine.close(TICKET)
     assert tracefs.instances() == [second]
     assert tracefs.enabled == set()
-    assert engine._reader._channels == {}
     assert sink.losses == []
+    del sink
+    wait_for(lambda: alive(RecordingSink) == sinks, "the sink to be forgotten")
     assert first not in tracefs.instances()
     # what was busy goes with the next that goes
     tracefs.refuse = lambda _path, _line: False
-    engine.open(TICKET + 1, sink, 64)
+    engine.open(TICKET + 1, RecordingSink(), 64)
     engine.close(TICKET + 1)
     assert tracefs.instances() == []
-    assert engine._executor.installed == {}
+    assert (engine.metrics().groups, tracefs.definitions) == (0, {})
 
 
 def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) -> None:
@@ -457,7 +486,7 @@ def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) ->
     engine.shutdown()
     assert tracefs.instances() == [bad]
     assert tracefs.enabled == set()
-    assert not engine._reader._thread.is_alive()
+    assert READER not in {thread.name for thread in threading.enumerate()}
 
 
 def test_rings_of_all_subscriptions_are_bounded(tracefs: FakeTracefs) -> None:
@@ -488,7 +517,7 @@ def test_threads_are_looked_up_once_for_each_page_of_them(tracefs: FakeTracefs) 
     sink = RecordingSink()
     engine.open(TICKET, sink, 64)
     engine.arm(TICKET, target())
-    (kernel,) = kernels(engine)
+    (kernel,) = kernels(tracefs)
     put(tracefs, tracefs.instances()[0], *[kernel.record(0, tid=7, q0=1)] * 40)
     wait_for(lambda: asked == [40], "the look-up")
     engine.shutdown()
@@ -505,7 +534,7 @@ def test_event_that_cannot_be_removed_harms_no_other_subscription(tracefs: FakeT
     assert engine.arm(TICKET + 1, target()) == []
     tracefs.refuse = lambda _path, _line: False
     engine.close(TICKET + 1)
-    assert engine._executor.installed == {}
+    assert (engine.metrics().groups, tracefs.definitions) == (0, {})
 
 
 def test_figures_are_of_all_rings_by_cpu(tracefs: FakeTracefs, engine: FtraceEngine, sink: RecordingSink) -> None:
@@ -525,19 +554,25 @@ def test_figures_are_of_all_rings_by_cpu(tracefs: FakeTracefs, engine: FtraceEng
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_reader_that_ended_and_tracefs_that_is_gone_are_problems(
-    tracefs: FakeTracefs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = FtraceEngine(tracefs, OWNER, pids_of)
+def test_reader_that_ended_and_tracefs_that_is_gone_are_problems(tracefs: FakeTracefs) -> None:
+    def exits(_tids: I32) -> I32:
+        raise SystemExit
+
+    engine = FtraceEngine(tracefs, OWNER, exits)
     path = tracefs.folder / "uprobe_events"
     assert engine.problem() == f"{path} cannot be written: No such file or directory"
     path.touch()
     assert engine.problem() is None
     engine.ask().result(20)
-    monkeypatch.setattr(engine._reader._jobs, "run", lambda: 1 // 0)
+    engine.open(TICKET, RecordingSink(), 64)
+    engine.arm(TICKET, target())
+    put(tracefs, tracefs.instances()[0], kernels(tracefs)[0].record(0, q0=1))
     assert wait_for(engine.problem, "the problem") == "the thread that reads events ended; restart the daemon"
     with pytest.raises(ThreadEndedError):
         engine.ask().result()
     with pytest.raises(ThreadEndedError):
-        engine.open(TICKET, RecordingSink(), 64)
-    engine.shutdown()
+        engine.open(TICKET + 1, RecordingSink(), 64)
+    # nothing stays armed all the same
+    with pytest.raises(ThreadEndedError):
+        engine.shutdown()
+    assert (tracefs.instances(), tracefs.definitions) == ([], {})

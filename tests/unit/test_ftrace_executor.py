@@ -130,14 +130,9 @@ def test_undo_that_fails_too_does_not_hide_the_first_error(tracefs: FakeTracefs,
     assert tracefs.definitions == {}
 
 
-def test_error_of_another_kind_is_undone_too(
-    tracefs: FakeTracefs, executor: Executor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_many(_path: str) -> str:
-        raise OSError(24, "Too many open files")
-
+def test_error_of_another_kind_is_undone_too(tracefs: FakeTracefs, executor: Executor) -> None:
     executor.run([Define(FIRST)], "f")
-    monkeypatch.setattr(tracefs, "read", too_many)
+    tracefs.refuse_reads = OSError(24, "Too many open files")
     with pytest.raises(OSError, match="Too many open files"):
         executor.run([Enable(FIRST), Define(SECOND)], "f")
     assert tracefs.enabled == set()

@@ -171,11 +171,15 @@ class Reader:
         while not self._stopping:
             self._epoll.poll(_TICK_SECONDS if self._channels else None)
             self._jobs.run()
-            for channel in self._channels.values():
-                try:
-                    self._sweep(channel)
-                except Exception:  # noqa: BLE001 - one subscription's failure must not affect others
-                    _log.exception("reading events failed")
+            self._sweep_all()
+
+    def _sweep_all(self) -> None:
+        # on its own, so that no variable keeps a closed subscription's sink while the thread waits
+        for channel in self._channels.values():
+            try:
+                self._sweep(channel)
+            except Exception:  # noqa: BLE001 - one subscription's failure must not affect others
+                _log.exception("reading events failed")
 
     def _drain(self, channel: _Channel) -> None:
         """Deliver everything that has fired until now."""
