@@ -16,7 +16,7 @@ from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import TICKER, TIME_FACTOR, Daemon, Ticker, compile_target, require, running_daemon, wait_for
 
-_CHURN_SECONDS = 40.0
+_CHURN_SECONDS = 24.0
 _CHURN_SEED = 12
 
 

@@ -12,7 +12,7 @@ from stapsdtd.client import EndReason
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import COMMANDS, TICKER, Daemon, Recorder, Ticker, running_daemon, stapsdt_command, wait_for
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = pytest.mark.kernel
 
 
 def clean_up() -> subprocess.CompletedProcess[str]:
@@ -53,6 +53,7 @@ def killed(own_daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
     return own_daemon
 
 
+@pytest.mark.alone
 @pytest.mark.vm
 @pytest.mark.usefixtures("foreign")
 def test_start_removes_what_a_killed_daemon_left(killed: Daemon, ticker: Ticker) -> None:
@@ -64,6 +65,7 @@ def test_start_removes_what_a_killed_daemon_left(killed: Daemon, ticker: Ticker)
     assert ticker.semaphore == 0
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("foreign")
 def test_cleanup_removes_it_too_and_is_idle_the_second_time(killed: Daemon, engine: str, ticker: Ticker) -> None:
     left = "removed 3 events and 1 instances\n" if engine == "ftrace" else "removed 1 events and 0 instances\n"
@@ -73,6 +75,7 @@ def test_cleanup_removes_it_too_and_is_idle_the_second_time(killed: Daemon, engi
     killed.restart()
 
 
+@pytest.mark.alone
 def test_cleanup_leaves_a_living_daemon_alone(daemon: Daemon, ticker: Ticker) -> None:
     with Recorder(daemon.target, f"{TICKER}:tick(arg0)") as recorder:
         clean_up()

@@ -1,85 +1,42 @@
-"""What the kernel, the disk or an operator takes away, and daemons and programs that are killed at the worst moment.
+"""What the kernel, the disk or an operator takes away.
 
-Where a fault cannot be had otherwise, strace makes the kernel refuse a system call of the daemon's, or kills it in one.
+Where a fault cannot be had otherwise, strace makes the kernel refuse a system call of the daemon's.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from stapsdtd.capture.names import Owner
 from stapsdtd.client import (
     Client,
-    ClientError,
-    EventBatch,
     RequestFailedError,
     SiteState,
     SubscribeOptions,
     Subscription,
 )
-from stapsdtd.kernel import procfs
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.kernel.recovery import bystander, is_traced, is_unpatched, own, selector
 from tests.support import (
     COMMANDS,
-    TICKER,
     Daemon,
     Recorder,
     Ticker,
-    compile_target,
     descriptors,
     injected,
-    is_dead,
-    mapped_bytes,
     running_daemon,
-    semaphores,
     wait_for,
 )
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = pytest.mark.kernel
 
 _TRACING = "/sys/kernel/tracing"
-_NOP = b"\x90"
-_MOST_STEPS = 12
-
-
-def selector(program: Path | str, name: str) -> str:
-    return f"{TICKER}:{program}::{name}"
-
-
-def own(tracefs: Tracefs, pid: int) -> list[str]:
-    """A daemon's definitions and instances."""
-    names = [f"{group}/{event}" for group, event in tracefs.uprobe_events()] + tracefs.instances()
-    return [name for name in names if f"_{pid}_" in name]
-
-
-def is_traced(daemon: Daemon, ticker: Ticker, program: Path) -> None:
-    """A daemon serves as if nothing had been, and lets go of what it armed."""
-    with Recorder(daemon.target, selector(program, "tick(arg0)")) as recorder:
-        assert [status.state for status in recorder.sites] == [SiteState.ARMED]
-        assert ticker.do("fire 3") == 1
-    assert recorder.values() == [(0,), (1,), (2,)]
-    assert recorder.finish().lost == 0
-    assert ticker.semaphore == 0
-
-
-def is_unpatched(daemon: Daemon, ticker: Ticker, program: Path) -> None:
-    """No breakpoint and no semaphore is left in a process."""
-    with Client(daemon.target) as client:
-        probes = client.list_probes(selector(program, "*")).probes
-    assert len(probes) == 3
-    for probe in probes:
-        for site in probe.sites:
-            assert mapped_bytes(ticker.pid, probe.path, site.offset, 1, "x") == _NOP
-    assert not any(semaphores(ticker.pid, probes).values())
 
 
 @contextmanager
@@ -102,103 +59,10 @@ def refused(sites: Subscription) -> set[str]:
     return {status.reason for status in sites.sites}
 
 
-# killed
-
-
 @pytest.fixture
 def foreign(tracefs: Tracefs, ticker_program: Path) -> Iterator[None]:
-    """Another tool's event and instance, of the very same file and in use."""
-    group = f"bystander_{os.getpid()}"
-    tracefs.append_definition(f"p:{group}/event {ticker_program}:0x1100")
-    tracefs.make_instance(group)
-    tracefs.write(f"instances/{group}/events/{group}/event/enable", "1")
-    yield
-    assert tracefs.events(group) == ["event"]
-    assert tracefs.read(f"instances/{group}/events/{group}/event/enable") == "1\n"
-    tracefs.write(f"instances/{group}/events/{group}/event/enable", "0")
-    tracefs.remove_instance(group)
-    tracefs.append_definition(f"-:{group}/event")
-
-
-def owner_of(daemon: Daemon) -> Owner:
-    stat = procfs.stat(daemon.pid)
-    assert stat is not None
-    return Owner(procfs.pid_namespace(), daemon.pid, stat.key.start_ticks)
-
-
-def files_of(daemon: Daemon, kind: str) -> tuple[str, ...]:
-    """What a kind of system calls that arm and disarm is about; empty for those that are told by their name."""
-    if kind == "definitions":
-        return (f"{_TRACING}/uprobe_events",)
-    if kind != "switches":
-        return ()
-    owner = owner_of(daemon)
-    base = f"{_TRACING}/instances/{owner.instance(1)}"
-    switches = [f"{base}/events/{owner.group}/e{n}_{owner.group.removeprefix('stapsdtd_')}/enable" for n in range(3)]
-    return (f"{base}/trace_clock", f"{base}/buffer_size_kb", *switches)
-
-
-def subscribe_and_unsubscribe(daemon: Daemon, program: Path) -> None:
-    with Client(daemon.target, timeout_seconds=10) as client, suppress(ClientError):
-        client.subscribe(selector(program, "*")).unsubscribe()
-
-
-@pytest.mark.usefixtures("foreign")
-@pytest.mark.parametrize(
-    ("engine", "kind"),
-    [
-        ("bpf", "definitions"),
-        ("bpf", "perf_event_open"),
-        ("bpf", "bpf"),
-        ("ftrace", "definitions"),
-        ("ftrace", "switches"),
-        ("ftrace", "mkdir"),
-        ("ftrace", "rmdir"),
-    ],
-    indirect=["engine"],
-)
-def test_killed_in_any_step_of_arming_and_disarming(
-    own_daemon: Daemon, kind: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
-) -> None:
-    """The first call of a kind kills it, after a restart the second one, and so on, until none is left that could."""
-    for number in range(1, _MOST_STEPS):
-        files = files_of(own_daemon, kind)
-        with injected(own_daemon.pid, "write" if files else kind, f"signal=KILL:when={number}", *files):
-            subscribe_and_unsubscribe(own_daemon, ticker_program)
-            # the events go in the background
-            wait_for(
-                lambda: is_dead(own_daemon.pid) or own(tracefs, own_daemon.pid) == [], "a daemon that is dead or done"
-            )
-        if not is_dead(own_daemon.pid):
-            break
-        own_daemon.process.wait()
-        dead = own_daemon.pid
-        own_daemon.restart()
-        assert own(tracefs, dead) == []
-        is_unpatched(own_daemon, ticker, ticker_program)
-    else:
-        pytest.fail(f"{_MOST_STEPS} times it was killed, and there is more to kill it in")
-    assert number > 1
-    is_traced(own_daemon, ticker, ticker_program)
-
-
-@pytest.mark.usefixtures("foreign")
-@pytest.mark.parametrize("phase", ["idle", "streaming"])
-def test_killed_while(own_daemon: Daemon, phase: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs) -> None:
-    with ExitStack() as stack:
-        if phase == "streaming":
-            client = stack.enter_context(Client(own_daemon.target))
-            events = stack.enter_context(closing(client.subscribe(selector(ticker_program, "*")).messages()))
-            ticker.begin("threads 4 200000")
-            assert any(isinstance(message, EventBatch) for message in events)
-        own_daemon.kill()
-        dead = own_daemon.pid
-        own_daemon.restart()
-        assert own(tracefs, dead) == []
-        if phase == "streaming":
-            ticker.finish()
-    is_unpatched(own_daemon, ticker, ticker_program)
-    is_traced(own_daemon, ticker, ticker_program)
+    with bystander(tracefs, ticker_program):
+        yield
 
 
 # tracefs
@@ -443,133 +307,3 @@ def test_no_memory_for_a_buffer(own_daemon: Daemon, ticker: Ticker, ticker_progr
             ticker.do("values")
         assert later.values() == [(77,)]
     assert recorder.values() == [(0,), (1,)] * 2
-
-
-# programs
-
-
-@pytest.fixture(scope="session")
-def changing_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("targets")
-    return compile_target("churning.c", folder / "changing", "-DPROVIDER=changing", "-ldl", "-lpthread")
-
-
-def changing(program: Path, name: str = "beat(arg0, arg1)") -> str:
-    return f"changing:{program}::{name}"
-
-
-def test_processes_are_killed_in_the_middle_of_their_hits(
-    daemon: Daemon, engine: str, ticker: Ticker, ticker_program: Path
-) -> None:
-    """Of each thread everything came up to its end, and a hit that was cut short holds nothing up."""
-    # the ring of one CPU has room for all that a process fires, of which ftrace's takes what is filtered later too
-    hits = 10_000_000 if engine == "bpf" else 500_000
-    with Recorder(
-        daemon.target, selector(ticker_program, "tick(arg0)"), where="arg0 & 63 == 0", kernel_buffer_kib=65536
-    ) as recorder:
-
-        def has_come(ticker: Ticker, before: int) -> bool:
-            return any(event.pid == ticker.pid for event in recorder.events[before:])
-
-        for _ in range(15):
-            before = len(recorder.events)
-            with Ticker(ticker_program) as doomed:
-                doomed.begin(f"threads 3 {hits}")
-                wait_for(partial(has_come, doomed, before), "its first events")
-            # which comes behind all of its events, so that the next one finds empty rings
-            ticker.do("fire 1")
-            wait_for(partial(has_come, ticker, before), "an event of another process")
-    account = recorder.finish()
-    assert account.lost == 0
-    assert account.delivered == len(recorder.events)
-    assert account.delivered <= account.filtered // 63 + 15 + 3 * 15
-    by_thread: dict[int, list[object]] = {}
-    for event in recorder.events:
-        by_thread.setdefault(event.tid, []).append(event.values[0])
-    assert by_thread.pop(ticker.pid) == [0] * 15
-    assert len(by_thread) > 15
-    assert any(len(values) < hits // 64 for values in by_thread.values()), "all were killed too late"
-    for values in by_thread.values():
-        assert values == list(range(0, 64 * len(values), 64))
-    assert ticker.semaphore == 0
-
-
-@pytest.mark.parametrize("scope", ["everybody", "one process"])
-def test_exec_while_attached(daemon: Daemon, engine: str, changing_program: Path, tmp_path: Path, scope: str) -> None:
-    other = Path(shutil.copy(changing_program, tmp_path / "other"))
-    with Ticker(changing_program) as first, Ticker(other) as second:
-        pids = [] if scope == "everybody" else [first.pid]
-        with Recorder(daemon.target, changing(changing_program), changing(other), pids=pids) as recorder:
-            first.do("fire 1 100")
-            assert first.do(f"exec {changing_program}") == 1
-            first.do("fire 2 100")
-            first.do(f"exec {other}")
-            wait_for(lambda: first.do("semaphores") == 1, "the other program to be armed in it")
-            first.do("fire 3 100")
-            # the ftrace engine arms files, not processes
-            assert second.do("fire 4 100") == (scope == "everybody" or engine == "ftrace")
-        assert first.do("semaphores") == second.do("semaphores") == 0
-    account = recorder.finish()
-    numbers = range(1, 4 if pids else 5)
-    assert recorder.values() == [(value, number) for number in numbers for value in range(100)]
-    assert account.lost == 0
-    assert account.delivered == 100 * len(numbers)
-
-
-@pytest.mark.parametrize("scope", ["everybody", "one process"])
-def test_fork_with_semaphores(daemon: Daemon, changing_program: Path, scope: str) -> None:
-    """Children are born with what their parent has in memory: breakpoints, and semaphores that are up."""
-    with Ticker(changing_program) as parent:
-        pids = [] if scope == "everybody" else [parent.pid]
-        with Recorder(daemon.target, changing(changing_program), pids=pids, kernel_buffer_kib=16384) as recorder:
-            for number in range(10):
-                assert parent.do(f"forks 4 {number} 100") == 1
-                parent.do(f"fire {number} 100")
-        assert parent.do("semaphores") == 0
-        assert parent.do("forks 4 0 10") == 0
-    account = recorder.finish()
-    own_events = [event for event in recorder.events if event.pid == parent.pid]
-    assert len(own_events) == 1000
-    assert account.lost == 0
-    assert account.delivered == len(recorder.events) == (5000 if scope == "everybody" else 1000)
-
-
-@pytest.mark.parametrize("scope", ["everybody", "one process"])
-def test_child_that_outlives_the_subscription_has_its_semaphores_down(
-    daemon: Daemon, changing_program: Path, scope: str
-) -> None:
-    with Ticker(changing_program) as parent:
-        pids = [] if scope == "everybody" else [parent.pid]
-        with Recorder(daemon.target, changing(changing_program), pids=pids):
-            assert parent.do("fork") == 1
-            (child,) = children(parent.pid)
-            with Client(daemon.target) as client:
-                probes = client.list_probes(changing(changing_program, "*"), pids=[child]).probes
-            assert len(probes) == 2
-        assert not any(semaphores(child, probes).values())
-        for probe in probes:
-            assert mapped_bytes(child, probe.path, probe.sites[0].offset, 1, "x") == _NOP
-        assert parent.do("semaphores") == 0
-
-
-def children(pid: int) -> list[int]:
-    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
-
-def test_file_is_replaced_while_armed(daemon: Daemon, ticker_program: Path, tmp_path: Path, tracefs: Tracefs) -> None:
-    """As a package manager does: who runs the old one is traced on, who starts the new one too."""
-    program = Path(shutil.copy(ticker_program, tmp_path / "program"))
-    with Ticker(program) as old, Recorder(daemon.target, selector(program, "tick(arg0)")) as recorder:
-        for upgrade in range(3):
-            os.rename(shutil.copy(ticker_program, tmp_path / "upgrade"), program)
-            assert old.do("fire 2") == 1
-            wait_for(lambda count=5 * upgrade + 2: len(recorder.events) == count, "the old one's events")  # type: ignore[misc]
-            with Ticker(program) as new:
-                wait_for(lambda count=upgrade + 2: len(recorder.armed()) == count, "the new one")  # type: ignore[misc]
-                assert new.do("fire 3") == 1
-                wait_for(lambda count=5 * upgrade + 5: len(recorder.events) == count, "its events")  # type: ignore[misc]
-        account = recorder.finish()
-        assert old.semaphore == 0
-    assert [value for (value,) in recorder.values()] == [0, 1, 0, 1, 2] * 3
-    assert (account.fired, account.delivered) == (15, 15)
-    wait_for(lambda: own(tracefs, daemon.pid) == [], "all to be disarmed")
