@@ -251,6 +251,7 @@ def test_disk_is_full(tmp_path: Path, engine: str, ticker: Ticker, ticker_progra
         subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.alone  # what others start and map takes the daemon descriptors, too
 def test_descriptors_run_out(
     tmp_path: Path, engine: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
 ) -> None:
