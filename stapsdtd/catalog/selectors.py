@@ -1,11 +1,14 @@
 """Selectors: how users name probes.
 
     postgresql:query__start                        provider and name
-    postgresql1234:::query-start(arg0:str[256])    DTrace's parts: provider and pid, module, function, name
+    query__start                                   a name, of any provider
+    postgres:exec_*:query__start                   DTrace's three parts: module, function, name
+    postgresql1234:::query-start(arg0:str[256])    DTrace's four: provider and pid, module, function, name
     python:*                                       globs in each part
     libstdcxx:/usr/lib/*:*:throw                   a module pattern with a slash matches the whole path
+    ruby:memfd:libstapsdt:X::start                 further colons belong to the module
 
-An empty part matches everything, and `-` and `__` are equivalent in names.
+An empty part matches everything, and `-` and `__` are equivalent in providers and names.
 """
 
 from __future__ import annotations
@@ -20,8 +23,14 @@ from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Probe, Site, Sit
 
 MAX_SELECTOR_LENGTH = 1024
 _FIELD = "selectors"
+_LONG_FORM_COLONS = 3
+_DELETED = " (deleted)"
+"""The kernel's word behind the path of a deleted file or memfd."""
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
+_HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
+"""Or a set of a glob, in which a hyphen makes a range."""
+_WILDCARD = re.compile(r"[*?[]")
 
 
 class Pattern:
@@ -29,10 +38,13 @@ class Pattern:
 
     >>> Pattern("query__*").matches("query__start"), Pattern("").matches("query__start")
     (True, True)
+
+    is_glob: it may match several names.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.is_glob = text == "" or _WILDCARD.search(text) is not None
         self._expression = re.compile(translate(text)) if text not in {"", "*"} else None
 
     def matches(self, text: str) -> bool:
@@ -51,15 +63,22 @@ class Selector:
     captures: tuple[Capture, ...] | None
     provider_of_pid: tuple[Pattern, int] | None = None
 
+    @property
+    def is_glob(self) -> bool:
+        """Whether it may match probes of several names."""
+        return self.provider.is_glob or self.name.is_glob
+
     def match(self, path: str, site: Site) -> Match | None:
         """Match a site of the object at path; None if it does not match."""
         if not self.name.matches(_normalize(site.name)) or not self.function.matches(site.function or ""):
             return None
-        if not self.module.matches(path if "/" in self.module.text else os.path.basename(path)):
+        module = path.removesuffix(_DELETED)
+        if not self.module.matches(module if "/" in self.module.text else os.path.basename(module)):
             return None
-        if self.provider.matches(site.provider):
+        provider = _normalize(site.provider)
+        if self.provider.matches(provider):
             return Match(self, None)
-        if self.provider_of_pid is not None and self.provider_of_pid[0].matches(site.provider):
+        if self.provider_of_pid is not None and self.provider_of_pid[0].matches(provider):
             return Match(self, self.provider_of_pid[1])
         return None
 
@@ -88,28 +107,38 @@ def parse(text: str) -> Selector:
         )
     names, parenthesis, rest = text.partition("(")
     captures = _parse_captures(text, len(names) + 1, rest) if parenthesis else None
-    parts = names.split(":")
-    if len(parts) == 2:
-        provider, name = parts
-        return Selector(text, Pattern(provider), Pattern(""), Pattern(""), Pattern(_normalize(name)), captures)
-    if len(parts) != 4:
-        raise InvalidArgumentError(
-            _FIELD,
-            f"{text!r} has {len(parts)} parts; write provider:name or provider:module:function:name",
-            len(names),
-            text,
-        )
-    provider, module, function, name = parts
-    with_pid = _PID_SUFFIX.fullmatch(provider)
+    if not names:
+        raise InvalidArgumentError(_FIELD, "a selector names no probe; '*:*' selects all", 0, text)
+    provider, module, function, name = _parts(names)
+    # a provider of the short form is the whole name
+    with_pid = _PID_SUFFIX.fullmatch(provider) if names.count(":") >= _LONG_FORM_COLONS else None
     return Selector(
         text,
-        Pattern(provider),
+        Pattern(_normalize(provider)),
         Pattern(module),
         Pattern(function),
         Pattern(_normalize(name)),
         captures,
-        (Pattern(with_pid[1]), int(with_pid[2])) if with_pid else None,
+        (Pattern(_normalize(with_pid[1])), int(with_pid[2])) if with_pid else None,
     )
+
+
+def _parts(names: str) -> tuple[str, str, str, str]:
+    """Return provider, module, function and name. As in DTrace, parts are left out from the left.
+
+    Two parts are provider and name, though, which say more about a static probe than DTrace's function and name.
+    """
+    match names.split(":"):
+        case [name]:
+            return "", "", "", name
+        case [provider, name]:
+            return provider, "", "", name
+        case [module, function, name]:
+            return "", module, function, name
+        case [provider, *module, function, name]:
+            return provider, ":".join(module), function, name
+        case _:
+            raise AssertionError(names)
 
 
 def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
@@ -140,8 +169,12 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
 
 
 def _normalize(name: str) -> str:
-    """Convert DTrace's `query-start` to the note's `query__start`."""
-    return name.replace("-", "__")
+    """Convert DTrace's `query-start` to the note's `query__start`.
+
+    >>> _normalize("query-[a-z]*")
+    'query__[a-z]*'
+    """
+    return _HYPHEN.sub(lambda match: match[1] or "__", name)
 
 
 def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:
@@ -157,8 +190,11 @@ def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) 
 
 
 def _captures(selector: Selector, site: Site) -> tuple[Capture, ...]:
+    """Return what to capture at a site. A glob's captures leave out the arguments that a site lacks."""
     if selector.captures is None:
         return tuple(Capture(index) for index in range(len(site.arguments)))
+    if selector.is_glob:
+        return tuple(capture for capture in selector.captures if capture.index < len(site.arguments))
     return selector.captures
 
 

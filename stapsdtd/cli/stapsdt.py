@@ -111,9 +111,9 @@ Examples:
 def cli(ctx: click.Context, server: str, certificate: str, key: str, authority: str) -> None:
     """List and trace the static (SDT) probes of all programs on this host.
 
-    A SELECTOR is provider:name, or provider:module:function:name, optionally with a pid after the provider
-    (postgresql1234:::query-start). Each part may contain globs, an empty part matches everything, and - is the same as
-    __ in names.
+    A SELECTOR is provider:name, name, module:function:name or provider:module:function:name, the latter optionally with
+    a pid after the provider (postgresql1234:::query-start). Each part may contain globs, an empty part matches
+    everything, and - is the same as __ in providers and names.
     """
     files = (certificate, key, authority)
     if any(files) and not all(files):

@@ -41,6 +41,12 @@ def matches(text: str, where: Site = QUERY_START, path: str = PATH) -> bool:
         "postgresql::exec_*:",
         "postgresql:/usr/lib/*:*:query__start",
         "postgresql4711:::query-start",
+        # DTrace's parts, counted from the right
+        "query__start",
+        "query-*",
+        "postgres:exec_simple_query:query-start",
+        "::query__start",
+        "/usr/lib/*:exec_*:*",
     ],
 )
 def test_matches(text: str) -> None:
@@ -60,10 +66,46 @@ def test_matches(text: str) -> None:
         "postgresql:lib*::",
         "mysql4711:::",
         "postgresql4711:query-start",  # the pid suffix belongs to the long form
+        "postgresql",
+        "postgresql:exec_simple_query:query__start",
+        "exec_simple_query:query__start",
     ],
 )
 def test_does_not_match(text: str) -> None:
     assert not matches(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "provider", "name", "is_match"),
+    [
+        ("test-prov1234:::zero-probe", "test__prov", "zero__probe", True),
+        ("test-prov:zero-probe", "test__prov", "zero__probe", True),
+        ("test__prov:zero__probe", "test-prov", "zero-probe", True),
+        ("app:query__[r-t]x", "app", "query__sx", True),
+        ("app:query-[!a-c]x", "app", "query__sx", True),
+        ("app:query-[!a-c]x", "app", "query__bx", False),
+        ("app:query__[]-_]x", "app", "query__]x", True),
+        # a bracket that is not closed is itself
+        ("app:query[-x", "app", "query[__x", True),
+        ("[a-c]pp:x", "bpp", "x", True),
+    ],
+)
+def test_hyphen_is_two_underscores_but_in_a_set(text: str, provider: str, name: str, *, is_match: bool) -> None:
+    assert matches(text, site(name, provider=provider)) == is_match
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("app:memfd:libstapsdt:X::start", "/memfd:libstapsdt:X (deleted)"),
+        ("app:memfd*:X*::start", "/memfd:libstapsdt:X (deleted)"),
+        ("app:a:b::start", "/usr/lib/a:b"),
+        ("app:/usr/lib/a:b::start", "/usr/lib/a:b"),
+    ],
+)
+def test_further_colons_belong_to_the_module(text: str, path: str) -> None:
+    assert matches(text, site("start", provider="app"), path)
+    assert not matches(text, site("start", provider="app"), "/usr/lib/a")
 
 
 def test_site_without_a_function_matches_only_any_function() -> None:
@@ -112,10 +154,8 @@ def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "column"),
     [
-        ("", "parts", 0),
-        ("postgresql", "has 1 parts", 10),
-        ("a:b:c", "has 3 parts", 5),
-        ("a:b:c:d:e", "has 5 parts", 9),
+        ("", "a selector names no probe", 0),
+        ("(arg0)", "a selector names no probe", 0),
         ("a:b(arg0", "lacks a closing parenthesis", 8),
         ("a:b(arg0) c", "has text after its capture list", 9),
         ("a:b(argv)", "'argv' is not a capture", 4),
@@ -167,6 +207,16 @@ def test_capture_beyond_the_arguments() -> None:
         "it has 2 arguments, so there is no arg2"
     )
     assert missing_argument(captured(QUERY_START)) is None
+
+
+def test_captures_of_a_glob_leave_out_what_a_site_lacks() -> None:
+    wanted = "(arg3, arg1:str)"
+    kept = captured(QUERY_START, Capture(1, is_string=True))
+    for text in ("postgresql:*", "*:query__start", "query__start", "post*:::query__start"):
+        assert choose((parse(text + wanted),), PATH, (QUERY_START,)) == [SelectedSite(kept, None)]
+    for text in ("postgresql:query__start", "postgresql:*:*:query__start"):
+        (selected,) = choose((parse(text + wanted),), PATH, (QUERY_START,))
+        assert missing_argument(selected.capture) == "it has 2 arguments, so there is no arg3"
 
 
 def test_select_keeps_the_sites_that_are_meant() -> None:
