@@ -77,6 +77,19 @@ class UnknownSubscriptionError(StapsdtdError):
         self.subscription_id = subscription_id
 
 
+class NoMatchError(StapsdtdError):
+    """No probe matches, and the client does not want to wait for one."""
+
+    grpc_code = "NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("no probe matches")
+
+
+class NotArmedError(StapsdtdError):
+    """Not all sites that match are armed, and the client wants all or none."""
+
+
 class LimitReachedError(StapsdtdError):
     """A limit of the server or a quota of the client is exhausted."""
 

@@ -44,15 +44,19 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeOptions(Scope):
-    """What to deliver, and how much to buffer. For the last three, 0 means the server's default.
+    """What to deliver, and how much to buffer. Of a number, 0 means the server's default.
 
     where: a filter expression such as `arg0 > 100 && execname != "psql"`; see the README.
     lease_seconds: how long the subscription lives without a stream.
     queue_bytes: how much the server buffers for this client.
     kernel_buffer_kib: size of the kernel buffer per CPU.
+    require_match: fail if no probe matches yet, rather than wait for one.
+    all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.
     """
 
     where: str = ""
     lease_seconds: int = 0
     queue_bytes: int = 0
     kernel_buffer_kib: int = 0
+    require_match: bool = False
+    all_or_nothing: bool = False

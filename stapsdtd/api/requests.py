@@ -1,4 +1,4 @@
-"""Checks requests and converts them to the model. Each function raises InvalidArgumentError."""
+"""Checks requests and converts them to the model. Functions raise InvalidArgumentError unless they say otherwise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from stapsdtd.api import cgroup_scope
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
-from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
 from stapsdtd.query.parse import parse, wrong_comm
 from stapsdtd.query.scope import combined
-from stapsdtd.sessions.subscription import SubscriptionSpec
+from stapsdtd.sessions.subscription import SiteState, SiteStatus, SubscriptionSpec
 from stapsdtd.subscribe_options import Scope, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -67,6 +67,25 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
         ),
     )
+
+
+def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) -> None:
+    """Check that the sites that matched at first are what the request requires.
+
+    Raises NoMatchError and NotArmedError.
+    """
+    if request.require_match and not statuses:
+        raise NoMatchError
+    if request.all_or_nothing:
+        failed = [each for each in statuses if each.state in {SiteState.REFUSED, SiteState.ARMING}]
+        if failed:
+            raise NotArmedError(f"{len(failed)} of {len(statuses)} sites are not armed, such as {_why_not(failed[0])}")
+
+
+def _why_not(status: SiteStatus) -> str:
+    site = status.site
+    reason = status.reason or status.state.value
+    return f"{site.provider}:{site.name} at {status.object.path}+{site.site_offset:#x}: {reason}"
 
 
 def _execname(name: str) -> bytes:

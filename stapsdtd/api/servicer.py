@@ -162,6 +162,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     armed.add_done_callback(asyncio.Future.exception)
                     caller.log(logging.WARNING, "still arming", subscription=ident)
                 statuses = await self._backend.control.run(lambda: self._backend.subscriptions.first_statuses(ident))
+                requests.check_armed(request, statuses)
                 caller.log(
                     logging.INFO,
                     "allowed",

@@ -68,9 +68,17 @@ class Selector:
         """Whether it may match probes of several names."""
         return self.provider.is_glob or self.name.is_glob
 
+    def matches_provider(self, provider: str) -> bool:
+        """Report whether a provider may be meant, with or without a pid in the selector."""
+        patterns = [self.provider, *([self.provider_of_pid[0]] if self.provider_of_pid else [])]
+        return any(pattern.matches(_normalize(provider)) for pattern in patterns)
+
+    def matches_name(self, name: str) -> bool:
+        return self.name.matches(_normalize(name))
+
     def match(self, path: str, site: Site) -> Match | None:
         """Match a site of the object at path; None if it does not match."""
-        if not self.name.matches(_normalize(site.name)) or not self.function.matches(site.function or ""):
+        if not self.matches_name(site.name) or not self.function.matches(site.function or ""):
             return None
         module = path.removesuffix(_DELETED)
         if not self.module.matches(module if "/" in self.module.text else os.path.basename(module)):

@@ -68,8 +68,13 @@ async def follow(
     """Run a coroutine that reads the stream until it returns, stop is set, or duration (seconds) is over.
 
     The coroutine returns after the End, or earlier if it needs no more events. ending: called before unsubscribing.
-    Return an error message if something failed.
+    Return an error message if something failed, or if no site was ever armed.
     """
+    if subscription.sites and all(site.state is SiteState.REFUSED for site in subscription.sites):
+        reading.close()
+        ending()
+        await subscription.unsubscribe()
+        return "every site that matches was refused"
     task = asyncio.create_task(reading)
     stopping = asyncio.create_task(stop.wait())
     failure: str | None = None
@@ -93,7 +98,14 @@ async def follow(
         print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
     if subscription.end and subscription.end.reason is not EndReason.UNSUBSCRIBED:
         failure = _FAILURES[subscription.end.reason]
-    return failure
+    return failure or (None if subscription.sites_armed else _why_nothing_armed(subscription))
+
+
+def _why_nothing_armed(subscription: AsyncSubscription) -> str:
+    states = {site.state for site in subscription.sites}
+    if SiteState.ARMING in states:
+        return "no site was armed in time"
+    return "every site that matched was refused" if states else "no probe matched"
 
 
 def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:

@@ -121,6 +121,12 @@ include_clients = click.option(
     is_flag=True,
     help="Include events of the server's other clients, such as another stapsdt. By default they count as filtered.",
 )
+no_wait = click.option(
+    "--no-wait",
+    "require_match",
+    is_flag=True,
+    help="Fail at once if no probe matches, rather than wait for one.",
+)
 where = click.option(
     "--where",
     metavar="EXPR",
@@ -148,6 +154,6 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, subscribe_options=options, **parameters)
 
     wrapped: Callable[..., Any] = with_options
-    for option in (where, include_clients, containers, cgroups, execnames, uids, pids):
+    for option in (where, no_wait, include_clients, containers, cgroups, execnames, uids, pids):
         wrapped = option(wrapped)
     return wrapped

@@ -14,6 +14,7 @@ from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
+from stapsdtd.cli.unmatched import subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
@@ -25,6 +26,7 @@ from stapsdtd.client import (
 
 if TYPE_CHECKING:
     from stapsdtd.cli.top_output import Output
+    from stapsdtd.cli.unmatched import Hints
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _EVERYTHING = "*:*"
@@ -77,9 +79,9 @@ def command(
         with set_on_signals(stop):
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                await client.subscribe(wanted, subscribe_options) as subscription,
+                subscribed(client, wanted, subscribe_options) as (subscription, hints),
             ):
-                top = _Top(subscription, output_for(as_json=as_json), stop)
+                top = _Top(subscription, output_for(as_json=as_json), stop, hints)
                 return await top.run(interval, count, duration)
 
     return asyncio.run(run())
@@ -91,8 +93,9 @@ def without_values(selector: str) -> str:
 
 
 class _Top:
-    def __init__(self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event) -> None:
+    def __init__(self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event, hints: Hints) -> None:
         self._subscription = subscription
+        self._hints = hints
         self._output = output
         self._stop = stop
         self._rates = Rates()
@@ -109,7 +112,7 @@ class _Top:
             ended = time.monotonic()
             refreshing.cancel()
 
-        self._output.begin()
+        self._output.begin(self._hints)
         try:
             failure = await follow(
                 self._subscription,

@@ -24,7 +24,8 @@ from typing import Protocol, TypeVar
 from stapsdtd.cli.following import Summary
 from stapsdtd.cli.render import paint, plural, print_stderr, wants_color
 from stapsdtd.cli.top_rates import Interval, ProbeRow, ProcessRow
-from stapsdtd.cli.trace_output import format_summary
+from stapsdtd.cli.trace_output import format_summary, print_unmatched
+from stapsdtd.cli.unmatched import Hints
 from stapsdtd.runtime.text import escape
 
 _Row = TypeVar("_Row")
@@ -36,7 +37,7 @@ _CLEAR, _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "
 
 
 class Output(Protocol):
-    def begin(self) -> None: ...
+    def begin(self, hints: Hints) -> None: ...
     def show(self, interval: Interval) -> None: ...
     def interrupted(self, message: str) -> None: ...
     def close(self) -> None:
@@ -46,8 +47,8 @@ class Output(Protocol):
 
 
 class JsonOutput:
-    def begin(self) -> None:
-        pass
+    def begin(self, hints: Hints) -> None:
+        print_unmatched(hints)
 
     def show(self, interval: Interval) -> None:
         print(json.dumps(record(interval)), flush=True)
@@ -68,8 +69,9 @@ class PipeOutput:
     def __init__(self) -> None:
         self._is_first = True
 
-    def begin(self) -> None:
-        pass
+    def begin(self, hints: Hints) -> None:
+        for line in hints.lines:
+            print_stderr(line)
 
     def show(self, interval: Interval) -> None:
         lines = frame(interval, rows=2 * _PIPE_ROWS_PER_TABLE, color=False)
@@ -92,14 +94,17 @@ class TerminalOutput:
     def __init__(self) -> None:
         self._color = wants_color(sys.stdout)
         self._notice = ""
+        self._hint = ""
 
-    def begin(self) -> None:
+    def begin(self, hints: Hints) -> None:
+        self._hint = self._notice = next(iter(hints.lines), "")
         # without wrapping, lines that are wider than computed, as in some scripts, are cut off
         _write(_NO_WRAP + _HIDE_CURSOR + _CLEAR + _HOME)
 
     def show(self, interval: Interval) -> None:
         width, height = shutil.get_terminal_size()
-        lines = frame(interval, notice=self._notice, rows=max(height - _OTHER_LINES, 2), width=width, color=self._color)
+        notice = self._notice or ("" if interval.sites or interval.total else self._hint)
+        lines = frame(interval, notice=notice, rows=max(height - _OTHER_LINES, 2), width=width, color=self._color)
         self._notice = ""
         # the cursor stays on the last line of the screen
         shown = lines[: height - 1]

@@ -13,6 +13,7 @@ from stapsdtd.cli import options
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
+from stapsdtd.cli.unmatched import subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
@@ -81,9 +82,9 @@ def command(
         with set_on_signals(stop):
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                await client.subscribe(selectors, subscribe_options) as subscription,
+                subscribed(client, selectors, subscribe_options) as (subscription, hints),
             ):
-                output.begin(subscription.sites)
+                output.begin(subscription.sites, hints)
                 return await _follow(subscription, output, stop, count=count, duration=duration)
 
     return asyncio.run(trace())

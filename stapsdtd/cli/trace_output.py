@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stapsdtd.cli.following import Summary
+    from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import ClientError, Event, Loss, Probe, SiteStatus
 
 _MAX_SHOWN_REFUSALS = 3
@@ -35,7 +36,7 @@ _SECONDS_BETWEEN_LOSSES = 1.0
 
 
 class Output(Protocol):
-    def begin(self, sites: Sequence[SiteStatus]) -> None: ...
+    def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
     def loss(self, loss: Loss) -> None: ...
     def changed(self, sites: Sequence[SiteStatus]) -> None: ...
@@ -47,8 +48,9 @@ class JsonOutput:
     def __init__(self) -> None:
         self._losses = _Losses()
 
-    def begin(self, sites: Sequence[SiteStatus]) -> None:
-        pass
+    def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
+        del sites
+        print_unmatched(hints)
 
     def events(self, events: Sequence[Event]) -> None:
         write_lines(json_lines(events))
@@ -107,13 +109,15 @@ class HumanOutput:
         self._color = wants_color(sys.stdout)
         self._probe_width = 0
 
-    def begin(self, sites: Sequence[SiteStatus]) -> None:
-        if not sites:
+    def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
+        for line in hints.lines:
+            print_stderr(line)
+        if sites:
+            print_stderr(f"{_format_statuses(sites)}; Ctrl-C stops")
+        else:
             print_stderr(
                 "no probe matches yet: waiting for one to appear; 'stapsdt list' shows existing probes, Ctrl-C stops"
             )
-            return
-        print_stderr(f"{_format_statuses(sites)}; Ctrl-C stops")
 
     def events(self, events: Sequence[Event]) -> None:
         write_lines([self._line(event) for event in events])
@@ -183,6 +187,12 @@ def format_summary(summary: Summary) -> str:
 
 def _format_stages(lost: Mapping[str, int]) -> str:
     return ", ".join(f"{plural(count, 'event')} in {stage}" for stage, count in lost.items() if count)
+
+
+def print_unmatched(hints: Hints) -> None:
+    """Print a JSON object on standard error with the selectors that match nothing, if there are any."""
+    if hints.selectors:
+        _print_record({"unmatched": [each.as_record() for each in hints.selectors]})
 
 
 def _print_record(record: Mapping[str, object]) -> None:

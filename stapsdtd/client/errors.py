@@ -69,7 +69,9 @@ class CallCancelledError(RequestFailedError):
 
 
 class NotFoundError(RequestFailedError):
-    """There is no such subscription: it ended, its lease expired, or the server was restarted."""
+    """There is no such subscription: it ended, its lease expired, or the server was restarted. Or no probe matches,
+    and the request required one.
+    """
 
 
 class AccessDeniedError(RequestFailedError):

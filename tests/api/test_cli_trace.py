@@ -208,10 +208,65 @@ def test_many_refusals_are_one_line(server: FakeServer, trace: Start) -> None:
     assert err[0].endswith("and 97 more); Ctrl-C stops")
 
 
+def test_trace_whose_sites_are_all_refused_ends_at_once(server: FakeServer, trace: Start) -> None:
+    server.sites = [armed(state=pb.SiteStatus.STATE_REFUSED, reason="no room")]
+    status, out, err = finish(trace("--json"))
+    assert (status, out) == (1, [])
+    assert err[0] == "stapsdt: every site that matches was refused"
+    assert json.loads(err[1]) == {"delivered": 0, "filtered": 0, "lost": 0, "sites": 0, "refused": 1}
+    assert server.asked("UnsubscribeRequest")
+    assert not server.asked("StreamRequest")
+
+
+def test_trace_that_never_matched_fails(server: FakeServer, trace: Start) -> None:
+    server.sites = []
+    server.listing = pb.ListProbesResponse()
+    server.account = pb.Account()
+    status, _, err = finish(trace("--duration", "0.1"))
+    assert status == 1
+    assert err[0] == "stapsdt: postgresql:*: no running program has static probes yet"
+    assert err[-2:] == ["stapsdt: no probe matched", "stapsdt: 0 events delivered, 0 filtered, 0 lost, 0 sites"]
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_selector_that_matches_nothing_is_explained_beside_one_that_does(
+    server: FakeServer, trace: Start, *, is_json: bool
+) -> None:
+    server.info.access.CopyFrom(pb.Access(client="uid 7", role="user", list=pb.Users(uids=[7])))
+    server.fire()
+    status, _, err = finish(trace("postgresql:query__strt", "--count", "1", *(["--json"] if is_json else [])))
+    assert status == 0
+    if is_json:
+        assert json.loads(err[0]) == {
+            "unmatched": [
+                {"selector": "postgresql:query__strt", "reason": "no such probe yet", "nearest": ["query__start"]}
+            ]
+        }
+    else:
+        assert err[:3] == [
+            "stapsdt: postgresql:query__strt: no such probe yet; did you mean query__start?",
+            "stapsdt: your role, user, hides other users' processes, which may have such probes",
+            "stapsdt: 1 site armed; Ctrl-C stops",
+        ]
+
+
+def test_no_wait_fails_at_once(server: FakeServer, trace: Start) -> None:
+    server.refuse = (grpc.StatusCode.NOT_FOUND, "no probe matches")
+    status, out, err = finish(trace("postgresqk:query", "--no-wait"))
+    assert (status, out) == (1, [])
+    assert "; ".join(err) == (
+        "stapsdt: postgresql:*: no such probe in the selected processes, modules and functions yet; "
+        "postgresqk:query: no running program has a provider postgresqk yet; did you mean postgresql:query?"
+    )
+    (request,) = server.asked("SubscribeRequest")
+    assert request.require_match
+
+
 def test_nothing_that_matches_is_waited_for(server: FakeServer, trace: Start) -> None:
     server.sites = []
     process = trace("--count", "1")
     assert process.stderr is not None
+    assert "postgresql:*: no such probe in the selected processes" in process.stderr.readline()
     assert "no probe matches yet: waiting" in process.stderr.readline()
     server.tell(pb.StreamResponse(status=pb.Status(sites=[armed()])))
     assert process.stderr.readline() == "stapsdt: 1 site armed\n"

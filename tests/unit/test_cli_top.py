@@ -13,6 +13,7 @@ import pytest
 from stapsdtd.cli.top import without_values
 from stapsdtd.cli.top_output import PipeOutput, TerminalOutput, frame, record
 from stapsdtd.cli.top_rates import Interval, ProbeId, ProbeRow, ProcessRow, Rates
+from stapsdtd.cli.unmatched import Hints
 from stapsdtd.client import ColumnBatch, DescribedSite, Probe, ProtocolError, Site
 
 QUIET = {"kernel_buffer": 0, "queue": 0}
@@ -244,7 +245,7 @@ class TestTerminal:
 
     def test_frame_is_written_over_the_last_one_and_never_scrolls(self, capsys: pytest.CaptureFixture[str]) -> None:
         output = TerminalOutput()
-        output.begin()
+        output.begin(Hints())
         assert capsys.readouterr().out.startswith("\x1b[?7l\x1b[?25l")
         for _ in range(2):
             output.show(interval(100, 100))

@@ -20,6 +20,8 @@ NO_DEFAULT = SubscribeOptions(
     lease_seconds=5,
     queue_bytes=6,
     kernel_buffer_kib=7,
+    require_match=True,
+    all_or_nothing=True,
 )
 
 

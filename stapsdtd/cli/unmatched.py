@@ -1,0 +1,110 @@
+"""Say which selectors match no probe yet, and what they may have meant."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from stapsdtd.catalog.selectors import parse
+from stapsdtd.client import ClientError, NotFoundError
+from stapsdtd.runtime.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from stapsdtd.catalog.selectors import Selector
+    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, SiteStatus
+    from stapsdtd.subscribe_options import SubscribeOptions
+
+_SUGGESTIONS = 3
+_SIMILARITY = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """A selector that matches no probe. reason: what is missing. nearest: what may have been meant, closest first."""
+
+    selector: str
+    reason: str
+    nearest: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        *others, last = self.nearest or ("",)
+        meant = f"{', '.join(others)} or {last}" if others else last
+        return escape(f"{self.selector}: {self.reason}" + (f"; did you mean {meant}?" if meant else ""))
+
+    def as_record(self) -> dict[str, object]:
+        return {"selector": self.selector, "reason": self.reason, "nearest": list(self.nearest)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """selectors: those that match nothing. hidden: what the client's role does not show, or empty."""
+
+    selectors: tuple[Unmatched, ...] = ()
+    hidden: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        return [*map(str, self.selectors), *([self.hidden] if self.hidden else [])]
+
+
+class NothingMatchesError(ClientError):
+    """No probe matches, and the command is not to wait for one."""
+
+
+@asynccontextmanager
+async def subscribed(
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions
+) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
+    """Subscribe, and find out why selectors match nothing yet.
+
+    Raises NothingMatchesError if the options require a match and there is none.
+    """
+    try:
+        subscription = await client.subscribe(selectors, options)
+    except NotFoundError:
+        hints = await _hints(client, selectors, ())
+        raise NothingMatchesError("; ".join(hints.lines)) from None
+    async with subscription:
+        yield subscription, await _hints(client, selectors, subscription.sites)
+
+
+async def _hints(client: AsyncClient, selectors: Sequence[str], sites: Sequence[SiteStatus]) -> Hints:
+    missing = [
+        selector
+        for selector in map(parse, selectors)
+        if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
+    ]
+    if not missing:
+        return Hints()
+    listing = await client.list_probes()
+    access = (await client.info()).access
+    hidden = ""
+    if access is not None and access.list is not None:
+        hidden = f"your role, {access.role}, hides other users' processes, which may have such probes"
+    return Hints(tuple(why_unmatched(selector, listing.probes) for selector in missing), hidden)
+
+
+def why_unmatched(selector: Selector, probes: Iterable[Probe]) -> Unmatched:
+    """Explain why a selector matches none of the probes in running programs, and suggest names that are near."""
+    known = {(probe.provider, probe.name) for probe in probes}
+    providers = {provider for provider, _ in known}
+    names = {name for provider, name in known if selector.matches_provider(provider)}
+    provider, name = selector.provider.text, selector.name.text
+    if not known:
+        return Unmatched(selector.text, "no running program has static probes yet")
+    if any(map(selector.matches_name, names)):
+        return Unmatched(selector.text, "no such probe in the selected processes, modules and functions yet")
+    if not names:
+        near = tuple(f"{each}:{name or '*'}" for each in _near(provider, providers))
+        return Unmatched(selector.text, f"no running program has a provider {provider} yet", near)
+    if name in providers:
+        return Unmatched(selector.text, f"{name} is a provider, not a probe", (f"{name}:*",))
+    return Unmatched(selector.text, "no such probe yet", _near(name, names))
+
+
+def _near(word: str, words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(get_close_matches(word, sorted(words), _SUGGESTIONS, _SIMILARITY))

@@ -1,0 +1,85 @@
+"""What a client requires of the sites that match at first: at least one, or all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+import pytest
+
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.unit.samples import site
+
+ARMED, REFUSED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_REFUSED
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with processes(1) as (found,):
+        yield found
+
+
+def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    error = cast("grpc.Call", raised.value)
+    return error.code(), error.details() or ""
+
+
+def states(response: pb.SubscribeResponse) -> list[tuple[str, int]]:
+    return [(status.name, status.state) for status in response.sites]
+
+
+def test_match_is_required(server: Served, pid: int) -> None:
+    server.map(pid, server.file_object(site("a")))
+    nothing = refused(lambda: server.subscribe("app:b", require_match=True))
+    assert nothing == (grpc.StatusCode.NOT_FOUND, "no probe matches")
+    assert server.held() == []
+    assert states(server.subscribe("app:a", require_match=True)) == [("a", ARMED)]
+    # unless it is asked for, a probe is waited for
+    assert states(server.subscribe("app:b")) == []
+
+
+def test_match_may_be_refused(server: Served, pid: int) -> None:
+    server.engine.refuse = {"a": "no"}
+    server.map(pid, server.file_object(site("a")))
+    assert states(server.subscribe("app:a", require_match=True)) == [("a", REFUSED)]
+
+
+def test_all_or_nothing(server: Served, pid: int) -> None:
+    found = server.file_object(site("a"), site("b", 2), site("c", 3))
+    server.map(pid, found)
+    assert [state for _, state in states(server.subscribe("app:*", all_or_nothing=True))] == [ARMED] * 3
+    server.engine.refuse = {"b": "no room", "c": "no"}
+    code, details = refused(lambda: server.subscribe("app:*", all_or_nothing=True))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details == f"2 of 3 sites are not armed, such as app:b at {found.path}+0x2: no room"
+    server.settle()
+    assert len(server.held()) == 1
+    assert {key for key, _ in server.engine.armed} == {1}
+    # of nothing that matches, all is armed
+    assert states(server.subscribe("app:z", all_or_nothing=True)) == []
+
+
+def test_what_is_still_arming_is_not_all(server: Served, pid: int) -> None:
+    server.map(pid, server.file_object(site("a")))
+    server.servicer.arm_seconds = 0.05
+    release = threading.Event()
+    server.arming.submit(None, lambda: release.wait(PATIENCE_SECONDS))
+    code, details = refused(lambda: server.subscribe("app:*", all_or_nothing=True))
+    release.set()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details.endswith(": still arming")
+    server.settle()
+    assert server.held() == []
+    assert server.engine.armed == {}

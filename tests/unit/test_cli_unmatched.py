@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from stapsdtd.catalog.selectors import parse
+from stapsdtd.cli.unmatched import Unmatched, why_unmatched
+from stapsdtd.client import Probe
+
+PROBES = [
+    Probe(provider, name, f"/usr/bin/{provider}", None, "x86-64", (7,), ())
+    for provider, name in (
+        ("postgresql", "query__start"),
+        ("postgresql", "query__done"),
+        ("postgresql", "query__rewrite__start"),
+        ("python", "gc__start"),
+        ("hotspot", "gc__begin"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    ("selector", "reason", "nearest"),
+    [
+        ("postgresql:query__strt", "no such probe yet", ("query__start",)),
+        ("postgresql:query-dune", "no such probe yet", ("query__done",)),
+        ("postgresql99:::query-strt", "no such probe yet", ("query__start",)),
+        ("*:gc-start(arg0)", "no such probe in the selected processes, modules and functions yet", ()),
+        ("gc__strat", "no such probe yet", ("gc__start",)),
+        ("postgresql", "postgresql is a provider, not a probe", ("postgresql:*",)),
+        ("postgres:*", "no running program has a provider postgres yet", ("postgresql:*",)),
+        ("postgres:", "no running program has a provider postgres yet", ("postgresql:*",)),
+        ("pythn:gc__start(arg0)", "no running program has a provider pythn yet", ("python:gc__start",)),
+        ("mysql:*", "no running program has a provider mysql yet", ()),
+        ("postgresql:::zzz", "no such probe yet", ()),
+        ("postgresql::main:query__start", "no such probe in the selected processes, modules and functions yet", ()),
+    ],
+)
+def test_reason_and_nearest_names(selector: str, reason: str, nearest: tuple[str, ...]) -> None:
+    assert why_unmatched(parse(selector), PROBES) == Unmatched(selector, reason, nearest)
+
+
+def test_host_without_probes() -> None:
+    assert why_unmatched(parse("python:*"), []) == Unmatched("python:*", "no running program has static probes yet")
+
+
+@pytest.mark.parametrize(
+    ("nearest", "hint"),
+    [
+        ((), ""),
+        (("a",), "; did you mean a?"),
+        (("a", "b"), "; did you mean a or b?"),
+        (("a", "b", "c\x1b"), "; did you mean a, b or c\\x1b?"),
+    ],
+)
+def test_in_words(nearest: tuple[str, ...], hint: str) -> None:
+    assert str(Unmatched("x:y", "no such probe yet", nearest)) == f"x:y: no such probe yet{hint}"
