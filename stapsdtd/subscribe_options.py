@@ -16,6 +16,7 @@ class Scope:
 
     Values of one field are combined with OR, different fields with AND; an empty field does not restrict.
 
+    pids: of running processes, each until it ends.
     exclude_pids: never deliver events of these processes.
     uids, execnames: users and command names (comm) of threads.
     cgroups: paths as in /proc/PID/cgroup. A cgroup must exist, and includes those below it.

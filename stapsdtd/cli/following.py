@@ -28,7 +28,10 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count."""
+    """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count.
+
+    processes_ended: whether the trace ended because every process in its scope did.
+    """
 
     delivered: int
     filtered: int
@@ -36,6 +39,7 @@ class Summary:
     sites: int
     refused: int
     unread: int
+    processes_ended: bool = False
 
     @property
     def lost(self) -> int:
@@ -54,6 +58,8 @@ class Summary:
             record["refused"] = self.refused
         if self.unread > 0:
             record["unread"] = self.unread
+        if self.processes_ended:
+            record["processes_ended"] = True
         return record
 
 
@@ -96,7 +102,7 @@ async def follow(
         stopping.cancel()
     if subscription.still_disarming:
         print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
-    if subscription.end and subscription.end.reason is not EndReason.UNSUBSCRIBED:
+    if subscription.end and subscription.end.reason in _FAILURES:
         failure = _FAILURES[subscription.end.reason]
     return failure or (None if subscription.sites_armed else _why_nothing_armed(subscription))
 
@@ -128,6 +134,7 @@ def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         sites=sites,
         refused=refused,
         unread=account.fired - account.filtered - account.lost - shown,
+        processes_ended=subscription.end is not None and subscription.end.reason is EndReason.PROCESSES_ENDED,
     )
 
 

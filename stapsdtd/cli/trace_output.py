@@ -182,7 +182,8 @@ def format_summary(summary: Summary) -> str:
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread")
-    return f"{', '.join(parts)}, {plural(summary.sites, 'site')}"
+    ended = "; every process of --pid has ended" if summary.processes_ended else ""
+    return f"{', '.join(parts)}, {plural(summary.sites, 'site')}{ended}"
 
 
 def _format_stages(lost: Mapping[str, int]) -> str:

@@ -32,6 +32,7 @@ _END_REASONS: dict[int, messages.EndReason] = {
     pb.End.REASON_SERVER_STOPPING: messages.EndReason.SERVER_STOPPING,
     pb.End.REASON_LEASE_EXPIRED: messages.EndReason.LEASE_EXPIRED,
     pb.End.REASON_ACCESS_REVOKED: messages.EndReason.ACCESS_REVOKED,
+    pb.End.REASON_PROCESSES_ENDED: messages.EndReason.PROCESSES_ENDED,
 }
 
 

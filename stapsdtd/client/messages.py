@@ -202,6 +202,7 @@ class EndReason(Enum):
     SERVER_STOPPING = "server_stopping"
     LEASE_EXPIRED = "lease_expired"
     ACCESS_REVOKED = "access_revoked"
+    PROCESSES_ENDED = "processes_ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class EndReason(Enum):
     SERVER_STOPPING = "server stopping"
     LEASE_EXPIRED = "lease expired"
     ACCESS_REVOKED = "access revoked"
+    PROCESSES_ENDED = "processes ended"
 
 
 class Subscription:

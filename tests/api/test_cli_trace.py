@@ -218,6 +218,20 @@ def test_trace_whose_sites_are_all_refused_ends_at_once(server: FakeServer, trac
     assert not server.asked("StreamRequest")
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_trace_ends_with_its_processes(server: FakeServer, trace: Start, *, is_json: bool) -> None:
+    server.fire()
+    server.end(pb.End.REASON_PROCESSES_ENDED)
+    status, out, err = finish(trace("--pid", "4711", *(["--json"] if is_json else [])))
+    assert (status, len(out)) == (0, 1)
+    if is_json:
+        assert json.loads(err[-1]) == {
+            "delivered": 1, "filtered": 0, "lost": 0, "sites": 1, "processes_ended": True,
+        }  # fmt: skip
+    else:
+        assert err[-1] == ("stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site; every process of --pid has ended")
+
+
 def test_trace_that_never_matched_fails(server: FakeServer, trace: Start) -> None:
     server.sites = []
     server.listing = pb.ListProbesResponse()
