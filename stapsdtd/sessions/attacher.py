@@ -197,7 +197,7 @@ class Attacher:
                     each.capture.site,
                     subscription.id_to_arm(obj, each),
                     Emit(each.capture.captures),
-                    wanted_pids(spec.scope, each),
+                    wanted_pids(subscription, each),
                 )
                 for each in selected
             ),

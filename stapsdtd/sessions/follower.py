@@ -74,7 +74,7 @@ class ObjectFollower:
             elif self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
-        selected = selected_sites(subscription.spec, obj, mappings)
+        selected = selected_sites(subscription, obj, mappings)
         if not selected or not is_mapped_in_scope(subscription, selected, mappings):
             return
         if earlier := live.version_of(obj.key):
@@ -85,7 +85,7 @@ class ObjectFollower:
             visible = belonging(mappings, owners)
             mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
             obj = replace(obj, path=next((mapping.path for mapping in mappings.values()), obj.path))
-            selected = selected_sites(subscription.spec, obj, mappings)
+            selected = selected_sites(subscription, obj, mappings)
         if not selected:
             return
         if reason := self._foreign.why_not(subscription.client.name, obj.key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -90,12 +91,13 @@ class LiveSubscription:
     pending: objects that cannot be opened yet. unknown_since: when the kernel stopped knowing whether an object's path
     leads to it.
 
-    first: None once Subscribe has returned. disarming: what may still be patched. streams: how many are open.
-    lease: runs while none is.
+    unfollow: stops following the processes in scope. first: None once Subscribe has returned. disarming: what may still
+    be patched. streams: how many are open. lease: runs while none is.
     """
 
     subscription: Subscription
     session: Session
+    unfollow: Callable[[], None]
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)

@@ -8,37 +8,36 @@ from stapsdtd import model
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
 from stapsdtd.model import Object
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
-from stapsdtd.subscribe_options import Scope
+from stapsdtd.sessions.subscription import Subscription
 
 
 def selected_sites(
-    spec: SubscriptionSpec, obj: Object, mappings: Mapping[int, model.Mapping]
+    subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping]
 ) -> tuple[SelectedSite, ...]:
     """Return the sites of an object that are wanted. mappings: by pid."""
     if not mappings:
         return ()
     # a file with several names is one object, named by the first that was seen
     names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
-    by_name = (choose(spec.selectors, name, obj.parsed.sites) for name in names)
+    by_name = (choose(subscription.spec.selectors, name, obj.parsed.sites) for name in names)
     chosen = next(filter(None, by_name), [])
-    return tuple(selected for selected in chosen if wanted_pids(spec.scope, selected) != frozenset())
+    return tuple(selected for selected in chosen if wanted_pids(subscription, selected) != frozenset())
 
 
-def wanted_pids(scope: Scope, selected: SelectedSite) -> frozenset[int] | None:
+def wanted_pids(subscription: Subscription, selected: SelectedSite) -> frozenset[int] | None:
     """Return the pids whose hits of a site are wanted, or None for all."""
-    if not scope.pids:
-        return selected.pids
-    pids = frozenset(scope.pids)
-    return pids if selected.pids is None else pids & selected.pids
+    pids = subscription.pids
+    if pids is None or selected.pids is None:
+        return selected.pids if pids is None else pids
+    return pids & selected.pids
 
 
 def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:
     """Report whether any of the processes that map an object is in the subscription's scope."""
-    spec = subscription.spec
+    owners = subscription.spec.owners
     wanted = set(pids) - subscription.excluded
-    if spec.scope.pids:
-        wanted &= frozenset(spec.scope.pids)
+    if subscription.pids is not None:
+        wanted &= subscription.pids
     if all(each.pids is not None for each in selected):
         wanted &= frozenset().union(*(each.pids or () for each in selected))
-    return bool(wanted) if spec.owners is None else any(belongs(pid, spec.owners) for pid in wanted)
+    return bool(wanted) if owners is None else any(belongs(pid, owners) for pid in wanted)

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,27 +65,22 @@ class ProcessExits:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, _Process] = {}
 
-    def follow(self, pids: Iterable[int], on_exit: Callable[[int], None]) -> None:
-        """Call on_exit with each pid when its process ends, until unfollow().
+    def follow(self, pids: Iterable[int], on_exit: Callable[[int], None]) -> Callable[[], None]:
+        """Call on_exit with each pid when its process ends. Return a function that ends that.
 
         Raises InvalidArgumentError if there is no such process, and LimitReachedError.
         """
-        followed: list[int] = []
-        try:
+        with ExitStack() as undo:
             for pid in pids:
-                self._find(pid).on_exit.append(on_exit)
-                followed.append(pid)
-        except BaseException:
-            self.unfollow(followed, on_exit)
-            raise
+                process = self._find(pid)
+                process.on_exit.append(on_exit)
+                undo.callback(self._unfollow, pid, process, on_exit)
+            return undo.pop_all().close
 
-    def unfollow(self, pids: Iterable[int], on_exit: Callable[[int], None]) -> None:
-        for pid in pids:
-            process = self._processes.get(pid)
-            if process is not None and on_exit in process.on_exit:
-                process.on_exit.remove(on_exit)
-                if not process.on_exit:
-                    self._forget(pid)
+    def _unfollow(self, pid: int, process: _Process, on_exit: Callable[[int], None]) -> None:
+        process.on_exit.remove(on_exit)
+        if not process.on_exit and self._processes.get(pid) is process:
+            self._forget(pid)
 
     def close(self) -> None:
         for pid in list(self._processes):
@@ -102,7 +98,7 @@ class ProcessExits:
         return process
 
     def _end(self, pid: int) -> None:
-        for on_exit in self._forget(pid).on_exit:
+        for on_exit in list(self._forget(pid).on_exit):
             on_exit(pid)
 
     def _forget(self, pid: int) -> _Process:

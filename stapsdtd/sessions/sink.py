@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
-from stapsdtd.sessions.own_clients import ClientFilter
 from stapsdtd.sessions.principal import Principal
 
 _log = logging.getLogger(__name__)
@@ -43,6 +43,13 @@ class Account:
         return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
 
 
+class EventFilter(Protocol):
+    """Leaves out events that the kernel cannot."""
+
+    def rest(self, batch: EventBatch) -> EventBatch:
+        """Return a batch without them."""
+
+
 class EventSink:
     """Puts one subscription's events into its log. Implements `capture.engine.Sink`."""
 
@@ -51,14 +58,16 @@ class EventSink:
         name: str,
         log: EventLog,
         client: Principal,
-        client_filter: ClientFilter | None,
+        filters: Sequence[EventFilter],
         on_loss: Callable[[], None],
     ) -> None:
-        """name: of the subscription, for messages. on_loss is called after each loss."""
+        """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
+        after each loss.
+        """
         self._name = name
         self._log = log
         self._client = client
-        self._client_filter = client_filter
+        self._filters = filters
         self._on_loss = on_loss
         self._admission = Admission()
         self._fired = 0
@@ -69,7 +78,7 @@ class EventSink:
         """Count each event once: as filtered, as lost, or by the log, which takes all that it is given or none."""
         rest = len(batch)
         try:
-            batch = self._without_clients(batch)
+            batch = self._wanted(batch)
             rest = len(batch)
             batch = self._within_quota(batch)
             rest = len(batch)
@@ -88,10 +97,10 @@ class EventSink:
             _log.exception("%s: events could not be kept", self._name)
             self.lost(LossStage.DECODE, rest)
 
-    def _without_clients(self, batch: EventBatch) -> EventBatch:
-        if self._client_filter is None:
-            return batch
-        kept = self._client_filter.rest(batch)
+    def _wanted(self, batch: EventBatch) -> EventBatch:
+        kept = batch
+        for event_filter in self._filters:
+            kept = event_filter.rest(kept)
         self._filtered += len(batch) - len(kept)
         return kept
 

@@ -18,7 +18,8 @@ from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.sink import Account, EventSink
+from stapsdtd.sessions.scoped_processes import ScopedProcesses
+from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds, WhyNot
 from stapsdtd.subscribe_options import Scope
 
@@ -111,8 +112,12 @@ class Subscription:
         self.realtime_offset_ns = self.created_ns - time.monotonic_ns()
         self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
         self.log = EventLog(spec.queue_bytes, self._notify)
+        self.processes = ScopedProcesses(spec.scope.pids)
         client_filter = None if clients is None else spec.filter_of(clients)
-        self.sink = EventSink(ident, self.log, self.client, client_filter, self._notify)
+        filters: list[EventFilter] = [client_filter] if client_filter else []
+        if spec.scope.pids:
+            filters.append(self.processes)
+        self.sink = EventSink(ident, self.log, self.client, filters, self._notify)
         self._sites = SiteIds(why_not, clock)
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
@@ -125,6 +130,16 @@ class Subscription:
         """Call waiter, in any thread, whenever there is something new to read. Return a function that ends that."""
         self._waiters.append(waiter)
         return lambda: self._waiters.remove(waiter)
+
+    @property
+    def pids(self) -> frozenset[int] | None:
+        """The processes in its scope that have not ended, or None for all processes."""
+        return self.processes.remaining if self.spec.scope.pids else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every process in its scope has ended."""
+        return self.pids == frozenset()
 
     @property
     def is_read(self) -> bool:

@@ -30,7 +30,7 @@ from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.housekeeping import Housekeeping
-from stapsdtd.sessions.leases import Leases
+from stapsdtd.sessions.lifetimes import Lifetimes
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription, SubscriptionSpec
@@ -98,7 +98,7 @@ class Subscriptions:
         self._follower = ObjectFollower(
             self._live, registry, self._armer, self.foreign, filesystems=filesystems, clock=clock
         )
-        self._leases = Leases(self._expire)
+        self._lifetimes = Lifetimes(self._live, self.unsubscribe)
         self._ending = EndingSubscriptions(
             self._armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds
         )
@@ -113,15 +113,22 @@ class Subscriptions:
         """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
 
         The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
-        engine cannot open the subscription, or there is a defect. Raises LimitReachedError.
+        engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
+        a process in its scope has ended.
         """
         if self._closing:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
+        ident = secrets.token_hex(8)
         others = [live.subscription for live in self._live.values()]
-        principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
+        unfollow = self._lifetimes.follow(ident, spec.scope.pids)
+        try:
+            principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
+        except BaseException:
+            unfollow()
+            raise
         subscription = Subscription(
-            secrets.token_hex(8),
+            ident,
             next(self._subscription_keys),
             spec,
             os.getpid(),
@@ -130,7 +137,7 @@ class Subscriptions:
             self._connected,
         )
         first = FirstArming()
-        live = LiveSubscription(subscription, Session(subscription), first=first)
+        live = LiveSubscription(subscription, Session(subscription), unfollow, first=first)
         self._live[subscription.id] = live
         self.housekeeping.began(subscription)
         self.totals.began(subscription)
@@ -142,7 +149,7 @@ class Subscriptions:
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
-        self._leases.start(live)
+        self._lifetimes.start(live)
         return subscription, first.done
 
     def first_statuses(self, ident: str) -> list[SiteStatus]:
@@ -169,7 +176,7 @@ class Subscriptions:
         # in this order, since another thread may look for it in between
         self._ending.add(live.subscription)
         del self._live[ident]
-        self._leases.cancel(live)
+        self._lifetimes.stop(live)
         return self._ending.begin(live, reason)
 
     def _on_closed(self, subscription: Subscription) -> None:
@@ -209,21 +216,18 @@ class Subscriptions:
     def all(self) -> list[tuple[Subscription, bool, float]]:
         """Return each live subscription, whether a stream is open, and the seconds left of its lease."""
         return [
-            (live.subscription, live.streams > 0, self._leases.seconds_left(live)) for live in list(self._live.values())
+            (live.subscription, live.streams > 0, self._lifetimes.seconds_left(live))
+            for live in list(self._live.values())
         ]
 
     def stream_opened(self, ident: str) -> None:
         """Suspend the lease, unless the subscription ended."""
         if live := self._live.get(ident):
-            self._leases.stream_opened(live)
+            self._lifetimes.stream_opened(live)
 
     def stream_closed(self, ident: str) -> None:
         if live := self._live.get(ident):
-            self._leases.stream_closed(live)
-
-    def _expire(self, ident: str) -> None:
-        _log.info("subscription %s: the lease expired", ident)
-        self.unsubscribe(ident, EndReason.LEASE_EXPIRED)
+            self._lifetimes.stream_closed(live)
 
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
         """End the subscriptions that are not allowed any more. Return how many."""

@@ -51,17 +51,17 @@ def test_end_of_a_process_is_reported_to_each_scope_that_names_it(children: list
         exits = ProcessExits()
         before = descriptors(os.getpid())
         both, one, other = Exits(), Exits(), Exits()
-        exits.follow([first, second], both)
-        exits.follow([first], one)
-        exits.follow([first], other)
+        stop_both = exits.follow([first, second], both)
+        stop_one = exits.follow([first], one)
+        stop_other = exits.follow([first], other)
         assert descriptors(os.getpid()) == before + 2
-        exits.unfollow([first], other)
+        stop_other()
         children[0].kill()
         assert await both.pids.get() == await one.pids.get() == first
         assert descriptors(os.getpid()) == before + 1
         # what has been reported may be unfollowed, too
-        exits.unfollow([first, second], both)
-        exits.unfollow([first], one)
+        stop_both()
+        stop_one()
         assert descriptors(os.getpid()) == before
         assert other.pids.empty()
 

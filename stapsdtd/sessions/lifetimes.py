@@ -1,0 +1,73 @@
+"""When subscriptions end by themselves: a lease after their last stream, or with the processes in their scope."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from stapsdtd.sessions.live import LiveSubscription
+from stapsdtd.sessions.scoped_processes import ProcessExits
+from stapsdtd.sessions.subscription import EndReason
+
+_log = logging.getLogger(__name__)
+
+
+class Lifetimes:
+    """Runs on an event loop."""
+
+    def __init__(self, live: Mapping[str, LiveSubscription], end: Callable[[str, EndReason], object]) -> None:
+        """live: the live subscriptions, by id. end: called with a subscription's id when it is to end."""
+        self._loop = asyncio.get_running_loop()
+        self._live = live
+        self._end = end
+        self._exits = ProcessExits()
+
+    def follow(self, ident: str, pids: Iterable[int]) -> Callable[[], None]:
+        """Follow the processes in the scope of a subscription that is to be. Return a function that ends that.
+
+        Raises InvalidArgumentError if one of them has ended, and LimitReachedError.
+        """
+        return self._exits.follow(pids, partial(self._on_exit, ident))
+
+    def start(self, live: LiveSubscription) -> None:
+        subscription = live.subscription
+        live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)
+
+    def stop(self, live: LiveSubscription) -> None:
+        live.unfollow()
+        self._cancel_lease(live)
+
+    def _cancel_lease(self, live: LiveSubscription) -> None:
+        if live.lease is not None:
+            live.lease.cancel()
+            live.lease = None
+
+    def _expire(self, ident: str) -> None:
+        _log.info("subscription %s: the lease expired", ident)
+        self._end(ident, EndReason.LEASE_EXPIRED)
+
+    def _on_exit(self, ident: str, pid: int) -> None:
+        live = self._live[ident]
+        live.subscription.processes.ended(pid)
+        self._end_if_over(live)
+
+    def _end_if_over(self, live: LiveSubscription) -> None:
+        """End a subscription all of whose processes have ended. Without a stream it has its lease to be read."""
+        if live.subscription.is_over and live.streams:
+            self._end(live.subscription.id, EndReason.PROCESSES_ENDED)
+
+    def stream_opened(self, live: LiveSubscription) -> None:
+        live.streams += 1
+        self._cancel_lease(live)
+        self._end_if_over(live)
+
+    def stream_closed(self, live: LiveSubscription) -> None:
+        live.streams -= 1
+        if live.streams == 0:
+            self.start(live)
+
+    def seconds_left(self, live: LiveSubscription) -> float:
+        """Return the rest of the lease, or 0 while a stream is open."""
+        return max(live.lease.when() - self._loop.time(), 0.0) if live.lease else 0.0
