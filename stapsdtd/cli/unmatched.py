@@ -66,6 +66,8 @@ async def subscribed(
     try:
         subscription = await client.subscribe(selectors, options)
     except NotFoundError:
+        if not options.require_match:
+            raise
         hints = await _hints(client, selectors, ())
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:

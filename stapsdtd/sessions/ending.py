@@ -45,18 +45,17 @@ class EndingSubscriptions:
         self._call_soon = call_soon
         self._on_closed = on_closed
         self._kept_seconds = kept_seconds
-        self._kept: dict[str, Subscription] = {}
+        self._kept: dict[str, Ending] = {}
 
     def add(self, subscription: Subscription) -> None:
         """Keep a subscription from now on. Its ending begins at once."""
-        self._kept[subscription.id] = subscription
+        self._kept[subscription.id] = Ending(subscription, unfinished())
 
     def begin(self, live: LiveSubscription, reason: EndReason) -> Ending:
         """Disarm what only this subscription used. Its `ended` is done when its log has all that fired."""
-        subscription = live.subscription
-        subscription.is_ending = True
-        self._totals.ended(subscription)
-        ending = Ending(subscription, unfinished())
+        ending = self._kept[live.subscription.id]
+        ending.subscription.is_ending = True
+        self._totals.ended(ending.subscription)
         closed = self._armer.close(live)
         closed.add_done_callback(lambda done: self._call_soon(partial(self._close, ending, reason, done)))
         return ending
@@ -91,9 +90,9 @@ class EndingSubscriptions:
         # do not wait for the garbage collector, since the subscription refers to itself
         subscription.log.forget()
 
-    def get(self, ident: str) -> Subscription | None:
+    def get(self, ident: str) -> Ending | None:
         return self._kept.get(ident)
 
     def all(self) -> list[Subscription]:
         """Return the subscriptions whose events are still kept."""
-        return list(self._kept.values())
+        return [ending.subscription for ending in self._kept.values()]

@@ -168,10 +168,13 @@ class Subscriptions:
     def unsubscribe(self, ident: str, reason: EndReason) -> Ending:
         """Disarm what only this subscription used. Its `ended` is done when its log has all that fired.
 
-        The log can still be read for some seconds after that, even by a new stream. Raises UnknownSubscriptionError.
+        The log can still be read for some seconds after that, even by a new stream. If it ended by itself a moment ago,
+        return that ending. Raises UnknownSubscriptionError.
         """
         live = self._live.get(ident)
         if live is None:
+            if ending := self._ending.get(ident):
+                return ending
             raise UnknownSubscriptionError(ident)
         # in this order, since another thread may look for it in between
         self._ending.add(live.subscription)
@@ -208,10 +211,9 @@ class Subscriptions:
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""
         live = self._live.get(ident)
-        subscription = live.subscription if live else self._ending.get(ident)
-        if subscription is None:
-            raise UnknownSubscriptionError(ident)
-        return subscription
+        if kept := live or self._ending.get(ident):
+            return kept.subscription
+        raise UnknownSubscriptionError(ident)
 
     def all(self) -> list[tuple[Subscription, bool, float]]:
         """Return each live subscription, whether a stream is open, and the seconds left of its lease."""
