@@ -121,7 +121,9 @@ def test_info_and_doctor(daemon: Daemon, engine: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["trace", "nonsense"], 2, "provider:name"),
+        (["trace", "a:b(arg0"], 2, "closing parenthesis"),
+        (["trace", "no-such-probe", "--no-wait"], 1, "no-such-probe: no such probe yet"),
+        (["trace", f"{TICKER}:tick", "--pid", str(2**22 + 1)], 2, "there is no process 4194305"),
         (["trace", "a:b(arg0:float)"], 2, "arg0:float"),
         (["trace", "a:b", "--where", "arg0 >> 1"], 2, "where: unexpected '>'"),
         (["nothing"], 2, "nothing"),
