@@ -42,7 +42,7 @@ def build(target: Path = TARGET, source: Path = SOURCE, *options: str) -> bool:
     made = target.with_suffix(".new")
     done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made, source, *options), check=False)
     if done.returncode:
-        sys.exit(f"clang refused {source.name}; its message stands above. Headers are in libbpf-dev")
+        sys.exit(f"clang refused {source.name}; its message stands above (libbpf-dev has the headers it needs)")
     made.replace(target)
     return True
 
