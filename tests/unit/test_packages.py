@@ -91,6 +91,14 @@ def test_a_wheel_with_a_bpf_object_is_tagged_for_its_machine(built: Built) -> No
     assert built.client.name == f"stapsdtd_client-{__version__}-py3-none-any.whl"
 
 
+def test_the_client_has_no_sdist_of_its_own(built: Built, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=built.tree / _CLIENT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "that of stapsdtd is the source of both" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_both_wheels_together_have_each_module_once(built: Built) -> None:
     daemon, client = files(built.daemon), files(built.client)
     assert not daemon & client
