@@ -1,12 +1,14 @@
 """Compile bpf/stapsdt.bpf.c into the package, for the architecture of this host.
 
 Runs as `python bpf/build.py`, and through hatch_build.py when a wheel or an editable install is made. clang and the
-headers of libbpf are needed here, and nowhere at run time.
+headers of libbpf are needed here, and nowhere at run time. Without clang, or for a machine that the program does not
+know, nothing is compiled: the ftrace engine does without.
 """
 
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,22 +24,27 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def build(target: Path = TARGET, source: Path = SOURCE, *options: str) -> None:
-    """options: further ones of clang's."""
+def build(target: Path = TARGET, source: Path = SOURCE, *options: str) -> bool:
+    """Return whether there is an object, which otherwise one line explains. options: further ones of clang's."""
     machine = platform.machine()
+    missing = ""
     if machine not in ARCHITECTURES:
-        print(f"bpf/build.py: {machine} is not known to bpf/stapsdt.bpf.c; the ftrace engine does without")
-        return
+        missing = f"bpf/stapsdt.bpf.c does not know {machine}"
+    elif shutil.which("clang") is None:
+        missing = "clang is missing (apt-get install clang libbpf-dev)"
+    if missing:
+        # one of another source, or of another machine
+        target.unlink(missing_ok=True)
+        print(f"stapsdtd: building without the bpf engine: {missing}; the ftrace engine works without", file=sys.stderr)
+        return False
     # where Debian and Ubuntu keep asm/types.h, which clang does not look for when it compiles for bpf
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{machine}-linux-gnu"
     made = target.with_suffix(".new")
-    try:
-        done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made, source, *options), check=False)
-    except FileNotFoundError:
-        sys.exit("bpf/build.py: clang is missing; apt-get install clang libbpf-dev")
+    done = subprocess.run(command(machine, f"/usr/include/{multiarch}", made, source, *options), check=False)
     if done.returncode:
-        sys.exit("clang refused bpf/stapsdt.bpf.c; its message stands above")
+        sys.exit(f"clang refused {source.name}; its message stands above (libbpf-dev has the headers it needs)")
     made.replace(target)
+    return True
 
 
 def command(machine: str, headers: str, output: Path, source: Path = SOURCE, *options: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -44,7 +45,12 @@ def command(server: options.Server, *, as_json: bool) -> int:
     it may have access to more than you.
     """
     response = _query(server)
-    checks = [_server_check(server.address, response), *merge(_local(), _reported(response))]
+    checks = [_server_check(server.address, response)]
+    local = _local() if find_spec("stapsdtd.daemon") else None
+    if local is None:
+        problem = "not checked: stapsdtd-client alone is installed here"
+        checks.append(Check("this host", False, False, problem, "install stapsdtd to have it checked"))
+    checks += merge(local or (), _reported(response))
     for check in checks:
         print(json.dumps(asdict(check)) if as_json else _format(check))
     return 1 if any(check.required and not check.available for check in checks) else 0

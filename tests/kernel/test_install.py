@@ -14,6 +14,12 @@ from tests.units import SERVICE, UNITS
 
 pytestmark = pytest.mark.kernel
 
+SOURCES = (
+    "LICENSE", "README.md", "dev", "hatch_build.py", "pyproject.toml",
+    "bpf", "deploy/client", "proto", "stapsdtd", "systemd",
+)  # fmt: skip
+"""What deploy/Dockerfile builds from, too."""
+
 _UNITS = "usr/local/lib"
 _PREFIX = "opt/stapsdtd"
 
@@ -21,10 +27,9 @@ _PREFIX = "opt/stapsdtd"
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Building writes into the tree, which other tests read."""
-    kept = ("LICENSE", "README.md", "bpf", "dev", "hatch_build.py", "proto", "pyproject.toml", "stapsdtd", "systemd")
     folder = tmp_path / "checkout"
-    folder.mkdir()
-    for name in kept:
+    (folder / "deploy").mkdir(parents=True)
+    for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
     return folder

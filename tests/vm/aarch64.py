@@ -49,9 +49,15 @@ def machine(name: str) -> Machine:
 
 
 def _requirements() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    testing = project["optional-dependencies"]["dev"]
-    return [*project["dependencies"], *(each for each in testing if re.split(r"[<>=]", each)[0] in _TESTING)]
+    client, daemon = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"] for folder in ("deploy/client", ".")
+    )
+    needed = {*client["dependencies"], *daemon["dependencies"]}
+    testing = daemon["optional-dependencies"]["dev"]
+    return [
+        *sorted(each for each in needed if not each.startswith("stapsdtd")),
+        *(each for each in testing if re.split(r"[<>=]", each)[0] in _TESTING),
+    ]
 
 
 def _key(package: str) -> str:

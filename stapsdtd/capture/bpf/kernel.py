@@ -80,7 +80,7 @@ class Loaded:
 def _packaged() -> Iterator[str]:
     source = files("stapsdtd.capture.bpf") / _OBJECT
     if not source.is_file():
-        raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "run './dev setup', which has clang build it")
+        raise KernelFeatureError("bpf", f"{_OBJECT} was not built", "install stapsdtd anew, where clang can build it")
     with as_file(source) as path:
         yield str(path)
 
