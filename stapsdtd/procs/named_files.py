@@ -289,32 +289,35 @@ class _Request:
             raise _ended(self.path)
         return kind != b"."
 
-    def _take_file(self, opened: int, *, is_named: bool) -> None:
+    def _take_file(self, held: int, *, is_named: bool) -> None:
         if time.monotonic() - self.began > self.bounds.all_seconds:
             raise FileRefusedError(self.path, f"takes longer than {self.bounds.all_seconds:g} s to read")
         try:
-            self._keep(opened)
+            self._keep(held)
         except _UselessError as error:
             if is_named:
                 raise FileRefusedError(self.path, str(error)) from error
         else:
             self.why_none = ""
 
-    def _keep(self, opened: int) -> None:
-        """Parse a file, and keep it open. Raises FileRefusedError, LimitReachedError and _UselessError."""
+    def _keep(self, held: int) -> None:
+        """Parse a file that is held by O_PATH, and keep it open.
+
+        Raises FileRefusedError, LimitReachedError and _UselessError.
+        """
         match = _PROCESS_ROOT.match(self.path)
         viewer = int(match[1]) if match else _FIRST_PID
-        shown = procfs.shown_link(f"/proc/self/fd/{opened}")
-        status = status_of(opened)
+        shown = procfs.shown_link(f"/proc/self/fd/{held}")
+        status = status_of(held)
         if status.st_nlink == 0:
             raise _UselessError("has been deleted")
-        if reason := self.filesystems.why_not(opened, viewer):
+        if reason := self.filesystems.why_not(held, viewer):
             raise FileRefusedError(self.path, reason)
-        key = key_of_open(opened, viewer, shown)
+        key = key_of_open(held, viewer, shown)
         file = key.dev, key.inode
         if file in self.files:
             return
-        descriptor = open_now(f"/proc/self/fd/{opened}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             parsed = self._parsed(descriptor)
             self._check_bounds(parsed)

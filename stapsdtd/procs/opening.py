@@ -1,6 +1,7 @@
 """Opens files as a user may, in a process that may be given up: `python -I -S opening.py SOCKET ROOT UID GID...`.
 
-Receives paths, one a message, until the sender shuts down. For each it sends the path, then descriptors:
+Receives paths, one a message, until the sender shuts down. For each it sends the path, then O_PATH descriptors, which
+the daemon can close without asking a file system:
 
     P/usr/bin/postgres          N and an ELF file
     P/opt/bin                   D and the directory, then F and an ELF file in it, as often as there is one
@@ -150,16 +151,15 @@ def _name_in(root: int, path: str, sender: _Sender) -> None:
             return
         if not stat.S_ISREG(mode):
             raise _RefusedError("not a regular file")
-        with _closing(_reopen(held)) as file:
-            if not _is_elf(file):
-                raise _RefusedError("not an ELF file")
-            sender.send_file(b"N", file)
+        if not _is_elf(held):
+            raise _RefusedError("not an ELF file")
+        sender.send_file(b"N", held)
 
 
 def _send_directory(held: int, sender: _Sender) -> None:
     """Send a directory's ELF files, but not what symbolic links in it lead to."""
     with _closing(_reopen(held, os.O_DIRECTORY)) as directory:
-        sender.send_file(b"D", directory)
+        sender.send_file(b"D", held)
         for name in sorted(os.listdir(directory)):
             sender.count_entry()
             _find(directory, name, sender, may_follow=False)
@@ -169,17 +169,16 @@ def _find(directory: int, path: str, sender: _Sender, *, may_follow: bool = True
     """Send a file if it is a regular ELF file that may be read. Report whether it is."""
     try:
         held = _open_in(directory, path) if may_follow else os.open(path, _HELD | os.O_NOFOLLOW, dir_fd=directory)
-        with _closing(held):
-            if not stat.S_ISREG(os.fstat(held).st_mode):
-                return False
-            file = _reopen(held)
     except OSError:
         return False
-    with _closing(file):
-        is_elf = _is_elf(file)
-        if is_elf:
-            sender.send_found(file)
-        return is_elf
+    with _closing(held):
+        try:
+            is_found = stat.S_ISREG(os.fstat(held).st_mode) and _is_elf(held)
+        except OSError:
+            return False
+        if is_found:
+            sender.send_found(held)
+        return is_found
 
 
 def _expanded(root: int, pattern: str, sender: _Sender) -> list[str]:
@@ -228,8 +227,10 @@ def _closing(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_elf(file: int) -> bool:
-    return os.pread(file, len(_ELF), 0) == _ELF
+def _is_elf(held: int) -> bool:
+    """Report whether a regular file is one. Raises OSError if it cannot be read."""
+    with _closing(_reopen(held)) as file:
+        return os.pread(file, len(_ELF), 0) == _ELF
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ def test_globs(folder: Path) -> None:
 
 def test_path_is_followed_and_each_file_is_opened_once(folder: Path) -> None:
     os.link(folder / "one", folder / "other")
-    found = named(folder / "link", folder / "one", folder / "below" / ".." / "other", f"/proc/{os.getpid()}/root{folder}/*e")
+    found = named(
+        folder / "link", folder / "one", folder / "below" / ".." / "other", f"/proc/{os.getpid()}/root{folder}/*e"
+    )
     assert paths_of(found) == [str(folder / "below" / "deep"), str(folder / "one")]
 
 
