@@ -8,16 +8,17 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
-from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
+from stapsdtd.errors import LimitReachedError, ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import ObjectKey
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
@@ -39,6 +40,10 @@ from stapsdtd.sessions.totals import AccountTotals
 _log = logging.getLogger(__name__)
 
 _ENDED_KEPT_SECONDS = 10.0
+_MAX_FILES = 10_000
+"""That clients name: each takes a descriptor while its subscription lives."""
+_MAX_CLIENT_FILES = 4000
+_MAX_CLIENT_NOTES = 400_000
 
 
 class Subscriptions:
@@ -69,6 +74,7 @@ class Subscriptions:
         self._connected = connected
         self._engine = engine
         self._watcher = watcher
+        self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
@@ -108,9 +114,15 @@ class Subscriptions:
         self.housekeeping.start()
 
     def subscribe(
-        self, spec: SubscriptionSpec, client: str = "", quotas: Quotas = NO_QUOTAS
+        self,
+        spec: SubscriptionSpec,
+        client: str = "",
+        quotas: Quotas = NO_QUOTAS,
+        files: Sequence[NamedFile] = (),
     ) -> tuple[Subscription, Future[None]]:
         """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
+
+        files: are armed whether or not a process maps them.
 
         The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
         engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
@@ -120,6 +132,7 @@ class Subscriptions:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
         ident = secrets.token_hex(8)
+        self._check_files(client, files)
         others = [live.subscription for live in self._live.values()]
         unfollow = self._lifetimes.follow(ident, spec.scope.pids)
         try:
@@ -144,6 +157,7 @@ class Subscriptions:
         try:
             self._armer.open(live, first)
             first.add()
+            self._hold(live, files)
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
             self._follower.consider_all(live)
         except BaseException:
@@ -151,6 +165,31 @@ class Subscriptions:
             raise
         self._lifetimes.start(live)
         return subscription, first.done
+
+    def _check_files(self, client: str, files: Sequence[NamedFile]) -> None:
+        """Raises LimitReachedError."""
+        if not files:
+            return
+        held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
+        of_client = [file for name, file in held if name == client] + list(files)
+        if len(of_client) > _MAX_CLIENT_FILES:
+            raise LimitReachedError(f"your subscriptions would name more than {_MAX_CLIENT_FILES} files")
+        if sum(file.notes for file in of_client) > _MAX_CLIENT_NOTES:
+            raise LimitReachedError(f"the files that your subscriptions name have more than {_MAX_CLIENT_NOTES} notes")
+        if len(held) + len(files) > _MAX_FILES:
+            # do not reveal how many other clients have
+            raise LimitReachedError(f"all subscriptions together may name {_MAX_FILES} files")
+
+    def _hold(self, live: LiveSubscription, files: Iterable[NamedFile]) -> None:
+        for file in files:
+            obj = self.object_of(file)
+            if obj.key not in live.files:
+                live.files[obj.key] = file
+                self._registry.hold(obj)
+
+    def object_of(self, file: NamedFile) -> Object:
+        """Return the object of a file that a client named."""
+        return self._watcher.object_of(file.key, file.path, file.parsed)
 
     def first_statuses(self, ident: str) -> list[SiteStatus]:
         """Return the statuses of the sites that matched at first, once; later ones go to the stream.
@@ -179,6 +218,8 @@ class Subscriptions:
         # in this order, since another thread may look for it in between
         self._ending.add(live.subscription)
         del self._live[ident]
+        for key in list(live.files):
+            self._follower.let_go(live, key)
         self._lifetimes.stop(live)
         return self._ending.begin(live, reason)
 

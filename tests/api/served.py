@@ -49,11 +49,13 @@ from stapsdtd.model import (
     Mapping,
     Object,
     ObjectKey,
+    ParsedObject,
     Problem,
     ProcessKey,
     Site,
     Unavailable,
 )
+from stapsdtd.procs.named_files import FileOpener
 from stapsdtd.procs.objects import open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
@@ -221,6 +223,9 @@ class _FakeWatcher:
     def look_at(self, pids: Iterable[int]) -> None:
         pass
 
+    def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
+        return Object(key, path, parsed)
+
     def refresh(self) -> Future[None]:
         self.refreshes += 1
         return self.refreshed
@@ -335,6 +340,7 @@ class Served:
             self.gate,
             NOPS,
             self.arming.backlog,
+            FileOpener(parse_here),
             hierarchy,
         )
         self.servicer = StapsdtServicer(backend)
