@@ -109,7 +109,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         with caller.recording_refusals():
             if peer.uid is None:
                 caller.rights.check_files()
-            credentials = Credentials(peer.uid, peer.groups, peer.pid or os.getpid())
+            credentials = Credentials(peer.client, peer.uid, peer.groups, peer.pid or os.getpid())
             return await self._backend.files.open(checked, credentials)
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
@@ -197,6 +197,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     "allowed",
                     subscription=ident,
                     selectors=_shortened(request.selectors),
+                    **({"files": _shortened(request.files)} if request.files else {}),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(

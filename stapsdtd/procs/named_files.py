@@ -38,13 +38,13 @@ from stapsdtd.kernel.reach import status_of
 from stapsdtd.model import Object, ObjectKey, ParsedObject
 from stapsdtd.procs import opening
 from stapsdtd.procs.file_keys import key_of_open
-from stapsdtd.procs.objects import Parse, is_same, open_now
+from stapsdtd.procs.objects import OUT_OF_RESOURCES, Parse, is_same, open_now
 
 COMMAND = (sys.executable, "-I", "-S", opening.__file__)
 
-_THREADS = 4
+_THREADS = 32
 _MAX_LATE = 4
-"""Processes of one user that a file system may hold up before the user can name no more files."""
+"""Processes that file systems may hold up before their client can name no more files."""
 _MESSAGE_BYTES = 1 << 16
 _PENDING_SECONDS = 0.05
 _EXIT_SECONDS = 0.5
@@ -54,11 +54,13 @@ _PROCESS_ROOT = re.compile(r"/proc/([0-9]+)/root(?:/|$)")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who names files. uid: None for the rights of this process. groups: one at least, unless uid is None.
+    """Who names files. client: as known to others; its requests wait for each other.
 
-    pid: whose files the parser may read in the same sandbox.
+    uid: None for the rights of this process. groups: one at least, unless uid is None. pid: whose files the parser may
+    read in the same sandbox.
     """
 
+    client: str
     uid: int | None
     groups: frozenset[int]
     pid: int
@@ -140,7 +142,7 @@ DEFAULT_BOUNDS = Bounds()
 
 
 class FileOpener:
-    """Opens files for clients, for a few users at a time and for each of them one request after the other.
+    """Opens files for many clients at a time, and for each of them one request after the other.
 
     Runs on an event loop, and in threads of its own.
     """
@@ -159,17 +161,17 @@ class FileOpener:
         self._bounds = bounds
         self._command = command
         self._executor = ThreadPoolExecutor(_THREADS, "stapsdtd-files")
-        self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._late: defaultdict[int, list[subprocess.Popen[bytes]]] = defaultdict(list)
+        self._late: defaultdict[str, list[subprocess.Popen[bytes]]] = defaultdict(list)
 
     async def open(self, paths: Sequence[str], credentials: Credentials) -> NamedFiles:
         """Open and parse what absolute paths name: files, globs, and directories for the ELF files in them.
 
         Raises FileRefusedError and LimitReachedError.
         """
-        turn = self._turns.setdefault(credentials.user, asyncio.Lock())
+        turn = self._turns.setdefault(credentials.client, asyncio.Lock())
         async with turn:
             work = asyncio.get_running_loop().run_in_executor(self._executor, self._open, paths, credentials)
             try:
@@ -188,6 +190,15 @@ class FileOpener:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _open(self, paths: Sequence[str], credentials: Credentials) -> NamedFiles:
+        """Runs in a thread."""
+        try:
+            return self._open_in_process(paths, credentials)
+        except OSError as error:
+            if error.errno not in OUT_OF_RESOURCES:
+                raise
+            raise LimitReachedError(f"the server cannot open more files: {error.strerror}") from error
+
+    def _open_in_process(self, paths: Sequence[str], credentials: Credentials) -> NamedFiles:
         request = _Request(self._parse, Filesystems(self._armed_too), credentials, self._bounds, paths[0])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(ours), closing(theirs), self._process(theirs, credentials):
@@ -207,12 +218,14 @@ class FileOpener:
 
     @contextmanager
     def _process(self, connection: socket.socket, credentials: Credentials) -> Iterator[None]:
-        user = credentials.user
+        client = credentials.client
         with self._lock:
-            self._late[user] = [process for process in self._late[user] if process.poll() is None]
-            if len(self._late[user]) >= _MAX_LATE:
+            late = [process for process in self._late.pop(client, []) if process.poll() is None]
+            if late:
+                self._late[client] = late
+            if len(late) >= _MAX_LATE:
                 raise LimitReachedError("file systems of files that you named do not reply; try again when they do")
-        ids = map(str, (user, *(sorted(credentials.groups) or [os.getegid()])))
+        ids = map(str, (credentials.user, *(sorted(credentials.groups) or [os.getegid()])))
         process = subprocess.Popen(
             [*self._command, str(connection.fileno()), f"/proc/{_FIRST_PID}/root", *ids],
             stdin=subprocess.DEVNULL,
@@ -229,7 +242,7 @@ class FileOpener:
                 process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 with self._lock:
-                    self._late[user].append(process)
+                    self._late[client].append(process)
             with self._lock:
                 self._running.discard(process)
 
@@ -248,6 +261,12 @@ def _ended(path: str) -> FileRefusedError:
 
 class _UselessError(Exception):
     """Why a file is of no use, though others in its directory may be."""
+
+
+def _check_unchanged(before: ObjectKey, after: ObjectKey) -> None:
+    """Raises _UselessError."""
+    if before != after:
+        raise _UselessError("was written to while it was read; try again")
 
 
 @dataclass(slots=True)
@@ -270,6 +289,7 @@ class _Request:
         if descriptor is None:
             return self._take_text(kind, text)
         try:
+            self._check_time()
             if kind == b"D":
                 self.paths.add(procfs.shown_link(f"/proc/self/fd/{descriptor}"))
             else:
@@ -285,13 +305,18 @@ class _Request:
             self.path, self.why_none = text, "no ELF file there has a stapsdt note"
         elif kind == b"E":
             raise FileRefusedError(self.path, text)
+        elif kind == b"+":
+            self._check_time()
         elif kind != b".":
             raise _ended(self.path)
         return kind != b"."
 
-    def _take_file(self, held: int, *, is_named: bool) -> None:
+    def _check_time(self) -> None:
+        """Raises FileRefusedError."""
         if time.monotonic() - self.began > self.bounds.all_seconds:
             raise FileRefusedError(self.path, f"takes longer than {self.bounds.all_seconds:g} s to read")
+
+    def _take_file(self, held: int, *, is_named: bool) -> None:
         try:
             self._keep(held)
         except _UselessError as error:
@@ -320,6 +345,7 @@ class _Request:
         descriptor = open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             parsed = self._parsed(descriptor)
+            _check_unchanged(key, key_of_open(descriptor, viewer, shown))
             self._check_bounds(parsed)
         except BaseException:
             os.close(descriptor)

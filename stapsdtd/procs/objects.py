@@ -25,7 +25,7 @@ from stapsdtd.procs.parsed_files import ParsedFiles
 _log = logging.getLogger(__name__)
 
 _NOTHING = ParsedObject("", None, (), ())
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Parse(Protocol):
@@ -111,7 +111,7 @@ class ObjectStore:
                     if parsed is None:
                         parsed = self._parse(descriptor, pid, mapping, key, way)
             except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
+                if error.errno in OUT_OF_RESOURCES:
                     raise
                 continue
             if parsed is None:

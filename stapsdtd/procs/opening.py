@@ -7,6 +7,7 @@ the daemon can close without asking a file system:
     P/opt/bin                   D and the directory, then F and an ELF file in it, as often as there is one
     P/opt/*/bin/server          F and an ELF file, as often as one matches
     P/opt/x                     E and why it cannot be used: "not an ELF file"; nothing follows
+    +                           it goes on looking
     .                           that was all
 
 Paths are of ROOT, a link such as /proc/1/root, and /proc/PID/root leads to what process PID sees.
@@ -29,6 +30,8 @@ MAX_FOUND = 4096
 _MAX_ENTRIES = 100_000
 """... names in directories, that a request may make this process look at."""
 
+_ENTRIES_PER_SIGN = 100
+"""So that a slow disk is not taken for a file system that does not reply."""
 _MAX_MESSAGE_BYTES = 1 << 16
 _OPENAT2 = 437
 """The same on all architectures; `kernel.reach`, which also uses it, would take this process long to import."""
@@ -79,6 +82,8 @@ class _Sender:
 
     def count_entry(self) -> None:
         self._entries += 1
+        if not self._entries % _ENTRIES_PER_SIGN:
+            self.send(b"+")
         if self._entries > _MAX_ENTRIES:
             raise _RefusedError(f"too many files: there are more than {_MAX_ENTRIES} to look at")
 
@@ -140,8 +145,11 @@ def _name_in(root: int, path: str, sender: _Sender) -> None:
     except OSError:
         if not _GLOB.search(path):
             raise
-        found = [each for each in _expanded(root, path, sender) if _find(root, each, sender)]
-        if not found:
+        any_found = False
+        for each in _expanded(root, path, sender):
+            sender.count_entry()
+            any_found |= _find(root, each, sender)
+        if not any_found:
             raise _RefusedError("no ELF file that you may read matches") from None
         return
     with _closing(held):

@@ -218,10 +218,11 @@ class Subscriptions:
         # in this order, since another thread may look for it in between
         self._ending.add(live.subscription)
         del self._live[ident]
+        self._lifetimes.stop(live)
+        ending = self._ending.begin(live, reason)
         for key in list(live.files):
             self._follower.let_go(live, key)
-        self._lifetimes.stop(live)
-        return self._ending.begin(live, reason)
+        return ending
 
     def _on_closed(self, subscription: Subscription) -> None:
         self.housekeeping.closed(subscription)

@@ -18,9 +18,9 @@ from stapsdtd.procs.named_files import COMMAND, Bounds, Credentials, FileOpener,
 from stapsdtd.procs.objects import Parse
 from tests.support import children, descriptors, wait_for
 from tests.unit.elf_builder import Elf
-from tests.unit.test_objects import image, parse_here
+from tests.unit.test_objects import image, parse_here, without_descriptors
 
-ME = Credentials(None, frozenset(), os.getpid())
+ME = Credentials("me", None, frozenset(), os.getpid())
 
 
 @contextmanager
@@ -141,6 +141,24 @@ def test_bounds(folder: Path) -> None:
         named(folder, bounds=Bounds(all_seconds=0))
 
 
+def test_many_names_are_looked_at(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"text{number}").write_text("#!/bin/sh\n")
+    (tmp_path / "zzz").write_bytes(image(b"last"))
+    assert paths_of(named(tmp_path, f"{tmp_path}/*")) == [str(tmp_path / "zzz")]
+
+
+def test_server_without_descriptors_says_so(folder: Path) -> None:
+    with opener() as files:
+
+        async def opened() -> NamedFiles:
+            with without_descriptors():
+                return await files.open([str(folder / "one")], ME)
+
+        with pytest.raises(LimitReachedError, match="the server cannot open more files: Too many open files"):
+            asyncio.run(opened())
+
+
 def late(calls: int) -> Parse:
     """A parser that has a result the call after so many."""
     left = calls
@@ -160,6 +178,16 @@ def test_slow_file_is_waited_for(folder: Path) -> None:
     assert len(named(folder / "one", parse=late(2)).files) == 1
     with pytest.raises(FileRefusedError, match="takes long to parse; try again"):
         named(folder / "one", parse=late(2), bounds=Bounds(parse_seconds=0))
+
+
+def test_file_that_is_written_to_meanwhile_is_refused(folder: Path) -> None:
+    def parse(descriptor: int, pid: int, owner: int | None = None) -> ParsedObject:
+        parsed = parse_here(descriptor, pid, owner)
+        os.utime(folder / "one", ns=(1, 1))
+        return parsed
+
+    with pytest.raises(FileRefusedError, match="was written to while it was read; try again"):
+        named(folder / "one", parse=parse)
 
 
 def test_nothing_stays_open(folder: Path) -> None:
