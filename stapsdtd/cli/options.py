@@ -111,10 +111,10 @@ def _on_host(ctx: click.Context, parameter: click.Parameter, paths: tuple[str, .
 files = click.option(
     "--file",
     "files",
+    type=click.Path(),
     multiple=True,
     metavar="PATH",
     callback=_on_host,
-    shell_complete=click.Path().shell_complete,
     help="Only probes in this file, even if no program runs it yet; a glob, or a directory for its files. Repeatable.",
 )
 cgroups = click.option(

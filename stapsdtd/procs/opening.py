@@ -37,6 +37,9 @@ _OPENAT2 = 437
 """The same on all architectures; `kernel.reach`, which also uses it, would take this process long to import."""
 _OPEN_HOW = struct.Struct("=QQQ")
 _RESOLVE_IN_ROOT = 0x10
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+"""_LINUX_CAPABILITY_VERSION_3, and this process; see include/uapi/linux/capability.h."""
+_CAPABILITY_BYTES = 24
 _HELD = os.O_PATH | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _PROCESS_ROOT = re.compile(r"(/proc/[0-9]+/root)(/.*)?", re.DOTALL)
@@ -123,10 +126,14 @@ def _root(path: str) -> int:
 
 def _become(user: int, groups: list[int]) -> None:
     """Take on the ids of a user. Raises PermissionError."""
-    if user != os.geteuid():
-        os.setgroups(groups)
-        os.setresgid(groups[0], groups[0], groups[0])
-        os.setresuid(user, user, user)
+    if user == os.geteuid():
+        return
+    os.setgroups(groups)
+    os.setresgid(groups[0], groups[0], groups[0])
+    os.setresuid(user, user, user)
+    # the kernel takes them only from those who were root
+    if _libc.capset(_CAPABILITY_HEADER, bytes(_CAPABILITY_BYTES)):
+        raise PermissionError
 
 
 def _name(path: str, root: int, sender: _Sender) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.client import Client, RequestFailedError, SiteState, SubscribeOptions
+from stapsdtd.errors import FileRefusedError
+from stapsdtd.procs.named_files import COMMAND, Credentials, FileOpener, NamedFiles
 from tests.support import (
     TICKER,
     Daemon,
@@ -24,6 +27,7 @@ from tests.support import (
     stapsdt_command,
     wait_for,
 )
+from tests.unit.test_objects import parse_here
 from tests.users import ANNE, BERT, public_folder
 
 pytestmark = pytest.mark.kernel
@@ -180,6 +184,22 @@ def test_user_names_only_what_the_user_may_read(public_daemon: Daemon, ticker_pr
     # root may
     with Client(public_daemon.target) as client:
         assert len(client.list_probes(TICK, files=[str(secret), str(within)]).probes) == 2
+
+
+def test_capabilities_do_not_open_what_the_user_may_not_read(folder: Path, ticker_program: Path) -> None:
+    """A server that is not root has them apart from its user id."""
+    path = copy(ticker_program, folder / "secret")
+    path.chmod(0o711)
+    kept = "+setuid,+setgid,+dac_read_search"
+    as_server = BERT.command(*COMMAND, options=[f"--inh-caps={kept}", f"--ambient-caps={kept}"])
+
+    def opened(uid: int) -> NamedFiles:
+        with closing(FileOpener(parse_here, command=as_server)) as opener:
+            return asyncio.run(opener.open([str(path)], Credentials("client", uid, frozenset({uid}), os.getpid())))
+
+    assert len(opened(BERT.uid).files) == 1
+    with pytest.raises(FileRefusedError, match="not readable by you"):
+        opened(ANNE.uid)
 
 
 def test_file_is_traced_for_its_users_own_processes(
