@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
-from stapsdtd.errors import LimitReachedError, ServerStoppingError, UnknownSubscriptionError
+from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, ObjectKey
@@ -23,7 +23,7 @@ from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.futures import all_done
-from stapsdtd.sessions.admission import AdmissionControl
+from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Attacher, Opener, Session
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
@@ -40,10 +40,6 @@ from stapsdtd.sessions.totals import AccountTotals
 _log = logging.getLogger(__name__)
 
 _ENDED_KEPT_SECONDS = 10.0
-_MAX_FILES = 10_000
-"""That clients name: each takes a descriptor while its subscription lives."""
-_MAX_CLIENT_FILES = 4000
-_MAX_CLIENT_NOTES = 400_000
 
 
 class Subscriptions:
@@ -64,6 +60,7 @@ class Subscriptions:
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
+        file_limits: FileLimits = DEFAULT_FILE_LIMITS,
         open_object: Opener = open_object,
         ended_kept_seconds: float = _ENDED_KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -75,6 +72,7 @@ class Subscriptions:
         self._engine = engine
         self._watcher = watcher
         self._registry = registry
+        self._file_limits = file_limits
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
@@ -132,7 +130,8 @@ class Subscriptions:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
         ident = secrets.token_hex(8)
-        self._check_files(client, files)
+        held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
+        self._file_limits.check(client, files, held)
         others = [live.subscription for live in self._live.values()]
         unfollow = self._lifetimes.follow(ident, spec.scope.pids)
         try:
@@ -165,20 +164,6 @@ class Subscriptions:
             raise
         self._lifetimes.start(live)
         return subscription, first.done
-
-    def _check_files(self, client: str, files: Sequence[NamedFile]) -> None:
-        """Raises LimitReachedError."""
-        if not files:
-            return
-        held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
-        of_client = [file for name, file in held if name == client] + list(files)
-        if len(of_client) > _MAX_CLIENT_FILES:
-            raise LimitReachedError(f"your subscriptions would name more than {_MAX_CLIENT_FILES} files")
-        if sum(file.notes for file in of_client) > _MAX_CLIENT_NOTES:
-            raise LimitReachedError(f"the files that your subscriptions name have more than {_MAX_CLIENT_NOTES} notes")
-        if len(held) + len(files) > _MAX_FILES:
-            # do not reveal how many other clients have
-            raise LimitReachedError(f"all subscriptions together may name {_MAX_FILES} files")
 
     def _hold(self, live: LiveSubscription, files: Iterable[NamedFile]) -> None:
         for file in files:

@@ -61,6 +61,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
+from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
@@ -293,6 +294,7 @@ class Served:
         clock: Callable[[], float],
         *,
         open_object: Opener,
+        file_limits: FileLimits,
         filesystems: Filesystems | None,
         hierarchy: Hierarchy,
         ended_kept_seconds: float,
@@ -323,6 +325,7 @@ class Served:
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),
                 open_object=open_object,
+                file_limits=file_limits,
                 ended_kept_seconds=ended_kept_seconds,
                 clock=clock,
             )
@@ -521,6 +524,7 @@ def served(
     idle_seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
     open_object: Opener = open_object,
+    file_limits: FileLimits = DEFAULT_FILE_LIMITS,
     filesystems: Filesystems | None = None,
     hierarchy: Hierarchy = cgroups,
     ended_kept_seconds: float = 10,
@@ -538,6 +542,7 @@ def served(
         idle_seconds,
         clock,
         open_object=open_object,
+        file_limits=file_limits,
         filesystems=filesystems,
         hierarchy=hierarchy,
         ended_kept_seconds=ended_kept_seconds,

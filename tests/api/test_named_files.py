@@ -12,6 +12,7 @@ import pytest
 
 from stapsdtd.config import Listener, Role
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
+from stapsdtd.sessions.admission import FileLimits
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served
@@ -205,13 +206,11 @@ def test_client_that_is_no_user_needs_a_role_that_lists_everybodys(tmp_path: Pat
         assert "role roots does not allow naming files" in details
 
 
-def test_one_client_names_so_many_files(server: Served, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stapsdtd.sessions.subscriptions._MAX_CLIENT_FILES", 3)
-    first = server.subscribe("*:*", files=[str(programs)])
-    code, details = refused(lambda: server.subscribe("*:*", files=[str(programs)]))
-    assert (code, details) == (
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "your subscriptions would name more than 3 files",
-    )
-    server.unsubscribe(first.subscription_id)
-    assert len(server.subscribe("*:*", files=[str(programs)]).sites) == 2
+def test_subscriptions_of_a_client_name_so_many_files(tmp_path: Path, programs: Path) -> None:
+    with served(tmp_path, file_limits=FileLimits(files_per_client=3)) as server:
+        first = server.subscribe("*:*", files=[str(programs)])
+        code, details = refused(lambda: server.subscribe("*:*", files=[str(programs)]))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert details == "your subscriptions would name more than 3 files"
+        server.unsubscribe(first.subscription_id)
+        assert len(server.subscribe("*:*", files=[str(programs)]).sites) == 2
