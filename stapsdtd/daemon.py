@@ -7,7 +7,8 @@
                                       Health: checks that the other threads respond
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
     and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
-    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files)
+    EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files),
+    FileOpener (files that clients name)
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).
@@ -42,6 +43,7 @@ from stapsdtd.kernel.descriptors import allow_all_descriptors
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
+from stapsdtd.procs.named_files import FileOpener
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import watch_host
 from stapsdtd.runtime.control_thread import ControlThread
@@ -107,6 +109,7 @@ class Daemon:
                 filesystems=self._filesystems,
             )
         )
+        self._files = FileOpener(self._parser.parse, config.filesystems.arm)
         self._peers = PeerTable(self._connected)
         self._gate = Gate(self._peers.find, self._policy(config))
         self._relay = Relay(self._peers, self._gate, limits.max_connections)
@@ -122,6 +125,7 @@ class Daemon:
                 self._gate,
                 host.nops,
                 self._arming.backlog,
+                self._files,
             )
         )
         self._server = Server(self._servicer, self._relay, config.listeners)

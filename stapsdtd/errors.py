@@ -45,6 +45,15 @@ class ObjectGoneError(StapsdtdError):
         self.path = path
 
 
+class FileRefusedError(StapsdtdError):
+    """A file that a client named cannot be used."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
 class InvalidArgumentError(StapsdtdError):
     """A field of a request or configuration is invalid.
 

@@ -52,6 +52,8 @@ class SubscribeOptions(Scope):
     queue_bytes: how much the server buffers for this client.
     kernel_buffer_kib: size of the kernel buffer per CPU.
     require_match: fail if no probe matches yet, rather than wait for one.
+    files: only probes in these files, which are armed even before a process maps them: absolute paths, globs, or
+        directories for the ELF files in them, of the server's host.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.
     """
 
@@ -61,3 +63,4 @@ class SubscribeOptions(Scope):
     kernel_buffer_kib: int = 0
     require_match: bool = False
     all_or_nothing: bool = False
+    files: Sequence[str] = ()

@@ -280,6 +280,7 @@ class Recorder:
         where: str = "",
         kernel_buffer_kib: int = 0,
         queue_bytes: int = 0,
+        files: Sequence[str] = (),
     ) -> None:
         self._client = Client(target)
         self._subscription = self._client.subscribe(
@@ -295,6 +296,7 @@ class Recorder:
                 where=where,
                 kernel_buffer_kib=kernel_buffer_kib,
                 queue_bytes=queue_bytes,
+                files=files,
             ),
         )
         self.sites = self._subscription.sites

@@ -89,6 +89,14 @@ class Rights:
         if self.list == NO_USERS:
             raise AccessDeniedError(f"role {self.role} does not allow listing probes")
 
+    def check_files(self) -> None:
+        """Raises AccessDeniedError if files cannot be named by a client that is nobody's on this host."""
+        if self.list is not None:
+            raise AccessDeniedError(
+                f"role {self.role} does not allow naming files: it does not list everybody's probes, and "
+                f"{self.client} is no user whose right to read them could be checked"
+            )
+
     def check_trace(self, pids: Iterable[int]) -> None:
         """Raises AccessDeniedError if nothing may be traced, or not every one of these processes."""
         if self.trace == NO_USERS:

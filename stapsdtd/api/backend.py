@@ -14,6 +14,7 @@ from stapsdtd.config import Limits
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.procs.named_files import FileOpener
 from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.sessions.subscriptions import Subscriptions
 
@@ -30,7 +31,8 @@ class Control(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. arming: what the arming thread has to do. hierarchy: the cgroups that requests name.
+    refresh: as `Watcher.refresh`. arming: what the arming thread has to do. files: opens those that requests name.
+    hierarchy: the cgroups that requests name.
     """
 
     control: Control
@@ -43,4 +45,5 @@ class Backend:
     gate: Gate
     nops: NopRewriting
     arming: Callable[[], Backlog]
+    files: FileOpener
     hierarchy: Hierarchy = cgroups

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from stapsdtd.api.access import Users
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.catalog.registry import probes_of
 from stapsdtd.catalog.selectors import Selector, select
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.model import Probe
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import finished
 
 _PARSE_SECONDS = 10.0
@@ -74,6 +77,30 @@ class Listing:
         if not armed.done():
             await asyncio.wait({asyncio.wrap_future(armed)}, timeout=_ARM_SECONDS)
         return probes
+
+    async def select_in(
+        self,
+        files: Sequence[NamedFile],
+        selectors: tuple[Selector, ...],
+        pids: frozenset[int],
+        visible: frozenset[int] | None,
+        *,
+        is_mapped: bool,
+    ) -> list[Probe]:
+        """Return the probes of files that match. is_mapped: only those that a visible process maps."""
+
+        def select_now() -> list[Probe]:
+            self._backend.refresh()
+            probes: list[Probe] = []
+            for file in files:
+                obj = replace(self._backend.subscriptions.object_of(file), path=file.path)
+                mapping = self._backend.registry.mappings(obj.key).keys()
+                seen_by = sorted(mapping if visible is None else mapping & visible)
+                if seen_by or not is_mapped:
+                    probes += select(selectors, list(probes_of(obj, seen_by)), pids)
+            return probes
+
+        return await self._backend.control.run(select_now)
 
     async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""

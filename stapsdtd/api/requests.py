@@ -16,6 +16,9 @@ from stapsdtd.subscribe_options import Scope, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_PIDS = 4096
+_MAX_FILES = 1000
+_MAX_PATH_BYTES = 4096
+_MAX_SHOWN_CHARACTERS = 80
 
 
 def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:
@@ -31,6 +34,17 @@ def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
     if wrong:
         raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
     return frozenset(pids)
+
+
+def parse_files(paths: Sequence[str]) -> tuple[str, ...]:
+    if len(paths) > _MAX_FILES:
+        raise InvalidArgumentError("files", f"there are {len(paths)} paths, more than the {_MAX_FILES} allowed")
+    for path in paths:
+        if not path.startswith("/"):
+            raise InvalidArgumentError("files", f"{path!r} is not an absolute path")
+        if "\0" in path or len(path.encode()) > _MAX_PATH_BYTES:
+            raise InvalidArgumentError("files", f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path")
+    return tuple(dict.fromkeys(paths))
 
 
 def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scope.Hierarchy) -> SubscriptionSpec:

@@ -9,6 +9,7 @@ import platform
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
+from dataclasses import replace
 
 from stapsdtd import __version__
 from stapsdtd.api import convert, requests
@@ -24,6 +25,8 @@ from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.watches import Watches
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.errors import InvalidArgumentError, ServerStoppingError
+from stapsdtd.model import Object
+from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
@@ -65,6 +68,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         """Return when no call, cancelled ones included, has anything left to do in the control thread."""
         await self._calls.finished()
         self._listing.close()
+        self._backend.files.close()
 
     async def GetServerInfo(  # noqa: N802
         self,
@@ -98,6 +102,16 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest) -> Members | None:
         return await asyncio.to_thread(members, self._backend.hierarchy, request.containers, request.cgroups)
 
+    async def _named_files(self, paths: Sequence[str], caller: Caller) -> NamedFiles:
+        """Open the files that a request names."""
+        checked = requests.parse_files(paths)
+        peer = caller.peer
+        with caller.recording_refusals():
+            if peer.uid is None:
+                caller.rights.check_files()
+            credentials = Credentials(peer.client, peer.uid, peer.groups, peer.pid or os.getpid())
+            return await self._backend.files.open(checked, credentials)
+
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("list", context)
@@ -109,7 +123,12 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             among = await self._members(request)
             users = caller.rights.list
             visible = await self._listing.visible_pids(users, among)
-            probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
+            named = await self._named_files(request.files, caller) if request.files else None
+            if named is None:
+                probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
+            else:
+                is_mapped = bool(pids) or among is not None
+                probes = await self._listing.select_in(named.files, selectors, pids, visible, is_mapped=is_mapped)
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
                 probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
@@ -118,7 +137,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             if request.details:
                 shown_pids = sorted({pid for probe in probes for pid in probe.pids})
                 response.processes.extend(map(convert.process, await self._listing.identities(shown_pids, users)))
-                objects = await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
+                objects = (
+                    await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
+                    if named is None
+                    else [Object(file.key, file.path, file.parsed) for file in named.files]
+                )
                 response.problems.extend(convert.problems(objects))
         return response
 
@@ -142,10 +165,16 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         async with abort_on_error(context):
             caller = self._enter("subscribe", context)
             spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
+            files: Sequence[NamedFile] = ()
+            if request.files:
+                with caller.recording_refusals():
+                    caller.rights.check_trace(spec.scope.pids)
+                named = await self._named_files(request.files, caller)
+                files, spec = named.files, replace(spec, files=named.paths)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:
-                subscription, armed = self._subscribers.subscribe(spec, caller.peer)
+                subscription, armed = self._subscribers.subscribe(spec, caller.peer, files)
                 unanswered.append(subscription)
                 return armed
 
@@ -168,6 +197,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     "allowed",
                     subscription=ident,
                     selectors=_shortened(request.selectors),
+                    **({"files": _shortened(request.files)} if request.files else {}),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from stapsdtd.api.access import Caller, Gate, Peer, Policy
 from stapsdtd.errors import UnknownSubscriptionError
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.subscription import EndReason, Subscription, SubscriptionSpec
 from stapsdtd.sessions.subscriptions import Subscriptions
 
@@ -22,7 +23,9 @@ class Subscribers:
         self._gate = gate
         self._peers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
 
-    def subscribe(self, spec: SubscriptionSpec, peer: Peer) -> tuple[Subscription, Future[None]]:
+    def subscribe(
+        self, spec: SubscriptionSpec, peer: Peer, files: Sequence[NamedFile] = ()
+    ) -> tuple[Subscription, Future[None]]:
         """Subscribe with the rights that the peer has now; see `Subscriptions.subscribe`. Runs in the control thread.
 
         Raises AccessDeniedError, LimitReachedError and ServerStoppingError.
@@ -31,7 +34,7 @@ class Subscribers:
         rights = self._gate.policy.rights(peer)
         rights.check_trace(spec.scope.pids)
         allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid)
-        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas)
+        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files)
         self._peers[subscription] = peer
         return subscription, armed
 

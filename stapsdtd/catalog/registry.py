@@ -1,4 +1,4 @@
-"""The registry of live processes and of the objects with probes that they map."""
+"""The registry of live processes and of the objects with probes that they map, or that a client names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from stapsdtd.model import Object, ObjectKey, Probe, ProcessKey, Site
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The processes that map an object changed. appeared: this is its first; vanished: its last one went."""
+    """The processes that map an object changed, or who holds it. appeared: it is new; vanished: nobody has it any
+    more.
+    """
 
     object: Object
     appeared: bool = False
@@ -82,22 +84,46 @@ class Registry:
         process = self._processes.pop(pid, None)
         self._notify([self._unmap(pid, key) for key in process.objects] if process else [])
 
-    def _map(self, pid: int, key: ObjectKey, obj: Object, mapping: FileMapping) -> Change:
-        entry = self._objects.get(key)
-        appeared = entry is None
+    def hold(self, obj: Object) -> None:
+        """Keep an object, whether or not a process maps it, until release() is called as often."""
+        appeared = obj.key not in self._objects
+        entry = self._enter(obj)
+        entry.holders += 1
+        if appeared:
+            self._notify([Change(entry.object, appeared=True)])
+
+    def release(self, key: ObjectKey) -> None:
+        """Undo one call of hold()."""
+        entry = self._objects[key]
+        entry.holders -= 1
+        if self._drop_unused(entry):
+            self._notify([Change(entry.object, vanished=True)])
+
+    def _enter(self, obj: Object) -> _Entry:
+        entry = self._objects.get(obj.key)
         if entry is None:
-            entry = self._objects[key] = _Entry(obj, {})
+            entry = self._objects[obj.key] = _Entry(obj, {})
             self._probes += _count_probes(obj)
+        return entry
+
+    def _drop_unused(self, entry: _Entry) -> bool:
+        """Report whether nobody had it any more."""
+        if entry.mappings or entry.holders:
+            return False
+        del self._objects[entry.object.key]
+        self._probes -= _count_probes(entry.object)
+        return True
+
+    def _map(self, pid: int, key: ObjectKey, obj: Object, mapping: FileMapping) -> Change:
+        appeared = key not in self._objects
+        entry = self._enter(obj)
         entry.mappings[pid] = mapping
         return Change(entry.object, appeared=appeared)
 
     def _unmap(self, pid: int, key: ObjectKey) -> Change:
         entry = self._objects[key]
         del entry.mappings[pid]
-        if not entry.mappings:
-            del self._objects[key]
-            self._probes -= _count_probes(entry.object)
-        return Change(entry.object, vanished=not entry.mappings)
+        return Change(entry.object, vanished=self._drop_unused(entry))
 
     def _notify(self, changes: Sequence[Change]) -> None:
         """Report all changes to all listeners, then raise the first error that any of them raised."""
@@ -132,6 +158,7 @@ class Registry:
         return key in self._objects
 
     def objects(self) -> list[Object]:
+        """Return all objects, those that no process maps included."""
         return [entry.object for entry in self._objects.values()]
 
     def mappings(self, key: ObjectKey) -> dict[int, FileMapping]:
@@ -144,9 +171,9 @@ class Registry:
         return probe if pids is None else replace(probe, object=self.object_seen_by(pids, probe.object))
 
     def objects_seen_by(self, pids: frozenset[int] | None) -> list[Object]:
-        """Return the objects that any of these processes maps, with the path it has them at; all if pids is None."""
+        """Return the objects that any of these processes maps, with the path it has them at; None for any process."""
         if pids is None:
-            return self.objects()
+            return [entry.object for entry in self._objects.values() if entry.mappings]
         return [
             self.object_seen_by(pids, entry.object)
             for entry in self._objects.values()
@@ -161,7 +188,9 @@ class Registry:
         return replace(obj, path=path)
 
     def probes(self) -> list[Probe]:
-        return [probe for entry in self._objects.values() for probe in probes_of(entry.object, sorted(entry.mappings))]
+        """Return the probes of objects that processes map."""
+        mapped = [entry for entry in self._objects.values() if entry.mappings]
+        return [probe for entry in mapped for probe in probes_of(entry.object, sorted(entry.mappings))]
 
 
 @dataclass(slots=True)
@@ -174,6 +203,7 @@ class _Process:
 class _Entry:
     object: Object
     mappings: dict[int, FileMapping]
+    holders: int = 0
 
 
 def _count_probes(obj: Object) -> int:

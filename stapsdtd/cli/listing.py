@@ -30,6 +30,7 @@ _EXAMPLES = """\b
 Examples:
   stapsdt list
   stapsdt list 'hotspot:gc__*' --pid 4711
+  stapsdt list --file /usr/lib/postgresql/15/bin/postgres
   stapsdt list --json | jq -r 'select(.provider == "libc") | .name'
 
 In a pipe, each probe is one line of six tab-separated fields: provider:name, number of sites, whether there is a
@@ -42,6 +43,7 @@ semaphore (yes or no), pids, path, and argument types.
 @options.pids
 @options.cgroups
 @options.containers
+@options.files
 @click.option("--details", is_flag=True, help="With --json, include the processes' names, users and containers.")
 @options.as_json
 @click.pass_obj
@@ -52,13 +54,17 @@ def command(
     pids: tuple[int, ...],
     cgroups: tuple[str, ...],
     containers: tuple[str, ...],
+    files: tuple[str, ...],
     details: bool,
     as_json: bool,
 ) -> None:
-    """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes."""
+    """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes.
+
+    With --file, show the probes in files, whether or not a program runs them.
+    """
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
-            selectors, pids, containers=containers, cgroups=cgroups, details=details or not as_json
+            selectors, pids, containers=containers, cgroups=cgroups, files=files, details=details or not as_json
         )
     if as_json:
         processes = {process.pid: _process_record(process) for process in listing.processes}
@@ -70,7 +76,7 @@ def command(
     else:
         for probe in listing:
             print(probe_line(probe))
-    _print_hints(listing, is_restricted=any((selectors, pids, cgroups, containers)))
+    _print_hints(listing, is_restricted=any((selectors, pids, cgroups, containers, files)))
 
 
 def probe_record(probe: Probe) -> dict[str, object]:
@@ -166,7 +172,7 @@ def _print_object(terminal: Console, probes: Sequence[Probe], processes: Mapping
     first = probes[0]
     terminal.print(Text(escape(first.path), style="bold"))
     mapped_by = abbreviate([_process(pid, processes) for pid in first.pids], _MAX_SHOWN_PROCESSES)
-    terminal.print(Text(f"  mapped by {escape(mapped_by)}", style="dim"))
+    terminal.print(Text(f"  mapped by {escape(mapped_by or 'no process')}", style="dim"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("  PROBE", overflow="fold")
     table.add_column("SITES", justify="right")

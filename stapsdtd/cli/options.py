@@ -100,6 +100,23 @@ execnames = click.option(
     metavar="NAME",
     help="Only threads with this command name (comm). Repeatable.",
 )
+
+
+def _on_host(ctx: click.Context, parameter: click.Parameter, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Make paths absolute, and leave it to the server to follow them."""
+    del ctx, parameter
+    return tuple(os.path.join(os.getcwd(), path) for path in paths)
+
+
+files = click.option(
+    "--file",
+    "files",
+    type=click.Path(),
+    multiple=True,
+    metavar="PATH",
+    callback=_on_host,
+    help="Only probes in this file, even if no program runs it yet; a glob, or a directory for its files. Repeatable.",
+)
 cgroups = click.option(
     "--cgroup",
     "cgroups",
@@ -154,6 +171,6 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, subscribe_options=options, **parameters)
 
     wrapped: Callable[..., Any] = with_options
-    for option in (where, no_wait, include_clients, containers, cgroups, execnames, uids, pids):
+    for option in (where, no_wait, include_clients, files, containers, cgroups, execnames, uids, pids):
         wrapped = option(wrapped)
     return wrapped

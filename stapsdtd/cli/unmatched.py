@@ -68,13 +68,15 @@ async def subscribed(
     except NotFoundError:
         if not options.require_match:
             raise
-        hints = await _hints(client, selectors, ())
+        hints = await _hints(client, selectors, (), options.files)
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:
-        yield subscription, await _hints(client, selectors, subscription.sites)
+        yield subscription, await _hints(client, selectors, subscription.sites, options.files)
 
 
-async def _hints(client: AsyncClient, selectors: Sequence[str], sites: Sequence[SiteStatus]) -> Hints:
+async def _hints(
+    client: AsyncClient, selectors: Sequence[str], sites: Sequence[SiteStatus], files: Sequence[str]
+) -> Hints:
     missing = [
         selector
         for selector in map(parse, selectors)
@@ -82,7 +84,7 @@ async def _hints(client: AsyncClient, selectors: Sequence[str], sites: Sequence[
     ]
     if not missing:
         return Hints()
-    listing = await client.list_probes()
+    listing = await client.list_probes(files=files)
     access = (await client.info()).access
     hidden = ""
     if access is not None and access.list is not None:

@@ -83,14 +83,18 @@ class AsyncClient:
         *,
         containers: Iterable[str] = (),
         cgroups: Iterable[str] = (),
+        files: Iterable[str] = (),
         details: bool = False,
     ) -> ProbeListing:
         """Return the probes in objects that running processes map. Without a selector, all probes.
 
         pids, containers, cgroups: consider only these processes; as for subscribe().
+        files: only probes in these files, whether or not a process maps them; as for subscribe().
         details: also return the processes, and the notes and files that could not be used.
         """
-        request = encode.list_request(selectors, pids, containers=containers, cgroups=cgroups, details=details)
+        request = encode.list_request(
+            selectors, pids, containers=containers, cgroups=cgroups, files=files, details=details
+        )
         with translated(self._call("list probes")):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))
 

@@ -37,10 +37,21 @@ def shortened(selectors: Iterable[str]) -> str:
 
 
 def list_request(
-    selectors: Selectors, pids: Iterable[int], *, containers: Iterable[str], cgroups: Iterable[str], details: bool
+    selectors: Selectors,
+    pids: Iterable[int],
+    *,
+    containers: Iterable[str],
+    cgroups: Iterable[str],
+    files: Iterable[str],
+    details: bool,
 ) -> pb.ListProbesRequest:
     return pb.ListProbesRequest(
-        selectors=_as_iterable(selectors), pids=pids, containers=containers, cgroups=cgroups, details=details
+        selectors=_as_iterable(selectors),
+        pids=pids,
+        containers=containers,
+        cgroups=cgroups,
+        files=files,
+        details=details,
     )
 
 

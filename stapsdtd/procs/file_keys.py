@@ -30,6 +30,12 @@ def key_of_mapped(descriptor: int, pid: int, mapping: Mapping, way: str) -> Obje
     return _key_of(real_file(pid, mapping.path, status) or status) if is_mapped else None
 
 
+def key_of_open(descriptor: int, pid: int, path: str) -> ObjectKey:
+    """Return the key of a file that is open, which process pid has at path. A file of an overlay has its layer's."""
+    status = status_of(descriptor)
+    return _key_of(real_file(pid, path, status) or status)
+
+
 def is_host_file(obj: Object, filesystems: Filesystems) -> bool:
     """Report whether the object's path still leads to it, so that a later process may map it from there.
 

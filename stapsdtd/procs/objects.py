@@ -25,7 +25,7 @@ from stapsdtd.procs.parsed_files import ParsedFiles
 _log = logging.getLogger(__name__)
 
 _NOTHING = ParsedObject("", None, (), ())
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Parse(Protocol):
@@ -111,7 +111,7 @@ class ObjectStore:
                     if parsed is None:
                         parsed = self._parse(descriptor, pid, mapping, key, way)
             except OSError as error:
-                if error.errno in _OUT_OF_RESOURCES:
+                if error.errno in OUT_OF_RESOURCES:
                     raise
                 continue
             if parsed is None:
@@ -137,7 +137,7 @@ class ObjectStore:
 
     def _parse(self, held: int, pid: int, mapping: Mapping, key: ObjectKey, way: str) -> ParsedObject | None:
         """Parse and cache a file; None if another one is open."""
-        with open(f"/proc/self/fd/{held}", "rb", opener=_open_now) as file:
+        with open(f"/proc/self/fd/{held}", "rb", opener=open_now) as file:
             if key_of_mapped(file.fileno(), pid, mapping, way) != key:
                 return None
             is_unlinked = status_of(file.fileno()).st_nlink == 0
@@ -149,12 +149,17 @@ class ObjectStore:
         self._files.add(key, parsed, mapping.path, is_unlinked=is_unlinked)
         return parsed
 
+    def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
+        """Return the object of a file with notes that was parsed: the same as of a process that maps it."""
+        self._files.add(key, parsed, path)
+        return Object(self._files.identify(key), path, parsed)
+
     def mapped(self, obj: Object) -> None:
-        """Keep an object while processes map it."""
+        """Keep an object while processes map it, or a client names it."""
         self._files.mapped(obj)
 
     def unmapped(self, obj: Object) -> None:
-        """Let an object go that nobody maps any more."""
+        """Let an object go that nobody maps or names any more."""
         self._files.unmapped(obj)
 
 
@@ -178,7 +183,7 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
                         continue
                     if reason := filesystems.why_not(held, pid):
                         raise ObjectForeignError(reason)
-                    descriptor = _open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
+                    descriptor = open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
             except ObjectPendingError:
                 is_pending = True
                 continue
@@ -186,7 +191,7 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
                 continue
             key = key_of_mapped(descriptor, pid, mapping, way)
             try:
-                if _is_same(descriptor, key, obj, partial(parse, pid=pid)):
+                if is_same(descriptor, key, obj, partial(parse, pid=pid)):
                     return descriptor
             except ObjectPendingError:
                 is_pending = True
@@ -194,7 +199,7 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
     raise ObjectPendingError(obj.path) if is_pending else ObjectGoneError(obj.path)
 
 
-def _is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callable[[int], ParsedObject]) -> bool:
+def is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callable[[int], ParsedObject]) -> bool:
     """Report whether an open file is the object, with all probes where they were."""
     if key is None or (key.dev, key.inode) != (obj.key.dev, obj.key.inode):
         return False
@@ -207,6 +212,6 @@ def _is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callabl
         return False
 
 
-def _open_now(path: str, flags: int) -> int:
+def open_now(path: str, flags: int) -> int:
     """Open without blocking: a process may put a FIFO in a file's place, and opening that would wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -23,6 +23,7 @@ from stapsdtd.catalog.registry import Registry
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.model import Object, ObjectKey, ParsedObject
 from stapsdtd.procs.budgets import CpuBudget, MemoryBudget, user_of
 from stapsdtd.procs.collector import Collector
 from stapsdtd.procs.copies import FileCopies
@@ -169,6 +170,10 @@ class Watcher:
             self._collector.collect()
             self._queue.settle_forks(self._queue.forked_lately())
             self._look_until(None)
+
+    def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
+        """Return the object of a file with notes that a client named."""
+        return self._store.object_of(key, path, parsed)
 
     def charge(self, user: int, seconds: float) -> None:
         """Charge a user for time that another thread spent on its processes."""

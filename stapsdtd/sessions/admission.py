@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from stapsdtd.config import Limits, Quotas
 from stapsdtd.errors import LimitReachedError
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Of files that live subscriptions name, each of which takes a descriptor. notes: take some 500 bytes each."""
+
+    files: int = 10_000
+    files_per_client: int = 4000
+    notes_per_client: int = 400_000
+
+    def check(self, client: str, files: Sequence[NamedFile], held: Iterable[tuple[str, NamedFile]]) -> None:
+        """Check what a client names in addition. held: what is named already, and by whom. Raises LimitReachedError."""
+        if not files:
+            return
+        named = [*held, *((client, file) for file in files)]
+        of_client = [file for name, file in named if name == client]
+        if len(of_client) > self.files_per_client:
+            raise LimitReachedError(f"your subscriptions would name more than {self.files_per_client} files")
+        if sum(file.notes for file in of_client) > self.notes_per_client:
+            raise LimitReachedError(f"your subscriptions' files would have more than {self.notes_per_client} notes")
+        if len(named) > self.files:
+            # do not reveal how many other clients have
+            raise LimitReachedError(f"all subscriptions together would name more than {self.files} files")
+
+
+DEFAULT_FILE_LIMITS = FileLimits()
 
 
 class AdmissionControl:

@@ -65,10 +65,12 @@ class Armer:
         opening.add_done_callback(lambda done: self._call_soon(partial(first.settle, done.exception())))
 
     def arm(self, live: LiveSubscription, request: ArmRequest, on_gone: Callable[[], None]) -> None:
-        """Arm an object for a subscription. on_gone: called if its processes do not map it any more."""
+        """Arm an object for a subscription. on_gone: called if it cannot be opened any more."""
         client, obj = live.subscription.client.name, request.object
         # users take turns, so that one with many objects does not delay another's; of several, the least busy is chosen
         users = {user_of(pid) for pid in itertools.islice(request.mappings, _MAX_MAPPERS)}
+        if request.named is not None:
+            users.add(request.named.credentials.user)
         user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
         considered = ConsideredObject(obj, request.selected_sites, request.is_ephemeral, user, self._clock())
         live.add(considered)

@@ -27,6 +27,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
+from stapsdtd.procs.named_files import NamedFile, open_named
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.query.actions import Emit
 from stapsdtd.runtime.futures import finished
@@ -52,12 +53,13 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ArmRequest:
-    """mappings: by pid of the processes that map the object."""
+    """mappings: by pid of the processes that map the object. named: if the client named its file."""
 
     object: Object
     selected_sites: tuple[SelectedSite, ...]
     mappings: Mapping[int, model.Mapping]
     is_ephemeral: bool
+    named: NamedFile | None = None
 
 
 class Opener(Protocol):
@@ -150,7 +152,7 @@ class Attacher:
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
-                descriptor = self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
+                descriptor = self._open(request)
             except ObjectForeignError as error:
                 self._file_writes.armed(obj.key, None)
                 return {each.capture.site: error.reason for each in selected}
@@ -173,6 +175,17 @@ class Attacher:
             refusals |= by_engine
             self._file_writes.armed(obj.key, path)
         return refusals
+
+    def _open(self, request: ArmRequest) -> int:
+        """Open the object's file. Raises ObjectGoneError, ObjectPendingError, ObjectForeignError and OSError."""
+        obj = request.object
+        if request.named is not None:
+            try:
+                return open_named(obj, request.named, self._parse, self._filesystems)
+            except ObjectGoneError:
+                if not request.mappings:
+                    raise
+        return self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
 
     def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite) -> str | None:
         """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""

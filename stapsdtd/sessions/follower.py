@@ -1,8 +1,9 @@
-"""Decides which objects are armed for which subscriptions, as processes map and unmap them."""
+"""Decides which objects are armed for which subscriptions, as processes map and unmap them, and clients name them."""
 
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,12 +14,13 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import ArmRequest
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
-from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
-from stapsdtd.sessions.subscription import SiteState
+from stapsdtd.sessions.matcher import is_mapped_in_scope, is_wanted_unmapped, selected_sites
+from stapsdtd.sessions.subscription import SiteState, Subscription
 
 _UNKNOWN_SECONDS = 1.0
 _REWRITTEN_SECONDS = 2.0
@@ -68,24 +70,34 @@ class ObjectFollower:
     def _consider(self, live: LiveSubscription, obj: Object) -> None:
         subscription = live.subscription
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
+        named = self._named_file(live, obj.key)
         if obj.key in live.considered:
-            if is_mapped_in_scope(subscription, live.considered[obj.key].selected_sites, mappings):
+            selected = live.considered[obj.key].selected_sites
+            is_named = named is not None and is_wanted_unmapped(subscription, selected)
+            if is_named or is_mapped_in_scope(subscription, selected, mappings):
                 live.unknown_since.pop(obj.key, None)
             elif self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
-        selected = selected_sites(subscription, obj, mappings)
-        if not selected or not is_mapped_in_scope(subscription, selected, mappings):
+        selected = selected_sites(subscription, obj, mappings, named)
+        is_mapped = is_mapped_in_scope(subscription, selected, mappings)
+        if not selected or not (is_mapped or (named is not None and is_wanted_unmapped(subscription, selected))):
+            return
+        if named is None and not self._is_in_files(subscription, obj, mappings):
             return
         if earlier := live.version_of(obj.key):
+            if not is_mapped:
+                # the named file was written to since, and a process maps what it is now
+                return
             self._armer.disarm(live, earlier.object, is_awaited=True)
         owners = subscription.spec.owners
         if owners is not None:
             # do not reveal other users' processes, nor the paths under which they map the object
             visible = belonging(mappings, owners)
             mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
-            obj = replace(obj, path=next((mapping.path for mapping in mappings.values()), obj.path))
-            selected = selected_sites(subscription, obj, mappings)
+            paths = [mapping.path for mapping in mappings.values()] + ([named.path] if named else [])
+            obj = replace(obj, path=next(iter(paths), obj.path))
+            selected = selected_sites(subscription, obj, mappings, named)
         if not selected:
             return
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
@@ -94,8 +106,32 @@ class ObjectFollower:
                 live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
             return
         live.barred.pop(obj.key, None)
-        request = ArmRequest(obj, selected, mappings, is_ephemeral=not self.is_host_file(obj))
+        is_ephemeral = named is None and not self.is_host_file(obj)
+        request = ArmRequest(obj, selected, mappings, is_ephemeral, named)
         self._armer.arm(live, request, partial(self._on_gone, live, obj, mappings.keys()))
+
+    def _named_file(self, live: LiveSubscription, key: ObjectKey) -> NamedFile | None:
+        """Return the file if the client named it, until it is deleted: only those who have it open can map it then."""
+        named = live.files.get(key)
+        if named is None or not named.is_deleted:
+            return named
+        self.let_go(live, key)
+        return None
+
+    def let_go(self, live: LiveSubscription, key: ObjectKey) -> None:
+        """Close a file that the client named."""
+        del live.files[key]
+        self._registry.release(key)
+
+    def _is_in_files(self, subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping]) -> bool:
+        """Report whether an object is where the client named files, such as one that took the place of another."""
+        files = subscription.spec.files
+        if files is None:
+            return True
+        paths = {obj.path, *(mapping.path for mapping in mappings.values())}
+        at_files = [path for path in paths if path in files or posixpath.dirname(path) in files]
+        # another mount namespace may have the same path
+        return any(self.is_host_file(replace(obj, path=path)) for path in at_files)
 
     def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
         """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, ObjectKey
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.attacher import Outcome, Session
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
@@ -88,8 +89,8 @@ class FirstArming:
 @dataclass(slots=True, eq=False)
 class LiveSubscription:
     """considered: objects of which the selectors choose sites. barred: objects refused for a while, see ForeignBounds.
-    pending: objects that cannot be opened yet. unknown_since: when the kernel stopped knowing whether an object's path
-    leads to it.
+    pending: objects that cannot be opened yet. files: those that the client named. unknown_since: when the kernel
+    stopped knowing whether an object's path leads to it.
 
     unfollow: stops following the processes in scope. first: None once Subscribe has returned. disarming: what may still
     be patched. streams: how many are open. lease: runs while none is.
@@ -101,6 +102,7 @@ class LiveSubscription:
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
+    files: dict[ObjectKey, NamedFile] = field(default_factory=dict)
     unknown_since: dict[ObjectKey, float] = field(default_factory=dict)
     first: FirstArming | None = field(default_factory=FirstArming)
     disarming: set[Disarming] = field(default_factory=set)

@@ -8,17 +8,20 @@ from stapsdtd import model
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
 from stapsdtd.model import Object
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.subscription import Subscription
 
 
 def selected_sites(
-    subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping]
+    subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFile | None = None
 ) -> tuple[SelectedSite, ...]:
-    """Return the sites of an object that are wanted. mappings: by pid."""
-    if not mappings:
+    """Return the sites of an object that are wanted. mappings: by pid. named: if the client named the file."""
+    if not mappings and named is None:
         return ()
     # a file with several names is one object, named by the first that was seen
     names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
+    if named is not None:
+        names[named.path] = None
     by_name = (choose(subscription.spec.selectors, name, obj.parsed.sites) for name in names)
     chosen = next(filter(None, by_name), [])
     return tuple(selected for selected in chosen if wanted_pids(subscription, selected) != frozenset())
@@ -30,6 +33,11 @@ def wanted_pids(subscription: Subscription, selected: SelectedSite) -> frozenset
     if pids is None or selected.pids is None:
         return selected.pids if pids is None else pids
     return pids & selected.pids
+
+
+def is_wanted_unmapped(subscription: Subscription, selected: Sequence[SelectedSite]) -> bool:
+    """Report whether sites are wanted in processes that do not map their object yet."""
+    return subscription.pids is None and any(each.pids is None for each in selected)
 
 
 def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:

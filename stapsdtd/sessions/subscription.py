@@ -34,7 +34,8 @@ class SubscriptionSpec:
 
     where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
     whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
-    own process, None if unknown.
+    own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
+    restricted; None for no restriction.
     """
 
     selectors: tuple[Selector, ...]
@@ -46,6 +47,7 @@ class SubscriptionSpec:
     predicate: Expression | None = None
     owners: frozenset[int] | None = None
     subscriber_pid: int | None = None
+    files: frozenset[str] | None = None
 
     def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
         """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""

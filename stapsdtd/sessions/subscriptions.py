@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from stapsdtd.capture.engine import Engine
@@ -17,12 +17,13 @@ from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import ObjectKey
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.futures import all_done
-from stapsdtd.sessions.admission import AdmissionControl
+from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Attacher, Opener, Session
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
@@ -59,6 +60,7 @@ class Subscriptions:
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
+        file_limits: FileLimits = DEFAULT_FILE_LIMITS,
         open_object: Opener = open_object,
         ended_kept_seconds: float = _ENDED_KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +71,8 @@ class Subscriptions:
         self._connected = connected
         self._engine = engine
         self._watcher = watcher
+        self._registry = registry
+        self._file_limits = file_limits
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
@@ -108,9 +112,15 @@ class Subscriptions:
         self.housekeeping.start()
 
     def subscribe(
-        self, spec: SubscriptionSpec, client: str = "", quotas: Quotas = NO_QUOTAS
+        self,
+        spec: SubscriptionSpec,
+        client: str = "",
+        quotas: Quotas = NO_QUOTAS,
+        files: Sequence[NamedFile] = (),
     ) -> tuple[Subscription, Future[None]]:
         """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
+
+        files: are armed whether or not a process maps them.
 
         The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
         engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
@@ -120,6 +130,8 @@ class Subscriptions:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
         ident = secrets.token_hex(8)
+        held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
+        self._file_limits.check(client, files, held)
         others = [live.subscription for live in self._live.values()]
         unfollow = self._lifetimes.follow(ident, spec.scope.pids)
         try:
@@ -144,6 +156,7 @@ class Subscriptions:
         try:
             self._armer.open(live, first)
             first.add()
+            self._hold(live, files)
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
             self._follower.consider_all(live)
         except BaseException:
@@ -151,6 +164,17 @@ class Subscriptions:
             raise
         self._lifetimes.start(live)
         return subscription, first.done
+
+    def _hold(self, live: LiveSubscription, files: Iterable[NamedFile]) -> None:
+        for file in files:
+            obj = self.object_of(file)
+            if obj.key not in live.files:
+                live.files[obj.key] = file
+                self._registry.hold(obj)
+
+    def object_of(self, file: NamedFile) -> Object:
+        """Return the object of a file that a client named."""
+        return self._watcher.object_of(file.key, file.path, file.parsed)
 
     def first_statuses(self, ident: str) -> list[SiteStatus]:
         """Return the statuses of the sites that matched at first, once; later ones go to the stream.
@@ -180,7 +204,10 @@ class Subscriptions:
         self._ending.add(live.subscription)
         del self._live[ident]
         self._lifetimes.stop(live)
-        return self._ending.begin(live, reason)
+        ending = self._ending.begin(live, reason)
+        for key in list(live.files):
+            self._follower.let_go(live, key)
+        return ending
 
     def _on_closed(self, subscription: Subscription) -> None:
         self.housekeeping.closed(subscription)

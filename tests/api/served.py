@@ -49,16 +49,19 @@ from stapsdtd.model import (
     Mapping,
     Object,
     ObjectKey,
+    ParsedObject,
     Problem,
     ProcessKey,
     Site,
     Unavailable,
 )
+from stapsdtd.procs.named_files import FileOpener
 from stapsdtd.procs.objects import open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
+from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
@@ -221,6 +224,9 @@ class _FakeWatcher:
     def look_at(self, pids: Iterable[int]) -> None:
         pass
 
+    def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
+        return Object(key, path, parsed)
+
     def refresh(self) -> Future[None]:
         self.refreshes += 1
         return self.refreshed
@@ -288,6 +294,7 @@ class Served:
         clock: Callable[[], float],
         *,
         open_object: Opener,
+        file_limits: FileLimits,
         filesystems: Filesystems | None,
         hierarchy: Hierarchy,
         ended_kept_seconds: float,
@@ -318,6 +325,7 @@ class Served:
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),
                 open_object=open_object,
+                file_limits=file_limits,
                 ended_kept_seconds=ended_kept_seconds,
                 clock=clock,
             )
@@ -335,6 +343,7 @@ class Served:
             self.gate,
             NOPS,
             self.arming.backlog,
+            FileOpener(parse_here),
             hierarchy,
         )
         self.servicer = StapsdtServicer(backend)
@@ -515,6 +524,7 @@ def served(
     idle_seconds: float = 600,
     clock: Callable[[], float] = time.monotonic,
     open_object: Opener = open_object,
+    file_limits: FileLimits = DEFAULT_FILE_LIMITS,
     filesystems: Filesystems | None = None,
     hierarchy: Hierarchy = cgroups,
     ended_kept_seconds: float = 10,
@@ -532,6 +542,7 @@ def served(
         idle_seconds,
         clock,
         open_object=open_object,
+        file_limits=file_limits,
         filesystems=filesystems,
         hierarchy=hierarchy,
         ended_kept_seconds=ended_kept_seconds,

@@ -30,6 +30,15 @@ def trace(server: FakeServer) -> Iterator[Start]:
         yield start
 
 
+def test_files_are_the_hosts(server: FakeServer, trace: Start) -> None:
+    server.fire()
+    process = trace("--count", "1", "--file", "build/../app", "--file", "/opt/*/bin")
+    assert finish(process)[0] == 0
+    (request,) = server.asked("SubscribeRequest")
+    # the server follows links, which .. may depend on
+    assert list(request.files) == [f"{os.getcwd()}/build/../app", "/opt/*/bin"]
+
+
 def test_json(server: FakeServer, trace: Start) -> None:
     server.fire()
     server.fire(values=[pb.Value(string=b'"\x1b\xff'), pb.Value(unavailable="page not resident")])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, SiteState, SubscribeOptions
+from stapsdtd.client import Client, RequestFailedError, SiteState, SubscribeOptions
 from stapsdtd.kernel import procfs
 from tests.kernel.test_cold import begin, cold, fire_again
 from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
@@ -146,6 +146,31 @@ def check_that_nobody_waits(armings: Armings, before: float) -> None:
             break
         took = f"a program starts in {max(starts)} s, and is armed in {arming} s instead of {before} s"
         assert time.monotonic() < deadline, took
+
+
+def test_named_file_is_given_up_if_its_server_does_not_reply(
+    folder: Path, ticker_program: Path, slow: SlowFiles
+) -> None:
+    program = Path(shutil.copy(ticker_program, folder / "ticker"))
+    with (
+        running_daemon(folder, "--engine", "bpf") as daemon,
+        Client(daemon.target) as client,
+        ANNE.connecting(daemon.target) as door,
+        Client(door) as annes,
+        released_at_last(slow),
+        ThreadPoolExecutor(1) as thread,
+    ):
+        with pytest.raises(RequestFailedError, match=f"^{slow.path}: the file is on fuse"):
+            client.list_probes(files=[str(slow.path)])
+        slow.forget()
+        slow.hang("getattr", "open", "read")
+        waiting = thread.submit(client.list_probes, files=[str(slow.path)])
+        assert len(annes.list_probes(f"{TICKER}:tick", files=[str(program)]).probes) == 1
+        assert not waiting.done()
+        with pytest.raises(RequestFailedError, match=f"^{slow.path}: its file system does not reply$"):
+            waiting.result()
+        assert len(client.list_probes(f"{TICKER}:tick", files=[str(program)]).probes) == 1
+        slow.hang()
 
 
 class TestServerThatNeverReplies:

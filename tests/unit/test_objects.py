@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import mmap
 import os
 import resource
@@ -18,7 +19,7 @@ from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject
+from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ParsedObject
 from stapsdtd.procs.file_keys import is_host_file, may_lead_to
 from stapsdtd.procs.objects import Copy, ObjectStore, Parse, open_object
 from stapsdtd.procs.parsed_files import DEFAULT_BOUNDS, CacheBounds, ParsedFiles
@@ -141,6 +142,20 @@ def test_file_is_parsed_once(path: Path) -> None:
     found = resolved(store, path)
     assert resolved(store, path) == found
     assert parser.inodes == [path.stat().st_ino]
+
+
+def test_named_file_and_mapped_file_are_one_object(path: Path) -> None:
+    parser = CountingParser()
+    store = made_store(parser)
+    status = path.stat()
+    key = ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    named = store.object_of(key, str(path), parse_object(io.BytesIO(path.read_bytes())))
+    store.mapped(named)
+    assert resolved(store, path) == named
+    assert parser.inodes == []
+    # touched, with the same probes
+    os.utime(path, ns=(1, 1))
+    assert resolved(store, path) == named
 
 
 def test_file_that_is_known_is_not_looked_for_in_the_process(store: ObjectStore, path: Path) -> None:

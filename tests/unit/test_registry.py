@@ -39,6 +39,34 @@ def test_object_appears_with_its_first_process_and_vanishes_with_the_last() -> N
     assert registry.pids() == {2}
 
 
+def test_held_object_stays_without_a_process_and_is_not_listed() -> None:
+    registry = Registry()
+    changes = listening(registry)
+    (found, *_) = OBJECTS
+    for _ in range(2):
+        registry.hold(found)
+    assert (registry.objects(), registry.objects_seen_by(None), registry.probes()) == ([found], [], [])
+    registry.update(ProcessKey(1, 100), mapped(found))
+    assert [probe.pids for probe in registry.probes()] == [(1,)]
+    registry.gone(1)
+    registry.release(found.key)
+    assert registry.metrics().objects == registry.metrics().probes == 1
+    registry.release(found.key)
+    assert changes == [Change(found, appeared=True), Change(found), Change(found), Change(found, vanished=True)]
+    assert (registry.objects(), registry.metrics().probes) == ([], 0)
+
+
+def test_mapped_object_outlives_who_held_it() -> None:
+    registry = Registry()
+    (found, *_) = OBJECTS
+    registry.update(ProcessKey(1, 100), mapped(found))
+    changes = listening(registry)
+    registry.hold(found)
+    registry.release(found.key)
+    assert changes == []
+    assert registry.objects() == [found]
+
+
 def test_reused_pid_is_another_process() -> None:
     registry = Registry()
     registry.update(ProcessKey(1, 100), mapped(OBJECTS[0]))

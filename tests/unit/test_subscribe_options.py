@@ -22,6 +22,7 @@ NO_DEFAULT = SubscribeOptions(
     kernel_buffer_kib=7,
     require_match=True,
     all_or_nothing=True,
+    files=("/bin/postgres",),
 )
 
 
