@@ -40,6 +40,7 @@ _RESOLVE_IN_ROOT = 0x10
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
 """_LINUX_CAPABILITY_VERSION_3, and this process; see include/uapi/linux/capability.h."""
 _CAPABILITY_BYTES = 24
+_PR_SET_DUMPABLE = 4
 _HELD = os.O_PATH | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _PROCESS_ROOT = re.compile(r"(/proc/[0-9]+/root)(/.*)?", re.DOTALL)
@@ -133,6 +134,9 @@ def _become(user: int, groups: list[int]) -> None:
     os.setresuid(user, user, user)
     # the kernel takes them only from those who were root
     if _libc.capset(_CAPABILITY_HEADER, bytes(_CAPABILITY_BYTES)):
+        raise PermissionError
+    # so that the user cannot trace this process, and have it send what he may not read, whatever fs.suid_dumpable is
+    if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise PermissionError
 
 
