@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # Linux maps position-independent programs, libraries, heaps and stacks here, so numbers in this range are addresses.
 _ADDRESSES = range(1 << 44, 1 << 48)
 
+_LINES_PER_WRITE = 256
+"""So few that malloc has room for them; megabytes at once cost as much again in page faults."""
+
 
 def quote(text: str) -> str:
     """Escape the text, quotation marks included, and put it in quotation marks."""
@@ -113,9 +116,11 @@ def write_lines(lines: Sequence[str]) -> None:
     if not lines:
         return
     sys.stdout.flush()
-    remaining = memoryview(("\n".join(lines) + "\n").encode())
-    while remaining:
-        remaining = remaining[sys.stdout.buffer.write(remaining) :]
+    for start in range(0, len(lines), _LINES_PER_WRITE):
+        text = "\n".join(lines[start : start + _LINES_PER_WRITE]) + "\n"
+        remaining = memoryview(text.encode())
+        while remaining:
+            remaining = remaining[sys.stdout.buffer.write(remaining) :]
     sys.stdout.buffer.flush()
 
 

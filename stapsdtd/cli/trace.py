@@ -118,10 +118,9 @@ class _Printer:
         async for message in subscription.messages():
             try:
                 match message:
-                    case EventBatch(events):
-                        shown = events if self._count is None else events[: self._count - self.printed]
-                        self._output.events(shown)
-                        self.printed += len(shown)
+                    case EventBatch():
+                        remaining = None if self._count is None else self._count - self.printed
+                        self.printed += self._output.events(message, remaining)
                     case Loss():
                         self._output.loss(message)
                     case Status(sites):

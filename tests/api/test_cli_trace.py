@@ -47,6 +47,9 @@ def test_json(server: FakeServer, trace: Start) -> None:
             "provider": "postgresql",
             "name": "query__start",
             "path": "/usr/bin/postgres",
+            "module": "postgres",
+            "function": "exec_simple_query",
+            "offset": 0x1234,
             "args": ["SELECT 1", 42],
         },
         json.loads(out[0])
