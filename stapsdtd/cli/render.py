@@ -116,7 +116,7 @@ def point_at(text: str, caret: int) -> None:
 
 def fold(message: str, width: int) -> list[str]:
     """Break a message between words into lines of at most width characters; those after the first are indented."""
-    return textwrap.wrap(message, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(message, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def terminal_width(stream: TextIO) -> int | None:
@@ -134,10 +134,10 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, *, color: bool) -> str:
-    """Return the text in a color or dim, or unchanged if color is false."""
-    if not color:
+    """Return the text in a color, bold or dim, or unchanged if color is false."""
+    if not color or not text:
         return text
-    return click.style(text, dim=True) if style == "dim" else click.style(text, fg=style)
+    return click.style(text, **{style: True}) if style in {"bold", "dim"} else click.style(text, fg=style)
 
 
 def console() -> Console:

@@ -65,8 +65,8 @@ def test_address_is_hexadecimal_however_small() -> None:
 def test_fold_breaks_between_words() -> None:
     assert fold("stapsdt: refused: no room in /a/very/long/path", 22) == [
         "stapsdt: refused: no",
-        "  room in",
-        "  /a/very/long/path",
+        "    room in",
+        "    /a/very/long/path",
     ]
 
 
