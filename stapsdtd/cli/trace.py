@@ -30,7 +30,7 @@ Examples:
   stapsdt trace 'postgresql:query__start(arg0:str)'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
   stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
-  stapsdt trace 'libc:*' --duration 10 --json > events.jsonl
+  stapsdt trace 'libc:*' --uid www-data --duration 10 --json -o events.jsonl
 """
 
 
@@ -53,6 +53,7 @@ Examples:
     metavar="BYTES",
     help="How much the server buffers if this end is slow. The server has a default.",
 )
+@options.output
 @options.as_json
 @click.pass_obj
 def command(

@@ -122,7 +122,7 @@ def _refused(site: SiteStatus) -> tuple[str, str]:
 
 _ADVICE = {
     LossStage.QUEUE.value: (
-        "they come faster than this can print them; 'stapsdt top' counts them, and --json > FILE writes more of them"
+        "they come faster than this can print them; 'stapsdt top' counts them, and --json -o FILE writes more of them"
     ),
     LossStage.KERNEL_BUFFER.value: "a larger --buffer holds longer bursts",
 }

@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -340,6 +341,41 @@ def test_filters_are_asked_for(server: FakeServer, trace: Start) -> None:
         containers=["c0ffee012345", "web"],
         include_clients=True,
     )
+
+
+def test_users_by_name_and_processes_left_out(server: FakeServer, trace: Start) -> None:
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    process = trace("--uid", "root", "--uid", "7", "--exclude-pid", "4711", "-p", "4712", "--json")
+    assert finish(process)[0] == 0
+    (request,) = server.asked("SubscribeRequest")
+    assert request.scope == pb.Scope(pids=[4712], exclude_pids=[process.pid, 4711], uids=[0, 7])
+
+
+def test_user_that_does_not_exist(trace: Start) -> None:
+    status, _, err = finish(trace("--uid", "no such"))
+    told = "invalid value for '--uid': this host has no user 'no such'; give the user's id; see 'stapsdt trace --help'"
+    assert (status, err) == (2, [f"stapsdt: error: {told}"])
+
+
+def test_user_id_that_is_too_large(trace: Start) -> None:
+    status, _, err = finish(trace("--uid", "4294967296"))
+    assert status == 2
+    assert "4294967296 is not the id of a user; the largest is 4294967295" in err[0]
+
+
+def test_output_to_a_file(server: FakeServer, trace: Start, tmp_path: Path) -> None:
+    server.fire(2)
+    path = tmp_path / "events.jsonl"
+    status, out, err = finish(trace("--count", "2", "--json", "-o", str(path)))
+    assert (status, out) == (0, [])
+    assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 2]
+    assert json.loads(err[-1])["delivered"] == 2
+
+
+def test_output_to_a_file_that_cannot_be_written(server: FakeServer, trace: Start, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "events"
+    assert finish(trace("-o", str(path))) == (1, [], [f"stapsdt: {path}: No such file or directory"])
+    assert not server.requests
 
 
 def wrong_where() -> status_pb2.Status:
