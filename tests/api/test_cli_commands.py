@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient
 from stapsdtd.kernel import features
 from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.commands import starting
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
 
 Run = Callable[..., tuple[int, str, str]]
@@ -276,6 +279,31 @@ def test_watch(watched: FakeServer, run: Run) -> None:
     assert watched.asked("WatchProbesRequest") == [pb.WatchProbesRequest(containers=["web"], cgroups=["/a"])]
     assert [line[:2] for line in out.splitlines()] == ["+\t", "+\t", "-\t"]
     assert "1 probe now" in err
+
+
+def test_watch_on_a_terminal_has_a_line_for_each_object(server: FakeServer) -> None:
+    kinds = pb.WatchProbesResponse
+    server.changes = [
+        kinds(change=kinds.CHANGE_ADDED, probe=probe()),
+        kinds(change=kinds.CHANGE_ADDED, probe=probe(name="other")),
+        kinds(change=kinds.CHANGE_SNAPSHOT_COMPLETE),
+    ]
+    server.listing.processes.add(pid=4711, comm="postgres")
+    ours, theirs = pty.openpty()
+    with starting("--server", server.target) as start:
+        environment = os.environ | {"TERM": "dumb", "COLUMNS": "80"}
+        process = start("watch", stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        with open(ours, encoding="utf-8", newline="\r\n") as terminal:
+            heading, line, told = (terminal.readline() for _ in range(3))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+    assert heading == "TIME         OBJECT                            PROBES  PROCESSES\r\n"
+    # without the time
+    assert line[10:] == "+  postgres                               2  postgres (4711)\r\n"
+    assert told == "stapsdt: 2 probes now; waiting for changes, Ctrl-C stops\r\n"
+    (request,) = server.asked("ListProbesRequest")
+    assert request == pb.ListProbesRequest(pids=[4711], details=True)
 
 
 def test_info(server: FakeServer, run: Run) -> None:
