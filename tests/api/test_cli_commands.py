@@ -395,7 +395,7 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "message larger than max (5 vs. 4)",
-            f"list probes: too much for one message (message larger than max (5 vs. 4)): ask for fewer probes{MAY}",
+            f"list probes: too much for one message: ask for fewer probes{MAY}",
         ),
         (
             grpc.StatusCode.UNAVAILABLE,
@@ -412,7 +412,7 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
             "Method not found!",
             "list probes: TARGET is older than this client and cannot do this: upgrade it",
         ),
-        (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed (UNKNOWN): see its log"),
+        (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed: see its log"),
         (grpc.StatusCode.NOT_FOUND, "no container 'web' runs", "no container 'web' runs"),
     ],
 )

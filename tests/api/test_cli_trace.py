@@ -379,7 +379,7 @@ def test_output_to_a_file_that_cannot_be_written(server: FakeServer, trace: Star
 
 
 def wrong_where() -> status_pb2.Status:
-    refusal = bad_request("where", "unexpected '='; write == (column 6)")
+    refusal = bad_request("where", "unexpected '='; write == (column 7)")
     info = error_details_pb2.ErrorInfo(metadata={"excerpt": "\x1barg0 = 5", "caret": "6"})
     refusal.details.add().Pack(info)
     return refusal
@@ -387,7 +387,7 @@ def wrong_where() -> status_pb2.Status:
 
 def test_wrong_expression_is_one_line(server: FakeServer, trace: Start) -> None:
     server.refuse = wrong_where()
-    line = "stapsdt: where: unexpected '='; write == (column 6)"
+    line = "stapsdt: where: unexpected '='; write == (column 7)"
     assert finish(trace("--where", "\x1barg0 = 5")) == (2, [], [line])
 
 

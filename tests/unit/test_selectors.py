@@ -161,6 +161,7 @@ def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
         ("a:b(argv)", "'argv' is not a capture", 4),
         ("a:b(arg0,)", "'' is not a capture", 9),
         ("a:b(arg0,arg1:float)", "'arg1:float' is not a capture", 9),
+        ("a:b(arg0,  argv)", "'argv' is not a capture", 11),
         ("a:b(arg0:int[4])", "only str takes a length", 4),
         ("a:b(arg0:str[0])", "1 to 4096", 4),
         ("a:b(arg0:str[4097])", "1 to 4096", 4),
