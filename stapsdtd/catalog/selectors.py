@@ -26,7 +26,7 @@ _FIELD = "selectors"
 _LONG_FORM_COLONS = 3
 _DELETED = " (deleted)"
 """The kernel's word behind the path of a deleted file or memfd."""
-_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
+_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
 """Or a set of a glob, in which a hyphen makes a range."""
@@ -163,7 +163,7 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
         if match is None:
             raise InvalidArgumentError(
                 _FIELD,
-                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:str or arg0:str[256]",
+                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:hex, arg0:str or arg0:str[256]",
                 place,
                 text,
             )
@@ -172,7 +172,7 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
             raise InvalidArgumentError(
                 _FIELD, f"{part.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes", place, text
             )
-        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None))
+        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None, kind == "hex"))
         column += len(part) + 1
     return tuple(captures)
 

@@ -30,7 +30,7 @@ _FEWEST_FOR_VALUES = 24
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a site's events are shown. hexadecimal: the positions of values that are addresses."""
+    """How a site's events are shown. hexadecimal: the positions of numbers shown so."""
 
     probe: str
     hexadecimal: frozenset[int]
@@ -114,13 +114,13 @@ class EventLines:
     def _show(self, described: DescribedSite) -> _Shown:
         probe, site = described.probe, described.site
         arguments = site.arguments
-        addresses = (
+        hexadecimal = (
             position
             for position, capture in enumerate(described.captures)
-            if not capture.is_string and capture.index < len(arguments) and is_address(arguments[capture.index])
+            if capture.is_hex or (capture.index < len(arguments) and is_address(arguments[capture.index]))
         )
         name = f"{probe.provider}:{probe.name}{self._place(described)}"
-        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(addresses)))
+        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal)))
 
     def _place(self, described: DescribedSite) -> str:
         """Return what tells the site from others of its probe: `@postgres`, `@exec_simple_query:0x1234`, or nothing."""

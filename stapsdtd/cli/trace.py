@@ -68,7 +68,8 @@ def command(
     """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
 
     By default, all arguments are printed as the integers that the probe declares. A selector can list arguments in
-    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it.
+    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it,
+    and (arg0:hex) the integer in hexadecimal.
 
     EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), masks bits
     (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid, --execname, --cgroup or

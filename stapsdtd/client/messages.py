@@ -58,11 +58,15 @@ class SiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class CapturedArgument:
-    """Describes one value of an event. index: of the argument, from 0. missing: why some events lack the value."""
+    """Describes one value of an event.
+
+    index: of the argument, from 0. missing: why some events lack the value. is_hex: the selector says `arg0:hex`.
+    """
 
     index: int
     is_string: bool
     missing: str
+    is_hex: bool = False
 
 
 @dataclass(frozen=True, slots=True)

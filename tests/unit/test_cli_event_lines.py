@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stapsdtd.cli.event_lines import EventLines
@@ -96,6 +98,13 @@ def test_unsigned_numbers_of_64_bits_are_hexadecimal() -> None:
     site = described(1, arguments=(UINT64, INT64))
     (line,) = EventLines(color=False).format(batch(site, values=(42, 2**47)), None)
     assert line.endswith("app:p  0x2a 140737488355328")
+
+
+def test_numbers_are_hexadecimal_where_the_selector_says_so() -> None:
+    site = described(1, arguments=(INT64, INT64))
+    captures = tuple(replace(capture, is_hex=capture.index == 1) for capture in site.captures)
+    (line,) = EventLines(color=False).format(batch(replace(site, captures=captures), values=(42, -42)), None)
+    assert line.endswith("app:p  42 -0x2a")
 
 
 CPU, COMM, THREAD = "    1", "  postgres       ", "      4711/4712"
