@@ -71,7 +71,7 @@ def _values(column: pb.Column, count: int) -> Sequence[Value]:
         case pb.Column.TYPE_FLOAT:
             values = struct.unpack(f"<{count}d", column.data)
         case pb.Column.TYPE_STRING:
-            values = list(map(_text, _byte_strings(column, count)))
+            values = _strings(column, count)
         case pb.Column.TYPE_BYTES:
             values = _byte_strings(column, count)
         case unknown:
@@ -79,6 +79,14 @@ def _values(column: pb.Column, count: int) -> Sequence[Value]:
     if not column.unavailable:
         return values
     return [None if missing else value for value, missing in zip(values, column.unavailable, strict=True)]
+
+
+def _strings(column: pb.Column, count: int) -> list[str]:
+    if not column.data.isascii():
+        return list(map(_text, _byte_strings(column, count)))
+    # decoding all at once takes a third of the time
+    text = column.data.decode("ascii")
+    return [text[start:end] for start, end in pairwise((0, *_numbers(column.ends, "I", count)))]
 
 
 def _byte_strings(column: pb.Column, count: int) -> list[bytes]:
