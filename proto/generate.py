@@ -27,6 +27,7 @@ _BLOCKING = (
     (r"\baclosing\b", "closing"),
     (r"\basyncio\b", "time"),
     (r"import grpc\.aio\n", ""),
+    (r"from stapsdtd\.client\.entering import \w+\n| *@entering\n", ""),
     (r"\bgrpc\.aio\b", "grpc"),
     (r"\bAn async context", "A context"),
 )

@@ -6,7 +6,7 @@ them: a field added to ParsedObject, or to a type within it, needs no other edit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, NewType
 
 from msgspec import Meta
@@ -216,11 +216,13 @@ class Capture:
     """How to capture an argument: as the integer that the note declares, or as the string it points to.
 
     max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default.
+    is_hex: people want to see the integer in hexadecimal. What is captured is the same.
     """
 
     index: int
     is_string: bool = False
     max_bytes: int | None = None
+    is_hex: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,10 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         probe_message.sites[0].site_id = site_id
         captures = (
             pb.CapturedArgument(
-                index=capture.index, is_string=capture.is_string, missing=known_site.why_missing(position)
+                index=capture.index,
+                is_string=capture.is_string,
+                missing=known_site.why_missing(position),
+                is_hex=capture.is_hex,
             )
             for position, capture in enumerate(known_site.capture.captures)
         )

@@ -36,11 +36,18 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode[error.grpc_code], str(error))
     except OSError as error:
         _log.exception("a request failed")
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the host refused: {error}")
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the host refused: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    """Return the error's text without its number: `/proc/7/maps: No such process`."""
+    if not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:
-    column = "" if error.column is None else f" (column {error.column})"
+    column = "" if error.column is None else f" (column {error.column + 1})"
     violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason + column)
     details = [_packed(error_details_pb2.BadRequest(field_violations=[violation]))]
     if error.column is not None and error.text:

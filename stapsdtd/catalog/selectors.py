@@ -26,7 +26,7 @@ _FIELD = "selectors"
 _LONG_FORM_COLONS = 3
 _DELETED = " (deleted)"
 """The kernel's word behind the path of a deleted file or memfd."""
-_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
+_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
 """Or a set of a glob, in which a hyphen makes a range."""
@@ -158,20 +158,21 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
     captures = []
     column = start
     for part in inside.split(",") if inside.strip() else []:
+        place = column + len(part) - len(part.lstrip())
         match = _CAPTURE.fullmatch(part)
         if match is None:
             raise InvalidArgumentError(
                 _FIELD,
-                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:str or arg0:str[256]",
-                column,
+                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:hex, arg0:str or arg0:str[256]",
+                place,
                 text,
             )
         index, kind, max_bytes = match.groups()
         if max_bytes and (kind != "str" or not 1 <= int(max_bytes) <= MAX_STRING_BYTES):
             raise InvalidArgumentError(
-                _FIELD, f"{part.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes", column, text
+                _FIELD, f"{part.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes", place, text
             )
-        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None))
+        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None, kind == "hex"))
         column += len(part) + 1
     return tuple(captures)
 
@@ -210,7 +211,8 @@ def missing_argument(selected: SiteCapture) -> str | None:
     """Return why a capture list does not fit a site; None if it does."""
     arguments: tuple[Argument, ...] = selected.site.arguments
     beyond = [capture.index for capture in selected.captures if capture.index >= len(arguments)]
-    return f"it has {len(arguments)} arguments, so there is no arg{beyond[0]}" if beyond else None
+    has = "1 argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    return f"it has {has}, so there is no arg{beyond[0]}" if beyond else None
 
 
 def select(

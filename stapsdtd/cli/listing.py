@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
+from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli import options
-from stapsdtd.cli.render import abbreviate, console, format_signature, plural, print_stderr
+from stapsdtd.cli.probe_tables import dtrace_lines, object_lines, semaphore
+from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
+from stapsdtd.cli.unmatched import why_unmatched
 from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import Console
+    from collections.abc import Iterator, Sequence
 
     from stapsdtd.client import Argument, Probe, ProbeListing, Process, Site
-
-_MAX_SHOWN_PROCESSES = 5
-_ID_LENGTH = 64
-_SHORT_ID_LENGTH = 12
 
 
 _EXAMPLES = """\b
@@ -31,6 +27,7 @@ Examples:
   stapsdt list
   stapsdt list 'hotspot:gc__*' --pid 4711
   stapsdt list --file /usr/lib/postgresql/15/bin/postgres
+  stapsdt list -l 'postgresql4711:::query-*'
   stapsdt list --json | jq -r 'select(.provider == "libc") | .name'
 
 In a pipe, each probe is one line of six tab-separated fields: provider:name, number of sites, whether there is a
@@ -44,7 +41,11 @@ semaphore (yes or no), pids, path, and argument types.
 @options.cgroups
 @options.containers
 @options.files
-@click.option("--details", is_flag=True, help="With --json, include the processes' names, users and containers.")
+@click.option("--details", is_flag=True, help="Show processes' users, containers and cgroups, and where each site is.")
+@click.option(
+    "-l", "--dtrace", "as_dtrace", is_flag=True, help="Print DTrace's columns: ID, PROVIDER, MODULE, FUNCTION, NAME."
+)
+@click.option("-v", "--types", is_flag=True, help="As -l, with the types of the arguments.")
 @options.as_json
 @click.pass_obj
 def command(
@@ -56,27 +57,40 @@ def command(
     containers: tuple[str, ...],
     files: tuple[str, ...],
     details: bool,
+    as_dtrace: bool,
+    types: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes.
 
-    With --file, show the probes in files, whether or not a program runs them.
+    With --file, show the probes in files, whether or not a program runs them. The exit code is 1 if nothing matches.
     """
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
             selectors, pids, containers=containers, cgroups=cgroups, files=files, details=details or not as_json
         )
-    if as_json:
-        processes = {process.pid: _process_record(process) for process in listing.processes}
-        for probe in listing:
-            extra = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
-            print(json.dumps(probe_record(probe) | extra))
-    elif sys.stdout.isatty():
-        _print_tables(listing)
-    else:
-        for probe in listing:
-            print(probe_line(probe))
-    _print_hints(listing, is_restricted=any((selectors, pids, cgroups, containers, files)))
+        if as_json:
+            processes = {process.pid: _process_record(process) for process in listing.processes}
+            for probe in listing:
+                extra = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
+                print(json.dumps(probe_record(probe) | extra))
+        elif listing.probes:
+            for line in _lines(listing, details=details, as_dtrace=as_dtrace or types, types=types):
+                print(line)
+        _print_hints(listing)
+        if listing.probes:
+            return 0
+        return _say_why_empty(
+            client, selectors, files, is_restricted=any((selectors, pids, cgroups, containers, files))
+        )
+
+
+def _lines(listing: ProbeListing, *, details: bool, as_dtrace: bool, types: bool) -> Iterator[str]:
+    if as_dtrace:
+        return dtrace_lines(listing, types=types)
+    if details or sys.stdout.isatty():
+        return object_lines(listing, width=terminal_width(sys.stdout), color=wants_color(sys.stdout), details=details)
+    return map(probe_line, listing)
 
 
 def probe_record(probe: Probe) -> dict[str, object]:
@@ -139,7 +153,7 @@ def probe_line(probe: Probe) -> str:
     fields = (
         f"{probe.provider}:{probe.name}",
         str(len(probe.sites)),
-        _semaphore(probe),
+        semaphore(probe),
         ",".join(map(str, probe.pids)),
         probe.path,
         format_signature(probe.sites),
@@ -147,78 +161,32 @@ def probe_line(probe: Probe) -> str:
     return "\t".join(map(escape, fields))
 
 
-def _semaphore(probe: Probe) -> str:
-    return "yes" if any(site.semaphore_offset is not None for site in probe.sites) else "no"
-
-
-def _print_tables(listing: ProbeListing) -> None:
-    processes = {process.pid: process for process in listing.processes}
-    terminal = console()
-    objects = groupby(sorted(listing, key=_object_key), key=_object_key)
-    for index, (_, probes) in enumerate(objects):
-        if index:
-            terminal.print()
-        _print_object(terminal, list(probes), processes)
-
-
-def _object_key(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
-    return probe.path, probe.build_id or "", probe.pids
-
-
-def _print_object(terminal: Console, probes: Sequence[Probe], processes: Mapping[int, Process]) -> None:
-    from rich.table import Table  # noqa: PLC0415 (only needed on a terminal)
-    from rich.text import Text  # noqa: PLC0415
-
-    first = probes[0]
-    terminal.print(Text(escape(first.path), style="bold"))
-    mapped_by = abbreviate([_process(pid, processes) for pid in first.pids], _MAX_SHOWN_PROCESSES)
-    terminal.print(Text(f"  mapped by {escape(mapped_by or 'no process')}", style="dim"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("  PROBE", overflow="fold")
-    table.add_column("SITES", justify="right")
-    table.add_column("SEMAPHORE")
-    table.add_column("ARGUMENTS", overflow="fold")
-    for probe in sorted(probes, key=lambda probe: (probe.provider, probe.name)):
-        table.add_row(
-            Text.assemble("  ", (f"{escape(probe.provider)}:", "cyan"), (escape(probe.name), "bold cyan")),
-            str(len(probe.sites)),
-            _semaphore(probe),
-            Text(format_signature(probe.sites), style="green"),
-        )
-    terminal.print(table)
-
-
-def _process(pid: int, processes: Mapping[int, Process]) -> str:
-    """Return `postgres (4711)` or, with its pid inside, `postgres (4711, 7 in container 8d0c2f6e5b1a)`."""
-    process = processes.get(pid)
-    if process is None:
-        return str(pid)
-    container = process.container_id
-    if container is None and process.namespace_pid == pid:
-        return f"{process.comm} ({pid})"
-    # ids are shortened, names are not
-    shown = container[:_SHORT_ID_LENGTH] if container and len(container) == _ID_LENGTH else container
-    return f"{process.comm} ({pid}, {process.namespace_pid} in {f'container {shown}' if shown else 'its namespace'})"
-
-
-def _print_hints(listing: ProbeListing, *, is_restricted: bool) -> None:
-    if listing.problems:
-        problem = listing.problems[0]
-        print_stderr(
-            f"{plural(len(listing.problems), 'note')} cannot be used, for example in {problem.path}: {problem.reason}"
-        )
-    refused = [(probe, site) for probe in listing for site in probe.sites if site.refused]
-    if refused:
-        probe, site = refused[0]
-        print_stderr(
-            f"{plural(len(refused), 'site')} cannot be armed here, for example {probe.provider}:{probe.name} at "
-            f"{probe.path}+{site.offset:#x}: {site.refused}"
-        )
+def _print_hints(listing: ProbeListing) -> None:
+    """Print on standard error what cannot be used or armed, and what is left out."""
+    print_grouped("cannot be used", ((problem.reason, f"a note in {problem.path}") for problem in listing.problems))
+    print_grouped(
+        "cannot be armed here",
+        (
+            (site.refused, f"{probe.provider}:{probe.name} at {probe.path}+{site.offset:#x}")
+            for probe in listing
+            for site in probe.sites
+            if site.refused
+        ),
+    )
     if listing.sites_left_out:
         print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
-    if listing.probes:
-        return
-    if is_restricted:
-        print_stderr("no probe matches: run 'stapsdt list' to see all probes")
-    else:
+
+
+def _say_why_empty(
+    client: Client, selectors: Sequence[str], files: Sequence[str], *, is_restricted: bool
+) -> int:
+    """Print on standard error why no probe is listed, and return the exit code."""
+    if not is_restricted:
         print_stderr("no running program has static probes; programs that start later are found automatically")
+        return 0
+    known = client.list_probes(files=files) if selectors else ()
+    for selector in map(parse, selectors):
+        print_stderr(str(why_unmatched(selector, known)))
+    if not selectors:
+        print_stderr("no probe matches: run 'stapsdt list' to see all probes")
+    return 1

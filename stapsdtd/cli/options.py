@@ -1,15 +1,18 @@
-"""Arguments and options shared by several commands, and the completion of selectors and containers."""
+"""Arguments and options shared by several commands, and the completion of selectors, pids and containers."""
 
 from __future__ import annotations
 
 import functools
 import os
+import pwd
 import shlex
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from stapsdtd.subscribe_options import SubscribeOptions
 
@@ -54,6 +57,18 @@ def complete_container(ctx: click.Context, parameter: click.Parameter, incomplet
     return _safe(ids, incomplete)
 
 
+def complete_pid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    del parameter
+    listing = _listing(ctx, details=True)
+    commands = {str(process.pid): process.comm for process in listing.processes} if listing else {}
+    return [CompletionItem(pid, help=" ".join(_safe({commands[pid]}, ""))) for pid in _safe(set(commands), incomplete)]
+
+
+def complete_user(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, parameter
+    return _safe({user.pw_name for user in pwd.getpwall()}, incomplete)
+
+
 def _safe(words: set[str], incomplete: str) -> list[str]:
     """Return the words that need no quoting in a shell. Others could run commands that whoever named them chose."""
     return sorted(word for word in words if word.startswith(incomplete) and shlex.quote(word) == word)
@@ -77,21 +92,49 @@ def selectors(*, required: bool) -> Callable[[_F], _F]:
     return click.argument("selectors", metavar=metavar, nargs=-1, required=required, shell_complete=complete_selector)
 
 
+def _user_ids(ctx: click.Context, parameter: click.Parameter, users: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ids of users, which are given as such or by the names that they have on this host."""
+    ids = []
+    for user in users:
+        try:
+            uid = int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+        except KeyError:
+            raise click.BadParameter(f"this host has no user {user!r}; give the user's id", ctx, parameter) from None
+        if uid > _MAX_USER_ID:
+            raise click.BadParameter(f"{user} is not the id of a user; the largest is {_MAX_USER_ID}", ctx, parameter)
+        ids.append(uid)
+    return tuple(ids)
+
+
+_MAX_USER_ID = (1 << 32) - 1
+
 pids = click.option(
+    "-p",
     "--pid",
     "pids",
     type=click.IntRange(min=1),
     multiple=True,
     metavar="PID",
+    shell_complete=complete_pid,
     help="Only this process. Repeatable.",
+)
+exclude_pids = click.option(
+    "--exclude-pid",
+    "exclude_pids",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="PID",
+    shell_complete=complete_pid,
+    help="Not this process. Repeatable.",
 )
 uids = click.option(
     "--uid",
     "uids",
-    type=click.IntRange(0, (1 << 32) - 1),
     multiple=True,
-    metavar="UID",
-    help="Only threads of this user. Repeatable.",
+    metavar="USER",
+    callback=_user_ids,
+    shell_complete=complete_user,
+    help="Only threads of this user: an id, or a name on this host. Repeatable.",
 )
 execnames = click.option(
     "--execname",
@@ -156,6 +199,28 @@ duration = click.option(
     metavar="SECONDS",
     help="Stop SECONDS after the probes are armed.",
 )
+
+
+def output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add -o, which has the command write to a file what it would write to standard output."""
+
+    @functools.wraps(command)
+    def with_output(*args: Any, output_path: str | None, **parameters: Any) -> Any:
+        if output_path is None:
+            return command(*args, **parameters)
+        with open(output_path, "w", encoding="utf-8") as file, redirect_stdout(file):
+            return command(*args, **parameters)
+
+    return click.option(
+        "-o",
+        "--output",
+        "output_path",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Write to FILE instead of standard output.",
+    )(with_output)
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
@@ -167,10 +232,11 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
         given = {name: value for name in names if (value := parameters.pop(name)) is not None}
         # the command's own probes, such as CPython's, would fire with every line that it prints
-        options = SubscribeOptions(exclude_pids=(os.getpid(),), lease_seconds=LEASE_SECONDS, **given)
+        given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
+        options = SubscribeOptions(lease_seconds=LEASE_SECONDS, **given)
         return command(*args, subscribe_options=options, **parameters)
 
     wrapped: Callable[..., Any] = with_options
-    for option in (where, no_wait, include_clients, files, containers, cgroups, execnames, uids, pids):
+    for option in (where, no_wait, include_clients, files, containers, cgroups, execnames, uids, exclude_pids, pids):
         wrapped = option(wrapped)
     return wrapped

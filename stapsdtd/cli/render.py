@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING, TextIO
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
     from stapsdtd.client import Argument, Site, Value
 
-# Linux maps position-independent programs, libraries, heaps and stacks here, so numbers in this range are addresses.
-_ADDRESSES = range(1 << 44, 1 << 48)
+_POINTER_SIZE = 8
+_USUAL_WIDTH = 80
+_MAX_SHOWN_REASONS = 3
+_LINES_PER_WRITE = 256
+"""So few that malloc has room for them; megabytes at once cost as much again in page faults."""
 
 
 def quote(text: str) -> str:
@@ -31,15 +35,20 @@ def quote(text: str) -> str:
     return '"' + escape(text).replace('"', '\\"') + '"'
 
 
-def format_value(value: Value, reason: str = "") -> str:
-    """Return `"SELECT 1"`, `42`, `0x7f31c0de4000`, `a0 ff 07`, or `<reason>` if there is no value."""
+def format_value(value: Value, reason: str = "", *, is_hexadecimal: bool = False) -> str:
+    r"""Return `"SELECT 1"`, `42`, `0x7f31c0de4000`, `"\xa0\x00a"` for bytes, or `<reason>` if there is no value."""
     if isinstance(value, str):
         return quote(value)
     if value is None:
         return f"<{escape(reason)}>"
     if isinstance(value, bytes):
-        return value.hex(" ")
-    return hex(value) if isinstance(value, int) and value in _ADDRESSES else str(value)
+        return quote(value.decode("ascii", "backslashreplace"))
+    return hex(value) if is_hexadecimal and isinstance(value, int) else str(value)
+
+
+def is_address(argument: Argument) -> bool:
+    """Report whether an argument may be an address: compilers declare pointers as unsigned numbers of 64 bits."""
+    return argument.size == _POINTER_SIZE and not argument.signed and not argument.is_float
 
 
 def format_type(argument: Argument) -> str:
@@ -82,10 +91,41 @@ def print_stderr(message: str) -> None:
     print(f"stapsdt: {escape(message)}", file=sys.stderr, flush=True)
 
 
+def print_grouped(verdict: str, items: Iterable[tuple[str, str]]) -> None:
+    """Print on standard error for each reason how many items it has and the first one, the most frequent reason first.
+
+    items: each a reason and what it is about.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for reason, item in items:
+        by_reason.setdefault(reason, []).append(item)
+    width = terminal_width(sys.stderr)
+    for reason, members in sorted(by_reason.items(), key=lambda group: -len(group[1]))[:_MAX_SHOWN_REASONS]:
+        message = escape(f"stapsdt: {verdict}: {reason}: {abbreviate(members, 1)}")
+        for line in fold(message, width) if width else [message]:
+            print(line, file=sys.stderr, flush=True)
+    if len(by_reason) > _MAX_SHOWN_REASONS:
+        print_stderr(f"{verdict}: for {plural(len(by_reason) - _MAX_SHOWN_REASONS, 'more reason')}")
+
+
 def point_at(text: str, caret: int) -> None:
     """Print the text on standard error, with a mark below the character at position caret."""
     before, after = (escape(part) for part in (text[:caret], text[caret:]))
     print(f"  {before}{after}\n  {' ' * len(before)}^", file=sys.stderr, flush=True)
+
+
+def fold(message: str, width: int) -> list[str]:
+    """Break a message between words into lines of at most width characters; those after the first are indented."""
+    return textwrap.wrap(message, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Return how many columns the terminal has, or $COLUMNS says it has; None if the stream is none."""
+    if not stream.isatty():
+        return None
+    asked = os.environ.get("COLUMNS", "")
+    columns = int(asked) if asked.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+    return columns or _USUAL_WIDTH
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -94,10 +134,10 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, *, color: bool) -> str:
-    """Return the text in a color or dim, or unchanged if color is false."""
-    if not color:
+    """Return the text in a color, bold or dim, or unchanged if color is false."""
+    if not color or not text:
         return text
-    return click.style(text, dim=True) if style == "dim" else click.style(text, fg=style)
+    return click.style(text, **{style: True}) if style in {"bold", "dim"} else click.style(text, fg=style)
 
 
 def console() -> Console:
@@ -113,9 +153,11 @@ def write_lines(lines: Sequence[str]) -> None:
     if not lines:
         return
     sys.stdout.flush()
-    remaining = memoryview(("\n".join(lines) + "\n").encode())
-    while remaining:
-        remaining = remaining[sys.stdout.buffer.write(remaining) :]
+    for start in range(0, len(lines), _LINES_PER_WRITE):
+        text = "\n".join(lines[start : start + _LINES_PER_WRITE]) + "\n"
+        remaining = memoryview(text.encode())
+        while remaining:
+            remaining = remaining[sys.stdout.buffer.write(remaining) :]
     sys.stdout.buffer.flush()
 
 

@@ -161,7 +161,7 @@ def run(arguments: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         discard_output()
-        print_stderr(f"I/O error: {error.strerror or error}")
+        print_stderr(f"{error.filename or 'I/O error'}: {error.strerror or error}")
         return 1
     except click.Abort:
         return 130

@@ -53,6 +53,7 @@ Examples:
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N intervals.")
 @options.duration
+@options.output
 @options.as_json
 @click.pass_obj
 def command(

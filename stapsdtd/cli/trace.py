@@ -30,7 +30,7 @@ Examples:
   stapsdt trace 'postgresql:query__start(arg0:str)'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
   stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
-  stapsdt trace 'libc:*' --duration 10 --json > events.jsonl
+  stapsdt trace 'libc:*' --uid www-data --duration 10 --json -o events.jsonl
 """
 
 
@@ -53,6 +53,7 @@ Examples:
     metavar="BYTES",
     help="How much the server buffers if this end is slow. The server has a default.",
 )
+@options.output
 @options.as_json
 @click.pass_obj
 def command(
@@ -67,7 +68,8 @@ def command(
     """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
 
     By default, all arguments are printed as the integers that the probe declares. A selector can list arguments in
-    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it.
+    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it,
+    and (arg0:hex) the integer in hexadecimal.
 
     EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), masks bits
     (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid, --execname, --cgroup or
@@ -118,10 +120,9 @@ class _Printer:
         async for message in subscription.messages():
             try:
                 match message:
-                    case EventBatch(events):
-                        shown = events if self._count is None else events[: self._count - self.printed]
-                        self._output.events(shown)
-                        self.printed += len(shown)
+                    case EventBatch():
+                        remaining = None if self._count is None else self._count - self.printed
+                        self.printed += self._output.events(message, remaining)
                     case Loss():
                         self._output.loss(message)
                     case Status(sites):

@@ -1,43 +1,41 @@
-"""The output of `stapsdt trace`, for people and as JSON: events on standard output, everything else on standard error.
+"""The output of `stapsdt trace`: events on standard output, for people or as JSON, and all else on standard error.
 
-    14:03:07.123456  postgres          1234/1240   2  postgresql:query__start  "SELECT 1" 42
-
-    {"seq": 1, "time_ns": 1700000000123456789, "pid": 1234, "tid": 1240, "cpu": 2, "comm": "postgres",
-     "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
-     "args": ["SELECT 1", 42]}
-
-All events of a message are written and flushed at once, so that a single event appears immediately and many cost one
-write.
+All events of a message are written and flushed at once, so that a single event appears immediately and many cost few
+writes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
-from functools import lru_cache
-from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Protocol
 
-from stapsdtd.cli.render import Clock, abbreviate, format_value, paint, plural, print_stderr, wants_color, write_lines
-from stapsdtd.client import SiteState
-from stapsdtd.runtime.text import escape
+from stapsdtd.cli.event_json import json_lines
+from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.cli.render import plural, print_grouped, print_stderr, terminal_width, wants_color, write_lines
+from stapsdtd.client import LossStage, SiteState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import ClientError, Event, Loss, Probe, SiteStatus
+    from stapsdtd.client import (
+        ClientError,
+        EventBatch,
+        Loss,
+        SiteStatus,
+    )
 
-_MAX_SHOWN_REFUSALS = 3
 _SECONDS_BETWEEN_LOSSES = 1.0
 
 
 class Output(Protocol):
     def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None: ...
-    def events(self, events: Sequence[Event]) -> None: ...
+    def events(self, batch: EventBatch, limit: int | None) -> int:
+        """Print the batch's events, at most limit of them, and return how many."""
+
     def loss(self, loss: Loss) -> None: ...
     def changed(self, sites: Sequence[SiteStatus]) -> None: ...
     def interrupted(self, error: ClientError, lease_seconds: int) -> None: ...
@@ -52,8 +50,10 @@ class JsonOutput:
         del sites
         print_unmatched(hints)
 
-    def events(self, events: Sequence[Event]) -> None:
-        write_lines(json_lines(events))
+    def events(self, batch: EventBatch, limit: int | None) -> int:
+        lines = json_lines(batch)[:limit]
+        write_lines(lines)
+        return len(lines)
 
     def loss(self, loss: Loss) -> None:
         if losses := self._losses.add(loss):
@@ -69,65 +69,33 @@ class JsonOutput:
         _print_record(summary.as_record())
 
 
-def json_lines(events: Iterable[Event]) -> list[str]:
-    """Format events as JSON, by hand, which takes a sixth of the time of json.dumps."""
-    string = encode_basestring_ascii
-    lines = []
-    probes: dict[int, str] = {}
-    for seq, time_ns, pid, tid, cpu, comm, probe, _, values, unavailable in events:
-        # by identity, since hashing a probe costs as much as the rest of the line
-        probe_fields = probes.get(id(probe)) or probes.setdefault(id(probe), _json_probe(probe))
-        args = ", ".join([str(value) if isinstance(value, int) else _json_value(value) for value in values])
-        line = (
-            f'{{"seq": {seq}, "time_ns": {time_ns}, "pid": {pid}, "tid": {tid}, "cpu": {cpu},'
-            f' "comm": {string(comm)}, {probe_fields}, "args": [{args}]'
-        )
-        if unavailable:
-            line += f', "unavailable": {json.dumps(dict(unavailable))}'
-        lines.append(line + "}")
-    return lines
-
-
-def _json_value(value: float | str | bytes | None) -> str:
-    """Format a value as JSON: bytes in hexadecimal, `"nan"` and `"inf"` as strings, since JSON lacks such numbers."""
-    if value is None:
-        return "null"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else f'"{value}"'
-    return encode_basestring_ascii(value.hex() if isinstance(value, bytes) else value)
-
-
-@lru_cache(maxsize=4096)
-def _json_probe(probe: Probe) -> str:
-    return json.dumps({"provider": probe.provider, "name": probe.name, "path": probe.path})[1:-1]
-
-
 class HumanOutput:
     def __init__(self) -> None:
         self._losses = _Losses()
-        self._clock = Clock()
-        self._color = wants_color(sys.stdout)
-        self._probe_width = 0
+        self._lines = EventLines(color=wants_color(sys.stdout))
 
     def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
         for line in hints.lines:
             print_stderr(line)
         if sites:
-            print_stderr(f"{_format_statuses(sites)}; Ctrl-C stops")
+            self._show(sites, "; Ctrl-C stops")
         else:
             print_stderr(
                 "no probe matches yet: waiting for one to appear; 'stapsdt list' shows existing probes, Ctrl-C stops"
             )
 
-    def events(self, events: Sequence[Event]) -> None:
-        write_lines([self._line(event) for event in events])
+    def events(self, batch: EventBatch, limit: int | None) -> int:
+        lines = self._lines.format(batch, terminal_width(sys.stdout))[:limit]
+        write_lines(lines)
+        return len(lines)
 
     def loss(self, loss: Loss) -> None:
         if losses := self._losses.add(loss):
-            print_stderr(f"LOST {_format_stages(losses)}: try --buffer or --queue, or fewer probes")
+            advice = "; ".join(_ADVICE[stage] for stage in losses if stage in _ADVICE)
+            print_stderr(f"LOST {_format_stages(losses)}" + (f": {advice}" if advice else ""))
 
     def changed(self, sites: Sequence[SiteStatus]) -> None:
-        print_stderr(_format_statuses(sites))
+        self._show(sites)
 
     def interrupted(self, error: ClientError, lease_seconds: int) -> None:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
@@ -135,16 +103,29 @@ class HumanOutput:
     def end(self, summary: Summary) -> None:
         print_stderr(format_summary(summary))
 
-    def _line(self, event: Event) -> str:
-        probe = f"{escape(event.probe.provider)}:{escape(event.probe.name)}"
-        self._probe_width = max(self._probe_width, len(probe))
-        thread = str(event.pid) if event.tid == event.pid else f"{event.pid}/{event.tid}"
-        values = " ".join(
-            [format_value(value, event.unavailable.get(index, "")) for index, value in enumerate(event.values)]
-        )
-        clock_time = paint(self._clock.format(event.time_ns), "dim", color=self._color)
-        name = paint(f"{probe:<{self._probe_width}}", "cyan", color=self._color)
-        return f"{clock_time}  {escape(event.comm):<15}  {thread:>13}  {event.cpu:>3}  {name}  {values}".rstrip()
+    def _show(self, sites: Sequence[SiteStatus], more: str = "") -> None:
+        """Print how many sites are in which state, and why some are refused."""
+        self._lines.add_sites(site for site in sites if site.state is not SiteState.REFUSED)
+        counts = [
+            f"{plural(count, 'site')} {state.value}"
+            for state in SiteState
+            if (count := sum(site.state is state for site in sites))
+        ]
+        print_stderr(", ".join(counts) + more)
+        print_grouped("refused", [_refused(site) for site in sites if site.state is SiteState.REFUSED])
+
+
+def _refused(site: SiteStatus) -> tuple[str, str]:
+    """Return why it was refused, and what."""
+    return site.reason, f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}"
+
+
+_ADVICE = {
+    LossStage.QUEUE.value: (
+        "they come faster than this can print them; 'stapsdt top' counts them, and --json -o FILE writes more of them"
+    ),
+    LossStage.KERNEL_BUFFER.value: "a larger --buffer holds longer bursts",
+}
 
 
 class _Losses:
@@ -164,24 +145,11 @@ class _Losses:
         return losses
 
 
-def _format_statuses(sites: Sequence[SiteStatus]) -> str:
-    """Return how many sites are in which state, and why some are refused, in one line."""
-    counts = [
-        f"{plural(count, 'site')} {state.value}"
-        for state in SiteState
-        if (count := sum(site.state is state for site in sites))
-    ]
-    refused = [site for site in sites if site.state is SiteState.REFUSED]
-    reasons = [f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}: {site.reason}" for site in refused]
-    line = ", ".join(counts)
-    return f"{line} ({abbreviate(reasons, _MAX_SHOWN_REFUSALS)})" if reasons else line
-
-
 def format_summary(summary: Summary) -> str:
     parts = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
-        parts.append(f"{summary.unread} unread")
+        parts.append(f"{summary.unread} unread (fired after the last one shown)")
     ended = "; every process of --pid has ended" if summary.processes_ended else ""
     return f"{', '.join(parts)}, {plural(summary.sites, 'site')}{ended}"
 

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from stapsdtd.client import decode, encode
+from stapsdtd.client.entering import entering
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.messages import ColumnBatch, Encoding, End, EventBatch, Interruption
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
@@ -115,6 +116,7 @@ class AsyncClient:
         finally:
             call.cancel()
 
+    @entering
     async def subscribe(self, selectors: Selectors, options: SubscribeOptions = _DEFAULTS) -> AsyncSubscription:
         """Arm all probes that match, and later every new one that does."""
         request = encode.subscribe_request(selectors, options)

@@ -169,7 +169,7 @@ def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSi
     for description in descriptions.probes:
         decoded = probe(description.probe)
         captures = tuple(
-            messages.CapturedArgument(capture.index, capture.is_string, capture.missing)
+            messages.CapturedArgument(capture.index, capture.is_string, capture.missing, capture.is_hex)
             for capture in description.captures
         )
         described += [messages.DescribedSite(decoded, site, captures) for site in decoded.sites]

@@ -47,7 +47,7 @@ class RequestFailedError(ClientError):
     """The request failed. details: the text that came with the gRPC status."""
 
     def __init__(self, code: grpc.StatusCode, details: str, message: str = "") -> None:
-        super().__init__(message or details or f"the server returned {code.name}")
+        super().__init__(message or details or "the server refused and did not say why: see its log")
         self.code = code
         self.details = details
 
@@ -158,13 +158,13 @@ def _explanation(code: grpc.StatusCode, details: str, call: Call) -> str:
         case grpc.StatusCode.CANCELLED:
             return f"{call.operation}: {call.target} cancelled the request, as it does when it stops: try again"
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _TOO_LARGE.search(details):
-            return f"{call.operation}: too much for one message ({details}): ask for fewer probes"
+            return f"{call.operation}: too much for one message: ask for fewer probes"
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return f"{call.operation}: {details or f'{call.target} is at its limit: try again later'}"
         case grpc.StatusCode.UNIMPLEMENTED if _UNKNOWN_METHOD.search(details):
             return f"{call.operation}: {call.target} is older than this client and cannot do this: upgrade it"
         case grpc.StatusCode.INTERNAL | grpc.StatusCode.UNKNOWN:
-            return f"{call.operation}: {call.target} failed ({details or code.name}): see its log"
+            return f"{call.operation}: {call.target} failed{f' ({details})' if details else ''}: see its log"
         case _:
             return ""
 

@@ -1,4 +1,4 @@
-"""Decodes Columns messages into events, a whole column at a time.
+"""Decodes Columns messages into columns of Python values, of which events are made.
 
 This costs a fifth of decoding one message per event. It does without numpy, whose import takes 50 ms.
 """
@@ -6,17 +6,16 @@ This costs a fifth of decoding one message per event. It does without numpy, who
 from __future__ import annotations
 
 import struct
-from itertools import pairwise, repeat
-from operator import attrgetter
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.messages import ALL_AVAILABLE, Event, EventBatch
+from stapsdtd.client.messages import EventBatch, EventBlock
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from stapsdtd.client.messages import DescribedSite, Value
 
@@ -25,52 +24,40 @@ _Item = TypeVar("_Item")
 
 
 def event_batch(columns: pb.Columns, sites: Mapping[int, DescribedSite]) -> EventBatch:
-    events: list[Event] = []
     try:
-        for block in columns.blocks:
-            events += _events(block, sites)
+        return EventBatch(tuple(_block(block, sites) for block in columns.blocks))
     except (struct.error, ValueError, IndexError) as error:
         raise ProtocolError(f"the server sent inconsistent columns: {error}") from error
-    if len(columns.blocks) > 1:
-        events.sort(key=attrgetter("seq"))
-    return EventBatch(tuple(events))
 
 
-def _events(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> Iterable[Event]:
+def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> EventBlock:
     count = block.count
     site_ids = _numbers(block.site_id, "I", count)
-    described = {site_id: _described(site_id, sites) for site_id in set(site_ids)}
-    fields = zip(
-        _numbers(block.seq, "Q", count),
-        _numbers(block.time_ns, "q", count),
-        _numbers(block.pid, "i", count),
-        _numbers(block.tid, "i", count),
-        _numbers(block.cpu, "H", count),
-        _comms(block.comm, count),
-        _map_keys(site_ids, {site_id: site.probe for site_id, site in described.items()}),
-        _map_keys(site_ids, {site_id: site.site for site_id, site in described.items()}),
-        zip(*(_values(column, count) for column in block.values), strict=True) if block.values else repeat((), count),
-        _unavailable(block, site_ids, described),
-        strict=True,
+    if unknown := set(site_ids) - sites.keys():
+        raise ProtocolError(f"the server sent an event of site {min(unknown)}, which it never described")
+    return EventBlock(
+        count=count,
+        seq=_numbers(block.seq, "Q", count),
+        time_ns=_numbers(block.time_ns, "q", count),
+        pid=_numbers(block.pid, "i", count),
+        tid=_numbers(block.tid, "i", count),
+        cpu=_numbers(block.cpu, "H", count),
+        comm=_comms(block.comm, count),
+        site_id=site_ids,
+        sites=sites,
+        values=tuple(_values(column, count) for column in block.values),
+        unavailable=_unavailable(block, site_ids, sites),
     )
-    # Event's own constructor is Python code and would take longer than everything else here
-    return map(tuple.__new__, repeat(Event), fields)
-
-
-def _described(site_id: int, sites: Mapping[int, DescribedSite]) -> DescribedSite:
-    if site_id not in sites:
-        raise ProtocolError(f"the server sent an event of site {site_id}, which it never described")
-    return sites[site_id]
 
 
 def _numbers(data: bytes, kind: str, count: int) -> Sequence[int]:
     return struct.unpack(f"<{count}{kind}", data)
 
 
-def _comms(data: bytes, count: int) -> Iterable[str]:
+def _comms(data: bytes, count: int) -> Sequence[str]:
     if data == data[:16] * count:
-        return repeat(_text(data[:16].rstrip(b"\0")), count)
-    comms = [comm for (comm,) in struct.iter_unpack("16s", data)]
+        return [_text(data[:16].rstrip(b"\0"))] * count
+    comms = struct.unpack("16s" * count, data)
     return _map_keys(comms, {comm: _text(comm.rstrip(b"\0")) for comm in set(comms)})
 
 
@@ -84,7 +71,7 @@ def _values(column: pb.Column, count: int) -> Sequence[Value]:
         case pb.Column.TYPE_FLOAT:
             values = struct.unpack(f"<{count}d", column.data)
         case pb.Column.TYPE_STRING:
-            values = list(map(_text, _byte_strings(column, count)))
+            values = _strings(column, count)
         case pb.Column.TYPE_BYTES:
             values = _byte_strings(column, count)
         case unknown:
@@ -92,6 +79,14 @@ def _values(column: pb.Column, count: int) -> Sequence[Value]:
     if not column.unavailable:
         return values
     return [None if missing else value for value, missing in zip(values, column.unavailable, strict=True)]
+
+
+def _strings(column: pb.Column, count: int) -> list[str]:
+    if not column.data.isascii():
+        return list(map(_text, _byte_strings(column, count)))
+    # decoding all at once takes a third of the time
+    text = column.data.decode("ascii")
+    return [text[start:end] for start, end in pairwise((0, *_numbers(column.ends, "I", count)))]
 
 
 def _byte_strings(column: pb.Column, count: int) -> list[bytes]:
@@ -104,14 +99,14 @@ def _text(string: bytes) -> str:
 
 
 def _unavailable(
-    block: pb.ColumnBlock, site_ids: Sequence[int], described: Mapping[int, DescribedSite]
-) -> Iterable[Mapping[int, str]]:
+    block: pb.ColumnBlock, site_ids: Sequence[int], sites: Mapping[int, DescribedSite]
+) -> Sequence[Mapping[int, str]] | None:
     """Return why values are missing, one shared mapping for all events of a site that lack the same ones."""
     if not any(column.unavailable for column in block.values):
-        return repeat(ALL_AVAILABLE, block.count)
+        return None
     missing = zip(*(column.unavailable or bytes(block.count) for column in block.values), strict=True)
     cases = list(zip(site_ids, missing, strict=True))
-    return _map_keys(cases, {(site_id, flags): _reasons(described[site_id], flags) for site_id, flags in set(cases)})
+    return _map_keys(cases, {(site_id, flags): _reasons(sites[site_id], flags) for site_id, flags in set(cases)})
 
 
 def _reasons(described: DescribedSite, flags: Sequence[int]) -> Mapping[int, str]:
@@ -119,8 +114,8 @@ def _reasons(described: DescribedSite, flags: Sequence[int]) -> Mapping[int, str
     return MappingProxyType(missing)
 
 
-def _map_keys(keys: Sequence[_Key], table: Mapping[_Key, _Item]) -> Iterable[_Item]:
+def _map_keys(keys: Sequence[_Key], table: Mapping[_Key, _Item]) -> Sequence[_Item]:
     """Return the table's item for each key, with a shortcut for the common case of a single item."""
     if len(table) == 1:
-        return repeat(next(iter(table.values())), len(keys))
-    return map(table.__getitem__, keys)
+        return list(table.values()) * len(keys)
+    return list(map(table.__getitem__, keys))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from itertools import chain, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from stapsdtd.client.errors import ClientError
     from stapsdtd.client.probes import Probe, Site
     from stapsdtd.client.server import Account
+
+_T = TypeVar("_T")
 
 
 class Encoding(Enum):
@@ -54,11 +58,15 @@ class SiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class CapturedArgument:
-    """Describes one value of an event. index: of the argument, from 0. missing: why some events lack the value."""
+    """Describes one value of an event.
+
+    index: of the argument, from 0. missing: why some events lack the value. is_hex: the selector says `arg0:hex`.
+    """
 
     index: int
     is_string: bool
     missing: str
+    is_hex: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,73 @@ class Event(NamedTuple):
     def __hash__(self) -> int:
         return hash(self[:-1])
 
+    def __repr__(self) -> str:
+        what = f"{self.probe.provider}:{self.probe.name}"
+        values = ", ".join(
+            f"<{self.unavailable.get(position, '')}>" if value is None else repr(value)
+            for position, value in enumerate(self.values)
+        )
+        return f"<Event {self.seq} {what}({values}) pid={self.pid} tid={self.tid} comm={self.comm!r}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventBlock:
+    """count events in order of seq, one sequence of Python values per field. Their values have the same types.
+
+    `sites[site_id]` describes the site and the values. values: one sequence for each captured argument.
+    unavailable: as of Event; None if all events have all values.
+    """
+
+    count: int
+    seq: Sequence[int]
+    time_ns: Sequence[int]
+    pid: Sequence[int]
+    tid: Sequence[int]
+    cpu: Sequence[int]
+    comm: Sequence[str]
+    site_id: Sequence[int]
+    sites: Mapping[int, DescribedSite]
+    values: tuple[Sequence[Value], ...]
+    unavailable: Sequence[Mapping[int, str]] | None
+
+    def events(self) -> Iterable[Event]:
+        probes = {site_id: self.sites[site_id].probe for site_id in set(self.site_id)}
+        sites = {site_id: self.sites[site_id].site for site_id in probes}
+        fields = zip(
+            self.seq,
+            self.time_ns,
+            self.pid,
+            self.tid,
+            self.cpu,
+            self.comm,
+            map(probes.__getitem__, self.site_id),
+            map(sites.__getitem__, self.site_id),
+            zip(*self.values, strict=True) if self.values else repeat((), self.count),
+            self.unavailable or repeat(ALL_AVAILABLE, self.count),
+            strict=True,
+        )
+        # Event's own constructor is Python code and would take longer than everything else here
+        return map(tuple.__new__, repeat(Event), fields)
+
+
+@dataclass(frozen=True, eq=False)
 class EventBatch:
-    """The events of one message, in order of seq."""
+    """The events of one message, by type of their values: their sequence numbers interleave."""
 
-    events: tuple[Event, ...]
+    blocks: tuple[EventBlock, ...]
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All of them, in order of seq."""
+        return tuple(self.in_order(EventBlock.events))
+
+    def in_order(self, function: Callable[[EventBlock], Iterable[_T]]) -> list[_T]:
+        """Return what the function makes of each event of a block, in order of seq over all blocks."""
+        items = list(chain.from_iterable(map(function, self.blocks)))
+        if len(self.blocks) > 1:
+            seqs = list(chain.from_iterable(block.seq for block in self.blocks))
+            items = [items[index] for index in sorted(range(len(items)), key=seqs.__getitem__)]
+        return items
 
 
 @dataclass(frozen=True, slots=True, eq=False)

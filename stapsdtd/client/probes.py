@@ -6,11 +6,15 @@ that the server leaves empty because they do not apply are None.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_DELETED = " (deleted)"
+"""The kernel's word behind the path of a deleted file or memfd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,11 @@ class Probe:
     architecture: str
     pids: tuple[int, ...]
     sites: tuple[Site, ...]
+
+    @property
+    def module(self) -> str:
+        """The file's name, as in a selector."""
+        return os.path.basename(self.path.removesuffix(_DELETED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from stapsdtd.cli import stapsdt
 from stapsdtd.client import AsyncClient
 from stapsdtd.kernel import features
 from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.commands import starting
 from tests.api.fake_server import FakeServer, bad_request, probe, serving
 
 Run = Callable[..., tuple[int, str, str]]
@@ -88,7 +91,7 @@ def test_list_says_what_cannot_be_armed(server: FakeServer, run: Run) -> None:
     server.listing = pb.ListProbesResponse(probes=[probe(sites=sites)])
     status, out, err = run("list", "--json")
     assert status == 0
-    told = "2 sites cannot be armed here, for example postgresql:query__start at /usr/bin/postgres+0x7: it would kill"
+    told = "cannot be armed here: it would kill: postgresql:query__start at /usr/bin/postgres+0x7 and 1 more"
     assert err == f"stapsdt: {told}\n"
     assert [site.get("refused") for site in json.loads(out)["sites"]] == ["it would kill", None, "it would kill"]
 
@@ -132,6 +135,73 @@ def test_list_on_a_terminal_tells_containers(server: FakeServer, run: Run, monke
     ) in out
 
 
+def test_list_on_a_terminal(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    server.listing.probes.add().CopyFrom(probe(name="bare", sites=[pb.Site(offset=7), pb.Site(offset=8)]))
+    _, out, _ = run("list")
+    assert out.splitlines() == [
+        "/usr/bin/postgres",
+        "  mapped by 4711",
+        "  PROBE                    SITES  SEMAPHORE  ARGUMENTS",
+        "  postgresql:bare              2  no",
+        "  postgresql:query__start      1  yes        uint64 int32",
+    ]
+
+
+def test_list_with_details_for_people(server: FakeServer, run: Run) -> None:
+    contained(server)
+    site = pb.Site(offset=7, refused="it would kill")
+    server.listing.probes[0].sites.append(site)
+    _, out, _ = run("list", "--details")
+    assert out.splitlines() == [
+        "/usr/bin/postgres",
+        "  PID       USER  COMMAND    CONTAINER     CGROUP",
+        f"  4711 (7)  999   postgres   c0ffee01c0ff  /docker/{'c0ffee01' * 8}",
+        "  4712      root  web        web           /lxc.payload.web",
+        "  4713 (2)  root  sandboxed  -             /",
+        r"  4714      root  \x1b       -             /",
+        "  PROBE                    SITES  SEMAPHORE  ARGUMENTS",
+        "  postgresql:query__start      2  yes        uint64 int32",
+        "      0x1234  exec_simple_query  8@%rdi -4@-20(%rbp)",
+        "      0x7  cannot be armed: it would kill",
+    ]
+
+
+def test_list_in_dtraces_columns(server: FakeServer, run: Run) -> None:
+    sites = [pb.Site(offset=9, function="b"), pb.Site(offset=8, function="a"), pb.Site(offset=7, function="b")]
+    server.listing.probes.add().CopyFrom(probe(name="no__\x1b", pids=[1, 2], sites=sites))
+    status, out, _ = run("list", "-l")
+    assert status == 0
+    assert out.splitlines() == [
+        "   ID   PROVIDER            MODULE                          FUNCTION NAME",
+        "    1 postgresql4711          postgres                 exec_simple_query query-start",
+        r"    2 postgresql1          postgres                                 a no-\x1b",
+        r"    3 postgresql1          postgres                                 b no-\x1b",
+        r"    4 postgresql2          postgres                                 a no-\x1b",
+        r"    5 postgresql2          postgres                                 b no-\x1b",
+    ]
+
+
+def test_list_in_dtraces_columns_with_types(server: FakeServer, run: Run) -> None:
+    server.listing.probes.add().CopyFrom(probe(name="bare", pids=[], sites=[pb.Site(offset=7)]))
+    _, out, _ = run("list", "-v")
+    assert out.splitlines()[1:] == [
+        "    1 postgresql4711          postgres                 exec_simple_query query-start",
+        "",
+        "\tArgument Types",
+        "\t\targs[0]: uint64",
+        "\t\targs[1]: int32",
+        "",
+        "    2 postgresql          postgres                                   bare",
+        "",
+        "\tArgument Types",
+        "\t\tNone",
+        "",
+    ]
+
+
 def test_list_in_a_pipe_is_one_line_a_probe_however_long(server: FakeServer, run: Run) -> None:
     path = "/long" * 100 + "\x1b[2J"
     server.listing = pb.ListProbesResponse(probes=[probe(path=path, pids=[1, 2])])
@@ -140,18 +210,30 @@ def test_list_in_a_pipe_is_one_line_a_probe_however_long(server: FakeServer, run
     assert out == f"postgresql:query__start\t1\tyes\t1,2\t{shown}\tuint64 int32\n"
 
 
-@pytest.mark.parametrize(("selectors", "hint"), [([], "no running program"), (["x:y"], "no probe matches")])
-def test_an_empty_list_is_no_failure(server: FakeServer, run: Run, selectors: list[str], hint: str) -> None:
+def test_list_of_a_host_without_probes_is_no_failure(server: FakeServer, run: Run) -> None:
     server.listing = pb.ListProbesResponse()
-    status, out, err = run("list", *selectors)
+    status, out, err = run("list")
     assert (status, out) == (0, "")
-    assert hint in err
+    assert err.startswith("stapsdt: no running program has static probes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["x:y"], "stapsdt: x:y: no running program has static probes yet\n"),
+        (["x:y", "--json"], "stapsdt: x:y: no running program has static probes yet\n"),
+        (["--pid", "7"], "stapsdt: no probe matches: run 'stapsdt list' to see all probes\n"),
+    ],
+)
+def test_list_of_what_matches_nothing_fails(server: FakeServer, run: Run, arguments: list[str], told: str) -> None:
+    server.listing = pb.ListProbesResponse()
+    assert run("list", *arguments) == (1, "", told)
 
 
 def test_list_tells_of_unusable_notes(server: FakeServer, run: Run) -> None:
     server.listing.problems.add(path="/bin/odd", reason="no descriptor")
     _, _, err = run("list")
-    assert err == "stapsdt: 1 note cannot be used, for example in /bin/odd: no descriptor\n"
+    assert err == "stapsdt: cannot be used: no descriptor: a note in /bin/odd\n"
 
 
 @pytest.fixture
@@ -197,6 +279,31 @@ def test_watch(watched: FakeServer, run: Run) -> None:
     assert watched.asked("WatchProbesRequest") == [pb.WatchProbesRequest(containers=["web"], cgroups=["/a"])]
     assert [line[:2] for line in out.splitlines()] == ["+\t", "+\t", "-\t"]
     assert "1 probe now" in err
+
+
+def test_watch_on_a_terminal_has_a_line_for_each_object(server: FakeServer) -> None:
+    kinds = pb.WatchProbesResponse
+    server.changes = [
+        kinds(change=kinds.CHANGE_ADDED, probe=probe()),
+        kinds(change=kinds.CHANGE_ADDED, probe=probe(name="other")),
+        kinds(change=kinds.CHANGE_SNAPSHOT_COMPLETE),
+    ]
+    server.listing.processes.add(pid=4711, comm="postgres")
+    ours, theirs = pty.openpty()
+    with starting("--server", server.target) as start:
+        environment = os.environ | {"TERM": "dumb", "COLUMNS": "80"}
+        process = start("watch", stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        with open(ours, encoding="utf-8", newline="\r\n") as terminal:
+            heading, line, told = (terminal.readline() for _ in range(3))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+    assert heading == "TIME         OBJECT                            PROBES  PROCESSES\r\n"
+    # without the time
+    assert line[10:] == "+  postgres                               2  postgres (4711)\r\n"
+    assert told == "stapsdt: 2 probes now; waiting for changes, Ctrl-C stops\r\n"
+    (request,) = server.asked("ListProbesRequest")
+    assert request == pb.ListProbesRequest(pids=[4711], details=True)
 
 
 def test_info(server: FakeServer, run: Run) -> None:
@@ -288,7 +395,7 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
         (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             "message larger than max (5 vs. 4)",
-            f"list probes: too much for one message (message larger than max (5 vs. 4)): ask for fewer probes{MAY}",
+            f"list probes: too much for one message: ask for fewer probes{MAY}",
         ),
         (
             grpc.StatusCode.UNAVAILABLE,
@@ -305,7 +412,7 @@ def test_another_failure_is_one_line(server: FakeServer, run: Run) -> None:
             "Method not found!",
             "list probes: TARGET is older than this client and cannot do this: upgrade it",
         ),
-        (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed (UNKNOWN): see its log"),
+        (grpc.StatusCode.UNKNOWN, "", "list probes: TARGET failed: see its log"),
         (grpc.StatusCode.NOT_FOUND, "no container 'web' runs", "no container 'web' runs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Completion of selectors as Bash asks for it."""
+"""Completion of selectors, pids, containers and users as a shell asks for it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ PATIENT = (
 
 def complete(target: str, line: str, word: str, program: Sequence[str] = PATIENT) -> list[str]:
     asked = {"_STAPSDT_COMPLETE": "bash_complete", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_WORD": word}
+    return [word for shown in answer(target, asked, program) for word in shown.split()]
+
+
+def answer(target: str, asked: dict[str, str], program: Sequence[str]) -> list[str]:
+    """Return the lines in which a shell gets its answer."""
     done = subprocess.run(
         program,
         env=os.environ | asked | {"STAPSDT_SERVER": target},
@@ -29,7 +34,7 @@ def complete(target: str, line: str, word: str, program: Sequence[str] = PATIENT
         timeout=60,
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,34 @@ def test_completion_of_containers() -> None:
             server.listing.processes.add(container_id=container)
         assert complete(server.target, "stapsdt trace --container we", "we") == ["web", "webshop"]
         assert complete(server.target, "stapsdt list --container ", "") == ["database", "web", "webshop"]
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "found"),
+    [
+        ("stapsdt trace --pid 47", "47", ["47", "4711"]),
+        ("stapsdt list -p ", "", ["12", "47", "4711"]),
+        ("stapsdt top --exclude-pid 1", "1", ["12"]),
+    ],
+)
+def test_completion_of_pids(line: str, word: str, found: list[str]) -> None:
+    with serving() as server:
+        for pid, comm in ((4711, "postgres"), (47, "$(evil)"), (12, "java")):
+            server.listing.processes.add(pid=pid, comm=comm)
+        assert complete(server.target, line, word) == found
+
+
+def test_commands_of_pids_are_shown_where_no_shell_would_run_them() -> None:
+    with serving() as server:
+        server.listing.processes.add(pid=4711, comm="postgres")
+        server.listing.processes.add(pid=47, comm="$(evil)")
+        asked = {"_STAPSDT_COMPLETE": "fish_complete", "COMP_WORDS": "stapsdt trace --pid ", "COMP_CWORD": ""}
+        shown = answer(server.target, asked, PATIENT)
+        assert shown == ["plain,47", "plain,4711\tpostgres"]
+
+
+def test_completion_of_users() -> None:
+    assert "root" in complete("unix:/nowhere/sock", "stapsdt trace --uid roo", "roo", PROGRAM)
 
 
 def test_without_a_server_there_is_nothing_to_complete() -> None:

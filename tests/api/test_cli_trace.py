@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -56,6 +57,9 @@ def test_json(server: FakeServer, trace: Start) -> None:
             "provider": "postgresql",
             "name": "query__start",
             "path": "/usr/bin/postgres",
+            "module": "postgres",
+            "function": "exec_simple_query",
+            "offset": 0x1234,
             "args": ["SELECT 1", 42],
         },
         json.loads(out[0])
@@ -71,6 +75,14 @@ def test_json(server: FakeServer, trace: Start) -> None:
     assert request.scope == pb.Scope(pids=[4711], exclude_pids=[process.pid])
     assert (request.kernel_buffer_kib, request.queue_bytes) == (256, 4096)
     assert server.asked("UnsubscribeRequest")
+
+
+def test_unread_is_explained(server: FakeServer, trace: Start) -> None:
+    server.fire(10)
+    _, out, err = finish(trace("--count", "4"))
+    assert len(out) == 4
+    told = "4 events delivered, 0 filtered, 0 lost, 6 unread (fired after the last one shown), 1 site"
+    assert err[-1] == f"stapsdt: {told}"
 
 
 def test_count_leaves_the_rest_unread(server: FakeServer, trace: Start) -> None:
@@ -150,8 +162,6 @@ def test_losses_are_told_at_once_and_in_the_summary(server: FakeServer, trace: S
     summary = json.loads(err[1])
     assert summary["lost"] == 5
     assert summary["lost_by_stage"]["queue"] == 5
-    status, _, err = finish(trace())
-    assert "5 lost (5 events in queue)" in err[-1]
 
 
 def test_a_stream_that_breaks_goes_on(server: FakeServer, trace: Start) -> None:
@@ -200,21 +210,32 @@ def test_human_lines(server: FakeServer, trace: Start) -> None:
     server.sites = [armed(), armed(2, pb.SiteStatus.STATE_REFUSED, "no room\n")]
     status, out, err = finish(trace("--count", "1", env=os.environ | {"TZ": "UTC"}))
     assert status == 0
-    what = r'postgresql:query__start  "a \"quoted\" \x1b[2J [red]" 0x7f31c0de4000 <gone>'
+    what = r'postgresql:query__start  "a \"quoted\" \x1b[2J [red]" 139851665915904 <gone>'
     assert out == [rf"22:13:20.000000  ev\x1bil             4711/4712    1  {what}"]
-    refusal = r"postgresql:query__start at /usr/bin/postgres+0x1234: no room\n"
     assert err == [
-        f"stapsdt: 1 site armed, 1 site refused ({refusal}); Ctrl-C stops",
+        "stapsdt: 1 site armed, 1 site refused; Ctrl-C stops",
+        r"stapsdt: refused: no room\n: postgresql:query__start at /usr/bin/postgres+0x1234",
         "stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site",
     ]
 
 
-def test_many_refusals_are_one_line(server: FakeServer, trace: Start) -> None:
-    server.sites = [armed(site_id, pb.SiteStatus.STATE_REFUSED, "no room") for site_id in range(1, 101)]
+def test_refusals_are_told_by_reason(server: FakeServer, trace: Start) -> None:
+    refused = [("no room", 2), ("its nop is odd", 97), ("a", 1), ("b", 1), ("c", 1)]
+    reasons = [reason for reason, count in refused for _ in range(count)]
+    server.sites = [
+        armed(site_id, pb.SiteStatus.STATE_REFUSED, reason) for site_id, reason in enumerate(reasons, start=1)
+    ]
+    server.sites.append(armed(200))
     server.end(pb.End.REASON_UNSUBSCRIBED)
     _, _, err = finish(trace())
-    assert err[0].startswith("stapsdt: 100 sites refused (")
-    assert err[0].endswith("and 97 more); Ctrl-C stops")
+    example = "postgresql:query__start at /usr/bin/postgres+0x1234"
+    assert err[:-1] == [
+        "stapsdt: 1 site armed, 102 sites refused; Ctrl-C stops",
+        f"stapsdt: refused: its nop is odd: {example} and 96 more",
+        f"stapsdt: refused: no room: {example} and 1 more",
+        f"stapsdt: refused: a: {example}",
+        "stapsdt: refused: for 2 more reasons",
+    ]
 
 
 def test_trace_whose_sites_are_all_refused_ends_at_once(server: FakeServer, trace: Start) -> None:
@@ -331,8 +352,43 @@ def test_filters_are_asked_for(server: FakeServer, trace: Start) -> None:
     )
 
 
+def test_users_by_name_and_processes_left_out(server: FakeServer, trace: Start) -> None:
+    server.end(pb.End.REASON_UNSUBSCRIBED)
+    process = trace("--uid", "root", "--uid", "7", "--exclude-pid", "4711", "-p", "4712", "--json")
+    assert finish(process)[0] == 0
+    (request,) = server.asked("SubscribeRequest")
+    assert request.scope == pb.Scope(pids=[4712], exclude_pids=[process.pid, 4711], uids=[0, 7])
+
+
+def test_user_that_does_not_exist(trace: Start) -> None:
+    status, _, err = finish(trace("--uid", "no such"))
+    told = "invalid value for '--uid': this host has no user 'no such'; give the user's id; see 'stapsdt trace --help'"
+    assert (status, err) == (2, [f"stapsdt: error: {told}"])
+
+
+def test_user_id_that_is_too_large(trace: Start) -> None:
+    status, _, err = finish(trace("--uid", "4294967296"))
+    assert status == 2
+    assert "4294967296 is not the id of a user; the largest is 4294967295" in err[0]
+
+
+def test_output_to_a_file(server: FakeServer, trace: Start, tmp_path: Path) -> None:
+    server.fire(2)
+    path = tmp_path / "events.jsonl"
+    status, out, err = finish(trace("--count", "2", "--json", "-o", str(path)))
+    assert (status, out) == (0, [])
+    assert [json.loads(line)["seq"] for line in path.read_text().splitlines()] == [1, 2]
+    assert json.loads(err[-1])["delivered"] == 2
+
+
+def test_output_to_a_file_that_cannot_be_written(server: FakeServer, trace: Start, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "events"
+    assert finish(trace("-o", str(path))) == (1, [], [f"stapsdt: {path}: No such file or directory"])
+    assert not server.requests
+
+
 def wrong_where() -> status_pb2.Status:
-    refusal = bad_request("where", "unexpected '='; write == (column 6)")
+    refusal = bad_request("where", "unexpected '='; write == (column 7)")
     info = error_details_pb2.ErrorInfo(metadata={"excerpt": "\x1barg0 = 5", "caret": "6"})
     refusal.details.add().Pack(info)
     return refusal
@@ -340,7 +396,7 @@ def wrong_where() -> status_pb2.Status:
 
 def test_wrong_expression_is_one_line(server: FakeServer, trace: Start) -> None:
     server.refuse = wrong_where()
-    line = "stapsdt: where: unexpected '='; write == (column 6)"
+    line = "stapsdt: where: unexpected '='; write == (column 7)"
     assert finish(trace("--where", "\x1barg0 = 5")) == (2, [], [line])
 
 

@@ -49,7 +49,7 @@ def test_unary_calls(server: FakeServer) -> None:
 
 def test_unsubscribe_that_is_refused_by_rate_is_tried_again(server: FakeServer) -> None:
     async def test(client: AsyncClient) -> None:
-        async with await client.subscribe("*:*"):
+        async with client.subscribe("*:*"):
             server.refuse_unsubscribe = 3
 
     run(server, test)
@@ -86,7 +86,7 @@ def test_events_and_columns(server: FakeServer) -> None:
     server.end(pb.End.REASON_UNSUBSCRIBED)
 
     async def test(client: AsyncClient) -> None:
-        async with await client.subscribe("postgresql:*") as subscription:
+        async with client.subscribe("postgresql:*") as subscription:
             assert [event.values async for event in subscription.events()] == [("SELECT 1", 42)] * 3
             assert [batch.count async for batch in subscription.columns(from_seq=2)] == [2]
 
@@ -137,3 +137,26 @@ def test_nobody_there() -> None:
 
     with pytest.raises(ServerUnavailableError):
         asyncio.run(ask())
+
+
+def test_subscribe_may_be_awaited_by_a_task(server: FakeServer) -> None:
+    async def test(client: AsyncClient) -> None:
+        subscription = await asyncio.create_task(client.subscribe("*:*"))
+        assert subscription.id == "sub-1"
+        async with subscription as entered:
+            assert entered is subscription
+
+    run(server, test)
+    assert len(server.asked("UnsubscribeRequest")) == 1
+
+
+def test_subscribe_that_is_refused_where_it_is_entered(server: FakeServer) -> None:
+    server.refuse = bad_request("selectors[0]", "too many stars")
+
+    async def test(client: AsyncClient) -> None:
+        with pytest.raises(InvalidRequestError, match="too many stars"):
+            async with client.subscribe("**:*"):
+                raise AssertionError
+
+    run(server, test)
+    assert not server.asked("UnsubscribeRequest")

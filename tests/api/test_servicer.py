@@ -215,8 +215,8 @@ class TestWatchProbes:
     [
         (pb.SubscribeRequest(), "selectors", "at least one"),
         (pb.SubscribeRequest(selectors=["a:b"] * 3), "selectors", "more than the 2 allowed"),
-        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 4\)"),
-        (pb.SubscribeRequest(selectors=["a("]), "selectors", r"closing parenthesis.*\(column 2\)"),
+        (pb.SubscribeRequest(selectors=["a:b", "a:b(c)"]), "selectors", r"'c' is not a capture.*\(column 5\)"),
+        (pb.SubscribeRequest(selectors=["a("]), "selectors", r"closing parenthesis.*\(column 3\)"),
         (pb.SubscribeRequest(selectors=["a:" + "b" * 1023]), "selectors", "limited to 1024"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1, 0])), "scope.pids", "0 is not a process id"),
         (pb.SubscribeRequest(selectors=["a:b"], scope=pb.Scope(pids=[1] * 4097)), "scope.pids", "4097, more"),
@@ -224,7 +224,7 @@ class TestWatchProbes:
         (
             pb.SubscribeRequest(selectors=["a:b"], where="arg0 > "),
             "where",
-            r"unexpected end; expected a name.*\(column 7\)",
+            r"unexpected end; expected a name.*\(column 8\)",
         ),
         (
             pb.SubscribeRequest(selectors=["a:b"], where="x" * 5000),
@@ -543,7 +543,7 @@ class TestSubscribe:
     )
     def test_engine_that_cannot_begin(self, server: Served, error: Exception, code: grpc.StatusCode) -> None:
         server.engine.failures["open"] = error
-        refusal = f"the host refused: {error}" if isinstance(error, OSError) else str(error)
+        refusal = f"the host refused: {error.strerror}" if isinstance(error, OSError) else str(error)
         assert refused_with(server.subscribe) == (code, refusal)
         assert server.held() == []
 

@@ -207,7 +207,7 @@ class TestEncodings:
 @pytest.mark.usefixtures("app")
 class TestOrder:
     def test_sites_are_described_once_and_before_use(self, server: Served) -> None:
-        ident = server.subscribe("app:text(arg1, arg0:str)", "app:*").subscription_id
+        ident = server.subscribe("app:text(arg1:hex, arg0:str)", "app:*").subscription_id
         server.fire(batch([1], site_id=1))
         call = server.stream(ident)
         (description,) = next(call).descriptions.probes
@@ -220,7 +220,10 @@ class TestOrder:
         server.fire(batch([2, 3], site_id=1), batch([4], unsigned(1), strings(b""), site_id=3))
         (description,) = next(call).descriptions.probes
         assert description.probe.name == "text"
-        assert [(each.index, each.is_string) for each in description.captures] == [(1, False), (0, True)]
+        assert [(each.index, each.is_string, each.is_hex) for each in description.captures] == [
+            (1, False, True),
+            (0, True, False),
+        ]
         assert seqs([next(call)]) == [2, 3, 4]
         call.cancel()
         # another stream knows nothing yet

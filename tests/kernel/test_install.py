@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.cli import manual
 from tests.support import ROOT, TICKER, Recorder, Ticker, running_daemon, stapsdt
 from tests.units import SERVICE, UNITS
 
@@ -87,7 +88,7 @@ def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker)
         f"{_UNITS}/sysusers.d/stapsdtd.conf": UNITS / "stapsdtd.sysusers.conf",
         f"{_UNITS}/tmpfiles.d/stapsdtd.conf": UNITS / "stapsdtd.tmpfiles.conf",
     }
-    assert files(root) == set(installed)
+    assert files(root) == set(installed) | {f"usr/local/share/man/man1/{name}.1" for name, _ in manual.pages()}
     for name, source in installed.items():
         if source is not None:
             assert (root / name).read_text() == source.read_text()

@@ -240,7 +240,7 @@ def test_ftrace_refuses_what_it_does_not_know(
 def test_command(daemon: Daemon, ticker_program: Path) -> None:
     wrong = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--where", "arg0 => 5", check=False)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == "stapsdt: where: unexpected '='; write == (column 5)\n"
+    assert wrong.stderr == "stapsdt: where: unexpected '='; write == (column 6)\n"
     nowhere = stapsdt(daemon.target, "trace", f"{TICKER}:tick", "--cgroup", "/no.slice", check=False)
     assert nowhere.returncode == 2
     assert "scope.cgroups: no such cgroup: '/no.slice'" in nowhere.stderr

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.cli.render import Clock, abbreviate, format_value, quote
+from stapsdtd.cli.render import Clock, abbreviate, fold, format_value, quote
 from stapsdtd.runtime.text import escape
 
 
@@ -44,12 +44,30 @@ def test_a_string_cannot_close_its_quotation_marks() -> None:
         (42, "42"),
         (-1, "-1"),
         (2**64 - 1, "18446744073709551615"),
-        (0x5555_5555_4000, "0x555555554000"),
+        (0x5555_5555_4000, "93824992231424"),
+        (1.5, "1.5"),
+        (b'\xa0\x00a"', r'"\xa0\x00a\""'),
         (None, "<page not resident>"),
     ],
 )
-def test_show_value(value: int | str | None, shown: str) -> None:
+def test_show_value(value: float | str | bytes | None, shown: str) -> None:
     assert format_value(value, "page not resident") == shown
+
+
+def test_address_is_hexadecimal_however_small() -> None:
+    assert [format_value(value, is_hexadecimal=True) for value in (0, 0x2A, 2**64 - 1)] == [
+        "0x0",
+        "0x2a",
+        "0xffffffffffffffff",
+    ]
+
+
+def test_fold_breaks_between_words() -> None:
+    assert fold("stapsdt: refused: no room in /a/very/long/path", 22) == [
+        "stapsdt: refused: no",
+        "    room in",
+        "    /a/very/long/path",
+    ]
 
 
 def test_show_some() -> None:

@@ -141,6 +141,7 @@ def test_pid_suffix(provider: str, text: str, pid: int | None) -> None:
         ("a:b( )", ()),
         ("a:b(arg0)", (Capture(0),)),
         ("a:b(arg0:int)", (Capture(0),)),
+        ("a:b(arg0:hex)", (Capture(0, is_hex=True),)),
         ("a:b(arg0:str)", (Capture(0, is_string=True),)),
         ("a:b(arg12:str[256],arg0)", (Capture(12, is_string=True, max_bytes=256), Capture(0))),
         ("a:b ( arg0 : str [ 7 ] , arg0 )", (Capture(0, is_string=True, max_bytes=7), Capture(0))),
@@ -148,7 +149,10 @@ def test_pid_suffix(provider: str, text: str, pid: int | None) -> None:
     ],
 )
 def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
-    assert parse(text).captures == captures
+    parsed = parse(text).captures
+    assert parsed == captures
+    # which is no part of what is compared
+    assert [capture.is_hex for capture in parsed or ()] == [capture.is_hex for capture in captures or ()]
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,7 @@ def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
         ("a:b(argv)", "'argv' is not a capture", 4),
         ("a:b(arg0,)", "'' is not a capture", 9),
         ("a:b(arg0,arg1:float)", "'arg1:float' is not a capture", 9),
+        ("a:b(arg0,  argv)", "'argv' is not a capture", 11),
         ("a:b(arg0:int[4])", "only str takes a length", 4),
         ("a:b(arg0:str[0])", "1 to 4096", 4),
         ("a:b(arg0:str[4097])", "1 to 4096", 4),

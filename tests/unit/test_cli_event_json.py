@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from stapsdtd.cli.event_json import json_lines
+from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Probe, Site
+
+
+def described(site_id: int, name: str, path: str = "/usr/bin/app", function: str | None = "main") -> DescribedSite:
+    site = Site(site_id, 0x1000 + site_id, None, function, ())
+    return DescribedSite(Probe("app", name, path, None, "x86-64", (), (site,)), site, ())
+
+
+SITES = {1: described(1, "a"), 2: described(2, 'b"\x1b'), 3: described(3, "c", "/memfd:libapp (deleted)", None)}
+
+
+def block(seqs: list[int], site_ids: list[int], *values: list[Any], **more: Any) -> EventBlock:
+    count = len(seqs)
+    fields: dict[str, Any] = {
+        "time_ns": [1_700_000_000_000_000_000 + seq for seq in seqs],
+        "pid": [10] * count,
+        "tid": [10 + seq for seq in seqs],
+        "cpu": [0] * count,
+        "comm": ["app"] * count,
+        "unavailable": None,
+    }
+    return EventBlock(count=count, seq=seqs, site_id=site_ids, sites=SITES, values=values, **(fields | more))
+
+
+def test_line_has_every_field() -> None:
+    (line,) = json_lines(EventBatch((block([7], [1], [-5]),)))
+    assert json.loads(line) == {
+        "seq": 7, "time_ns": 1_700_000_000_000_000_007, "pid": 10, "tid": 17, "cpu": 0, "comm": "app",
+        "provider": "app", "name": "a", "path": "/usr/bin/app", "module": "app", "function": "main", "offset": 0x1001,
+        "args": [-5],
+    }  # fmt: skip
+
+
+def test_site_is_the_events_own() -> None:
+    lines = map(json.loads, json_lines(EventBatch((block([1, 2, 3, 4], [2, 1, 3, 2]),))))
+    assert [(line["name"], line["module"], line["function"], line["offset"]) for line in lines] == [
+        ('b"\x1b', "app", "main", 0x1002),
+        ("a", "app", "main", 0x1001),
+        ("c", "memfd:libapp", None, 0x1003),
+        ('b"\x1b', "app", "main", 0x1002),
+    ]
+
+
+def test_values_of_every_type() -> None:
+    values = block(
+        [1, 2], [1, 1], [-1, 2**64 - 1], [1.5, float("nan")], ["%s \x1b", 'a"b'], [b"\x00\xff", b""], [None, 3],
+        comm=["50%", "é"], unavailable=[{4: "not in memory"}, {}],
+    )  # fmt: skip
+    first, second = map(json.loads, json_lines(EventBatch((values,))))
+    assert (first["comm"], first["args"]) == ("50%", [-1, 1.5, "%s \x1b", "00ff", None])
+    assert (second["comm"], second["args"]) == ("é", [2**64 - 1, "nan", 'a"b', "", 3])
+    assert (first["unavailable"], "unavailable" in second) == ({"4": "not in memory"}, False)
+
+
+def test_blocks_of_a_message_are_in_order_of_seq() -> None:
+    batch = EventBatch((block([1, 4, 5], [1, 1, 1], [10, 40, 50]), block([2, 3, 6], [2, 2, 2], ["x", "y", "z"])))
+    assert [json.loads(line)["args"] for line in json_lines(batch)] == [[10], ["x"], ["y"], [40], [50], ["z"]]
+    assert [event.seq for event in batch.events] == [1, 2, 3, 4, 5, 6]
+
+
+def test_event_in_one_line() -> None:
+    (event,) = EventBatch((block([7], [1], ["SELECT 1"], [42], [None], unavailable=[{2: "gone"}]),)).events
+    assert repr(event) == "<Event 7 app:a('SELECT 1', 42, <gone>) pid=10 tid=17 comm='app'>"

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.client import (
+    Argument,
+    CapturedArgument,
+    DescribedSite,
+    EventBatch,
+    EventBlock,
+    Probe,
+    Register,
+    Site,
+    SiteState,
+    SiteStatus,
+    Value,
+)
+
+UINT64 = Argument("8@%rdi", 8, signed=False, is_float=False, operand=Register("rdi", 0))
+INT64 = Argument("-8@%rdi", 8, signed=True, is_float=False, operand=Register("rdi", 0))
+
+
+def described(
+    site_id: int, path: str = "/bin/app", function: str | None = "main", arguments: tuple[Argument, ...] = ()
+) -> DescribedSite:
+    site = Site(site_id, 0x1000 + site_id, None, function, arguments)
+    captures = tuple(CapturedArgument(index, is_string=False, missing="") for index in range(len(arguments)))
+    return DescribedSite(Probe("app", "p", path, None, "x86-64", (), (site,)), site, captures)
+
+
+def status(site: DescribedSite) -> SiteStatus:
+    probe = site.probe
+    return SiteStatus(SiteState.ARMED, site.site.site_id, probe.provider, probe.name, probe.path, site.site.offset, "")
+
+
+def batch(*sites: DescribedSite, values: tuple[Value, ...] = ()) -> EventBatch:
+    """An event of each site, all with the same values."""
+    count = len(sites)
+    return EventBatch(
+        (
+            EventBlock(
+                count,
+                seq=range(1, count + 1),
+                time_ns=[1_000_000_000] * count,
+                pid=[4711] * count,
+                tid=[4712] * count,
+                cpu=[1] * count,
+                comm=["postgres"] * count,
+                site_id=[site.site.site_id for site in sites],
+                sites={site.site.site_id: site for site in sites},
+                values=tuple([value] * count for value in values),
+                unavailable=None,
+            ),
+        )
+    )
+
+
+def probes(*sites: DescribedSite) -> list[str]:
+    lines = EventLines(color=False)
+    lines.add_sites(map(status, sites))
+    return [line.split()[-1] for line in lines.format(batch(*sites), None)]
+
+
+def test_single_site_goes_by_its_probe() -> None:
+    assert probes(described(1)) == ["app:p"]
+
+
+def test_sites_of_a_file_go_by_function_and_offset() -> None:
+    assert probes(described(1), described(2, function=None)) == ["app:p@main:0x1001", "app:p@0x1002"]
+
+
+def test_sites_of_several_files_go_by_the_file() -> None:
+    assert probes(described(1), described(2, "/bin/other"), described(3, "/bin/other")) == [
+        "app:p@app",
+        "app:p@other:main:0x1002",
+        "app:p@other:main:0x1003",
+    ]
+
+
+def test_files_of_one_name_go_by_the_path() -> None:
+    assert probes(described(1), described(2, "/opt/app\x1b")) == ["app:p@app", r"app:p@app\x1b"]
+    assert probes(described(1), described(2, "/opt/app")) == ["app:p@/bin/app", "app:p@/opt/app"]
+
+
+def test_site_that_appears_later_counts() -> None:
+    lines = EventLines(color=False)
+    lines.add_sites([status(described(1))])
+    (first,) = lines.format(batch(described(1)), None)
+    lines.add_sites([status(described(2))])
+    (second,) = lines.format(batch(described(1)), None)
+    assert (first.split()[-1], second.split()[-1]) == ("app:p", "app:p@main:0x1001")
+
+
+def test_unsigned_numbers_of_64_bits_are_hexadecimal() -> None:
+    site = described(1, arguments=(UINT64, INT64))
+    (line,) = EventLines(color=False).format(batch(site, values=(42, 2**47)), None)
+    assert line.endswith("app:p  0x2a 140737488355328")
+
+
+def test_numbers_are_hexadecimal_where_the_selector_says_so() -> None:
+    site = described(1, arguments=(INT64, INT64))
+    captures = tuple(replace(capture, is_hex=capture.index == 1) for capture in site.captures)
+    (line,) = EventLines(color=False).format(batch(replace(site, captures=captures), values=(42, -42)), None)
+    assert line.endswith("app:p  42 -0x2a")
+
+
+CPU, COMM, THREAD = "    1", "  postgres       ", "      4711/4712"
+
+
+@pytest.mark.parametrize(
+    ("width", "length", "shown"),
+    [
+        (200, 100, COMM + THREAD + CPU),
+        (71, 10, COMM + THREAD + CPU),
+        (70, 10, COMM + THREAD),
+        (65, 10, THREAD),
+        (49, 10, THREAD),
+        (48, 10, ""),
+        (10, 10, ""),
+        (80, 400, COMM + THREAD),
+    ],
+)
+def test_columns_are_left_out_before_a_line_wraps(width: int, length: int, shown: str) -> None:
+    lines = EventLines(color=False)
+    value = "x" * (length - 2)
+    (line,) = lines.format(batch(described(1), values=(value,)), width)
+    assert line[15:] == f'{shown}  app:p  "{value}"'
+    # what was left out stays so: columns do not move from line to line
+    (line,) = lines.format(batch(described(1), values=("x",)), width)
+    assert line[15:] == f'{shown}  app:p  "x"'
+
+
+def test_wider_terminal_has_all_columns_again() -> None:
+    lines = EventLines(color=False)
+    for width in (40, 200):
+        (line,) = lines.format(batch(described(1)), width)
+    assert "postgres" in line
