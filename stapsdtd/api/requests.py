@@ -91,9 +91,10 @@ def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) ->
     if request.require_match and not statuses:
         raise NoMatchError
     if request.all_or_nothing:
-        failed = [each for each in statuses if each.state in {SiteState.REFUSED, SiteState.ARMING}]
+        latest = {each.site_id: each for each in statuses}
+        failed = [each for each in latest.values() if each.state in {SiteState.REFUSED, SiteState.ARMING}]
         if failed:
-            raise NotArmedError(f"{len(failed)} of {len(statuses)} sites are not armed, such as {_why_not(failed[0])}")
+            raise NotArmedError(f"{len(failed)} of {len(latest)} sites are not armed, such as {_why_not(failed[0])}")
 
 
 def _why_not(status: SiteStatus) -> str:

@@ -24,8 +24,6 @@ from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Probe, Site, Sit
 MAX_SELECTOR_LENGTH = 1024
 _FIELD = "selectors"
 _LONG_FORM_COLONS = 3
-_DELETED = " (deleted)"
-"""The kernel's word behind the path of a deleted file or memfd."""
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
@@ -71,19 +69,18 @@ class Selector:
     def matches_provider(self, provider: str) -> bool:
         """Report whether a provider may be meant, with or without a pid in the selector."""
         patterns = [self.provider, *([self.provider_of_pid[0]] if self.provider_of_pid else [])]
-        return any(pattern.matches(_normalize(provider)) for pattern in patterns)
+        return any(pattern.matches(normalized(provider)) for pattern in patterns)
 
     def matches_name(self, name: str) -> bool:
-        return self.name.matches(_normalize(name))
+        return self.name.matches(normalized(name))
 
     def match(self, path: str, site: Site) -> Match | None:
         """Match a site of the object at path; None if it does not match."""
         if not self.matches_name(site.name) or not self.function.matches(site.function or ""):
             return None
-        module = path.removesuffix(_DELETED)
-        if not self.module.matches(module if "/" in self.module.text else os.path.basename(module)):
+        if not self.module.matches(path if "/" in self.module.text else os.path.basename(path)):
             return None
-        provider = _normalize(site.provider)
+        provider = normalized(site.provider)
         if self.provider.matches(provider):
             return Match(self, None)
         if self.provider_of_pid is not None and self.provider_of_pid[0].matches(provider):
@@ -122,12 +119,12 @@ def parse(text: str) -> Selector:
     with_pid = _PID_SUFFIX.fullmatch(provider) if names.count(":") >= _LONG_FORM_COLONS else None
     return Selector(
         text,
-        Pattern(_normalize(provider)),
+        Pattern(_normalized_glob(provider)),
         Pattern(module),
         Pattern(function),
-        Pattern(_normalize(name)),
+        Pattern(_normalized_glob(name)),
         captures,
-        (Pattern(_normalize(with_pid[1])), int(with_pid[2])) if with_pid else None,
+        (Pattern(_normalized_glob(with_pid[1])), int(with_pid[2])) if with_pid else None,
     )
 
 
@@ -177,13 +174,18 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
     return tuple(captures)
 
 
-def _normalize(name: str) -> str:
-    """Convert DTrace's `query-start` to the note's `query__start`.
+def normalized(name: str) -> str:
+    """Return a provider or name with DTrace's hyphens as a note has them: `query__start` for `query-start`."""
+    return name.replace("-", "__")
 
-    >>> _normalize("query-[a-z]*")
+
+def _normalized_glob(glob: str) -> str:
+    """As normalized, but a hyphen within a set makes a range.
+
+    >>> _normalized_glob("query-[a-z]*")
     'query__[a-z]*'
     """
-    return _HYPHEN.sub(lambda match: match[1] or "__", name)
+    return _HYPHEN.sub(lambda match: match[1] or "__", glob)
 
 
 def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:

@@ -177,9 +177,7 @@ def _print_hints(listing: ProbeListing) -> None:
         print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
 
 
-def _say_why_empty(
-    client: Client, selectors: Sequence[str], files: Sequence[str], *, is_restricted: bool
-) -> int:
+def _say_why_empty(client: Client, selectors: Sequence[str], files: Sequence[str], *, is_restricted: bool) -> int:
     """Print on standard error why no probe is listed, and return the exit code."""
     if not is_restricted:
         print_stderr("no running program has static probes; programs that start later are found automatically")

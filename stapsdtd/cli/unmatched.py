@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from stapsdtd.catalog.selectors import parse
+from stapsdtd.catalog.selectors import normalized, parse
 from stapsdtd.client import ClientError, NotFoundError
 from stapsdtd.runtime.text import escape
 
@@ -84,8 +84,12 @@ async def _hints(
     ]
     if not missing:
         return Hints()
-    listing = await client.list_probes(files=files)
-    access = (await client.info()).access
+    try:
+        listing = await client.list_probes(files=files)
+        access = (await client.info()).access
+    except ClientError:
+        # the role may not list, or the server may be busy, which is no reason to end the trace
+        return Hints()
     hidden = ""
     if access is not None and access.list is not None:
         hidden = f"your role, {access.role}, hides other users' processes, which may have such probes"
@@ -97,18 +101,20 @@ def why_unmatched(selector: Selector, probes: Iterable[Probe]) -> Unmatched:
     known = {(probe.provider, probe.name) for probe in probes}
     providers = {provider for provider, _ in known}
     names = {name for provider, name in known if selector.matches_provider(provider)}
-    provider, name = selector.provider.text, selector.name.text
+    text = selector.text.removesuffix("()")
+    provider, name = text.partition("(")[0].split(":")[0], selector.name.text
     if not known:
-        return Unmatched(selector.text, "no running program has static probes yet")
+        return Unmatched(text, "no running program has static probes yet")
     if any(map(selector.matches_name, names)):
-        return Unmatched(selector.text, "no such probe in the selected processes, modules and functions yet")
+        return Unmatched(text, "no such probe in the selected processes, modules and functions yet")
     if not names:
-        near = tuple(f"{each}:{name or '*'}" for each in _near(provider, providers))
-        return Unmatched(selector.text, f"no running program has a provider {provider} yet", near)
+        near = tuple(f"{each}:{name or '*'}" for each in _near(normalized(provider), providers))
+        return Unmatched(text, f"no running program has a provider {provider} yet", near)
     if name in providers:
-        return Unmatched(selector.text, f"{name} is a provider, not a probe", (f"{name}:*",))
-    return Unmatched(selector.text, "no such probe yet", _near(name, names))
+        return Unmatched(text, f"{name} is a provider, not a probe", (f"{name}:*",))
+    return Unmatched(text, "no such probe yet", _near(name, names))
 
 
 def _near(word: str, words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(get_close_matches(word, sorted(words), _SUGGESTIONS, _SIMILARITY))
+    by_normalized = {normalized(each): each for each in sorted(words)}
+    return tuple(by_normalized[each] for each in get_close_matches(word, by_normalized, _SUGGESTIONS, _SIMILARITY))

@@ -27,7 +27,7 @@ class Lifetimes:
     def follow(self, ident: str, pids: Iterable[int]) -> Callable[[], None]:
         """Follow the processes in the scope of a subscription that is to be. Return a function that ends that.
 
-        Raises InvalidArgumentError if one of them has ended, and LimitReachedError.
+        Raises InvalidArgumentError if there is no such process, and LimitReachedError.
         """
         return self._exits.follow(pids, partial(self._on_exit, ident))
 
@@ -49,9 +49,9 @@ class Lifetimes:
         self._end(ident, EndReason.LEASE_EXPIRED)
 
     def _on_exit(self, ident: str, pid: int) -> None:
-        live = self._live[ident]
-        live.subscription.processes.ended(pid)
-        self._end_if_over(live)
+        if live := self._live.get(ident):
+            live.subscription.processes.ended(pid)
+            self._end_if_over(live)
 
     def _end_if_over(self, live: LiveSubscription) -> None:
         """End a subscription all of whose processes have ended. Without a stream it has its lease to be read."""

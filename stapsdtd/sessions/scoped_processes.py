@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -13,16 +15,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stapsdtd.errors import InvalidArgumentError, LimitReachedError
+from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReachedError
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
 
+_log = logging.getLogger(__name__)
+
 _FIELD = "scope.pids"
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
+"""EINVAL, and ENOENT since Linux 6.9: it is a thread; see pidfd_open(2)."""
 
 
 class ScopedProcesses:
-    """The processes in one subscription's scope, which end one by one. Any thread may read it.
+    """The processes in one subscription's scope, which end one by one. Any thread may read it, and one calls `rest`.
 
     remaining: those that have not ended.
     """
@@ -30,21 +36,28 @@ class ScopedProcesses:
     def __init__(self, pids: Iterable[int], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.remaining = frozenset(pids)
         self._clock_ns = clock_ns
-        # replaced, never changed
-        self._ended_ns: dict[int, int] = {}
+        self._ended: list[tuple[int, int]] = []
+        # of _ended, by pid, as far as `rest` knows them
+        self._ended_pids = np.array([], np.int32)
+        self._ended_ns = np.array([], np.int64)
 
     def ended(self, pid: int) -> None:
-        """Note that a process has ended: later events of this pid are another's."""
-        self._ended_ns = {**self._ended_ns, pid: self._clock_ns()}
+        """Note that a process has ended: later events of this pid are another's. What that fired between the exit and
+        this call cannot be told apart.
+        """
+        self._ended.append((pid, self._clock_ns()))
         self.remaining -= {pid}
 
     def rest(self, batch: EventBatch) -> EventBatch:
         """Return a batch without the events of processes that took over the pid of one that ended."""
-        for pid, time_ns in self._ended_ns.items():
-            foreign = (batch.pid == pid) & (batch.time_ns > time_ns)
-            if np.count_nonzero(foreign):
-                batch = batch.take(np.flatnonzero(~foreign))
-        return batch
+        if len(self._ended) > len(self._ended_pids):
+            ended = np.array(sorted(self._ended), np.int64)
+            self._ended_pids, self._ended_ns = ended[:, 0].astype(np.int32), ended[:, 1]
+        if not len(self._ended_pids):
+            return batch
+        at = np.minimum(np.searchsorted(self._ended_pids, batch.pid), len(self._ended_pids) - 1)
+        foreign = (self._ended_pids[at] == batch.pid) & (batch.time_ns > self._ended_ns[at])
+        return batch.take(np.flatnonzero(~foreign)) if np.count_nonzero(foreign) else batch
 
 
 @dataclass(slots=True, eq=False)
@@ -58,11 +71,13 @@ class _Process:
 class ProcessExits:
     """Reports when processes end, the last thread included. Runs on an event loop.
 
-    A process has one pidfd, however many scopes name it.
+    A process has one pidfd, however many scopes name it. All together take a quarter of the descriptors at most: the
+    rest is for files, rings and clients.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_processes: int | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._max_processes = max_processes or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
         self._processes: dict[int, _Process] = {}
 
     def follow(self, pids: Iterable[int], on_exit: Callable[[int], None]) -> Callable[[], None]:
@@ -82,10 +97,6 @@ class ProcessExits:
         if not process.on_exit and self._processes.get(pid) is process:
             self._forget(pid)
 
-    def close(self) -> None:
-        for pid in list(self._processes):
-            self._forget(pid)
-
     def _find(self, pid: int) -> _Process:
         process = self._processes.get(pid)
         if process is not None and _is_reaped(process.pidfd):
@@ -93,13 +104,23 @@ class ProcessExits:
             self._end(pid)
             process = None
         if process is None:
-            process = self._processes[pid] = _Process(_open(pid))
-            self._loop.add_reader(process.pidfd, self._end, pid)
+            if len(self._processes) >= self._max_processes:
+                raise LimitReachedError(f"the server follows {self._max_processes} processes, which is its limit")
+            pidfd = _open(pid)
+            try:
+                self._loop.add_reader(pidfd, self._end, pid)
+            except BaseException:
+                os.close(pidfd)
+                raise
+            process = self._processes[pid] = _Process(pidfd)
         return process
 
     def _end(self, pid: int) -> None:
         for on_exit in list(self._forget(pid).on_exit):
-            on_exit(pid)
+            try:
+                on_exit(pid)
+            except Exception:  # noqa: BLE001 - the other scopes are to be told as well
+                _log.exception("process %d: its end cannot be handled", pid)
 
     def _forget(self, pid: int) -> _Process:
         process = self._processes.pop(pid)
@@ -109,12 +130,16 @@ class ProcessExits:
 
 
 def _open(pid: int) -> int:
-    """Raises InvalidArgumentError and LimitReachedError."""
+    """Raises InvalidArgumentError, LimitReachedError, and KernelFeatureError if this host has no pidfds."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
         if error.errno in _OUT_OF_DESCRIPTORS:
             raise LimitReachedError("the server has no descriptors left to follow more processes") from error
+        if error.errno not in _NO_PROCESS:
+            raise KernelFeatureError(
+                "pidfds", f"pidfd_open: {error.strerror}", "allow it in the seccomp profile, or trace without --pid"
+            ) from error
         leader = procfs.tgid(pid)
         if leader not in {None, pid}:
             raise InvalidArgumentError(_FIELD, f"{pid} is a thread of process {leader}") from error

@@ -124,7 +124,7 @@ class Subscriptions:
 
         The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
         engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
-        a process in its scope has ended.
+        there is no such process as its scope names.
         """
         if self._closing:
             raise ServerStoppingError
@@ -132,22 +132,23 @@ class Subscriptions:
         ident = secrets.token_hex(8)
         held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
         self._file_limits.check(client, files, held)
-        others = [live.subscription for live in self._live.values()]
+        # which may end some
         unfollow = self._lifetimes.follow(ident, spec.scope.pids)
+        others = [live.subscription for live in self._live.values()]
         try:
             principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
+            subscription = Subscription(
+                ident,
+                next(self._subscription_keys),
+                spec,
+                os.getpid(),
+                self._engine.why_not,
+                principal,
+                self._connected,
+            )
         except BaseException:
             unfollow()
             raise
-        subscription = Subscription(
-            ident,
-            next(self._subscription_keys),
-            spec,
-            os.getpid(),
-            self._engine.why_not,
-            principal,
-            self._connected,
-        )
         first = FirstArming()
         live = LiveSubscription(subscription, Session(subscription), unfollow, first=first)
         self._live[subscription.id] = live

@@ -73,6 +73,7 @@ class FakeServer(StapsdtServiceServicer):
 
     break_after: the next stream is cut with UNAVAILABLE after so many messages.
     refuse: the next request is aborted with this.
+    refuse_list: ListProbes is aborted with this.
     refuse_unsubscribe: as many calls of Unsubscribe are aborted as asked too often.
     refuse_after_break: the same for the first request after a stream was cut.
     """
@@ -90,6 +91,7 @@ class FakeServer(StapsdtServiceServicer):
         self.break_after: int | None = None
         self.refuse: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.refuse_unsubscribe = 0
+        self.refuse_list: tuple[grpc.StatusCode, str] | None = None
         self.refuse_after_break: tuple[grpc.StatusCode, str] | status_pb2.Status | None = None
         self.requests: list[Any] = []
         self.news = threading.Condition()
@@ -152,6 +154,8 @@ class FakeServer(StapsdtServiceServicer):
 
     def ListProbes(self, request: Any, context: Any) -> pb.ListProbesResponse:  # noqa: N802
         self._begin(request, context)
+        if self.refuse_list is not None:
+            context.abort(*self.refuse_list)
         return self.listing
 
     def WatchProbes(self, request: Any, context: Any) -> Iterator[pb.WatchProbesResponse]:  # noqa: N802

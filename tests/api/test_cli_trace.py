@@ -294,6 +294,17 @@ def test_selector_that_matches_nothing_is_explained_beside_one_that_does(
         ]
 
 
+def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:
+    server.sites = []
+    server.refuse_list = (grpc.StatusCode.PERMISSION_DENIED, "role r does not allow listing probes")
+    process = trace("--count", "1")
+    assert process.stderr is not None
+    assert "no probe matches yet: waiting" in process.stderr.readline()
+    server.tell(pb.StreamResponse(status=pb.Status(sites=[armed()])))
+    server.fire()
+    assert finish(process)[0] == 0
+
+
 def test_no_wait_fails_at_once(server: FakeServer, trace: Start) -> None:
     server.refuse = (grpc.StatusCode.NOT_FOUND, "no probe matches")
     status, out, err = finish(trace("postgresqk:query", "--no-wait"))

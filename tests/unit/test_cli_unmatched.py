@@ -14,6 +14,7 @@ PROBES = [
         ("postgresql", "query__rewrite__start"),
         ("python", "gc__start"),
         ("hotspot", "gc__begin"),
+        ("my-app", "start"),
     )
 ]
 
@@ -30,13 +31,15 @@ PROBES = [
         ("postgres:*", "no running program has a provider postgres yet", ("postgresql:*",)),
         ("postgres:", "no running program has a provider postgres yet", ("postgresql:*",)),
         ("pythn:gc__start(arg0)", "no running program has a provider pythn yet", ("python:gc__start",)),
+        ("my-ap:start", "no running program has a provider my-ap yet", ("my-app:start",)),
+        ("my-app:strt()", "no such probe yet", ("start",)),
         ("mysql:*", "no running program has a provider mysql yet", ()),
         ("postgresql:::zzz", "no such probe yet", ()),
         ("postgresql::main:query__start", "no such probe in the selected processes, modules and functions yet", ()),
     ],
 )
 def test_reason_and_nearest_names(selector: str, reason: str, nearest: tuple[str, ...]) -> None:
-    assert why_unmatched(parse(selector), PROBES) == Unmatched(selector, reason, nearest)
+    assert why_unmatched(parse(selector), PROBES) == Unmatched(selector.removesuffix("()"), reason, nearest)
 
 
 def test_host_without_probes() -> None:

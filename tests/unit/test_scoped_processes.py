@@ -75,13 +75,13 @@ def test_pid_whose_process_is_gone_is_looked_up_anew(children: list[subprocess.P
     async def work() -> None:
         exits = ProcessExits()
         earlier = Exits()
-        exits.follow([pid], earlier)
+        stop = exits.follow([pid], earlier)
         children[0].kill()
         children[0].wait()
         with pytest.raises(InvalidArgumentError, match=f"there is no process {pid}"):
             exits.follow([pid], Exits())
         assert earlier.pids.get_nowait() == pid
-        exits.close()
+        stop()
 
     run(work())
 
@@ -133,8 +133,7 @@ def test_descriptors_run_out(children: list[subprocess.Popen[bytes]]) -> None:
                     stack.callback(os.close, os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
             with pytest.raises(LimitReachedError, match="no descriptors left"):
                 exits.follow([children[0].pid], Exits())
-        exits.follow([children[0].pid], Exits())
-        exits.close()
+        exits.follow([children[0].pid], Exits())()
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors(os.getpid()) + 20, limits[1]))
@@ -142,6 +141,37 @@ def test_descriptors_run_out(children: list[subprocess.Popen[bytes]]) -> None:
         run(work())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_scope_that_fails_keeps_no_other_from_learning_of_an_exit(children: list[subprocess.Popen[bytes]]) -> None:
+    def fail(pid: int) -> None:
+        raise RuntimeError(pid)
+
+    async def work() -> None:
+        exits = ProcessExits()
+        other = Exits()
+        exits.follow([children[0].pid], fail)
+        exits.follow([children[0].pid], other)
+        children[0].kill()
+        assert await other.pids.get() == children[0].pid
+
+    run(work())
+
+
+def test_followed_processes_take_a_part_of_the_descriptors(children: list[subprocess.Popen[bytes]]) -> None:
+    first, second = (child.pid for child in children)
+
+    async def work() -> None:
+        exits = ProcessExits(max_processes=1)
+        stop = exits.follow([first], Exits())
+        with pytest.raises(LimitReachedError, match="follows 1 processes, which is its limit"):
+            exits.follow([second], Exits())
+        # one that is followed costs nothing more
+        exits.follow([first], Exits())()
+        stop()
+        exits.follow([second], Exits())()
+
+    run(work())
 
 
 def test_later_events_of_the_pid_of_one_that_ended_are_anothers() -> None:
@@ -156,3 +186,14 @@ def test_later_events_of_the_pid_of_one_that_ended_are_anothers() -> None:
     processes.ended(8)
     assert processes.remaining == frozenset()
     assert processes.rest(events).time_ns.tolist() == [90, 110, 120]
+
+
+def test_many_ended_processes_are_told_apart() -> None:
+    processes = ScopedProcesses(range(5000), clock_ns=iter(range(100, 6000)).__next__)
+    # in no order of their pids
+    for pid in reversed(range(1, 5000)):
+        processes.ended(pid)
+    assert processes.remaining == {0}
+    first_ns, last_ns = 100 + 4999 - 4000, 100 + 4999 - 1
+    events = batch([first_ns, first_ns + 1, last_ns, last_ns + 1, 9999], pid=[4000, 4000, 1, 1, 0])
+    assert processes.rest(events).time_ns.tolist() == [first_ns, last_ns, 9999]
