@@ -30,7 +30,8 @@ _FAILURES = {
 class Summary:
     """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count.
 
-    processes_ended: whether the trace ended because every process in its scope did.
+    processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
+    if nothing did.
     """
 
     delivered: int
@@ -40,6 +41,12 @@ class Summary:
     refused: int
     unread: int
     processes_ended: bool = False
+    silent: tuple[str, ...] = ()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether sites were armed, and none of them fired."""
+        return bool(self.sites) and not any((self.delivered, self.filtered, self.lost, self.unread))
 
     @property
     def lost(self) -> int:
@@ -60,6 +67,8 @@ class Summary:
             record["unread"] = self.unread
         if self.processes_ended:
             record["processes_ended"] = True
+        if self.silent:
+            record["silent"] = list(self.silent)
         return record
 
 

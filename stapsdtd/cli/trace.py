@@ -6,12 +6,14 @@ With --count, the remaining events are not read; the account from Unsubscribe sa
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
 from stapsdtd.cli.unmatched import subscribed
 from stapsdtd.client import (
@@ -87,26 +89,18 @@ def command(
                 subscribed(client, selectors, subscribe_options) as (subscription, hints),
             ):
                 output.begin(subscription.sites, hints)
-                return await _follow(subscription, output, stop, count=count, duration=duration)
+                printer = _Printer(output, count)
+                failure = await follow(subscription, printer.run(subscription), stop, duration=duration)
+                summary = summary_of(subscription, printer.printed)
+                if summary.is_silent:
+                    silent = await why_silent(client, selectors, subscription.armed_so_far)
+                    summary = replace(summary, silent=silent)
+        if failure:
+            print_stderr(failure)
+        output.end(summary)
+        return 1 if failure else 0
 
     return asyncio.run(trace())
-
-
-async def _follow(
-    subscription: AsyncSubscription,
-    output: Output,
-    stop: asyncio.Event,
-    *,
-    count: int | None,
-    duration: float | None,
-) -> int:
-    """Print events until the end, and return the exit code."""
-    printer = _Printer(output, count)
-    failure = await follow(subscription, printer.run(subscription), stop, duration=duration)
-    if failure:
-        print_stderr(failure)
-    output.end(summary_of(subscription, printer.printed))
-    return 1 if failure else 0
 
 
 class _Printer:

@@ -101,6 +101,8 @@ class HumanOutput:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
 
     def end(self, summary: Summary) -> None:
+        for reason in summary.silent:
+            print_stderr(reason)
         print_stderr(format_summary(summary))
 
     def _show(self, sites: Sequence[SiteStatus], more: str = "") -> None:

@@ -69,13 +69,18 @@ class SubscriptionState:
         self.still_disarming = False
         self.next_seq = 1
         self._sites: dict[int, SiteStatus] = {}
-        self._ever_armed: set[int] = set()
+        self._ever_armed: dict[int, SiteStatus] = {}
         self._update(decode.site_statuses(response.sites))
 
     @property
     def sites(self) -> tuple[SiteStatus, ...]:
         """All sites that match now, armed or refused."""
         return tuple(self._sites.values())
+
+    @property
+    def armed_so_far(self) -> tuple[SiteStatus, ...]:
+        """All sites that were armed, including those whose object is gone."""
+        return tuple(self._ever_armed.values())
 
     @property
     def sites_armed(self) -> int:
@@ -123,7 +128,7 @@ class SubscriptionState:
     def _update(self, sites: tuple[SiteStatus, ...]) -> None:
         for site in sites:
             if site.state is SiteState.ARMED:
-                self._ever_armed.add(site.site_id)
+                self._ever_armed[site.site_id] = site
             if site.state is SiteState.DISARMED:
                 self._sites.pop(site.site_id, None)
             else:

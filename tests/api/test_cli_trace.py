@@ -294,6 +294,27 @@ def test_selector_that_matches_nothing_is_explained_beside_one_that_does(
         ]
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_silence_is_explained_where_that_can_be_known(server: FakeServer, trace: Start, *, is_json: bool) -> None:
+    monitor = armed()
+    monitor.provider, monitor.name = "hotspot", "monitor__wait"
+    server.sites = [monitor]
+    server.listing = pb.ListProbesResponse()
+    status, _, err = finish(trace("hotspot:*", "--duration", "0.1", *(["--json"] if is_json else [])))
+    assert status == 0
+    silent = [
+        "hotspot:monitor__*: the JVM fires these only with -XX:+DTraceMonitorProbes",
+        "no running program has these probes now",
+    ]
+    if is_json:
+        assert json.loads(err[-1]) == {"delivered": 0, "filtered": 0, "lost": 0, "sites": 1, "silent": silent}
+    else:
+        assert err[-3:] == [
+            *(f"stapsdt: {reason}" for reason in silent),
+            "stapsdt: 0 events delivered, 0 filtered, 0 lost, 1 site",
+        ]
+
+
 def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:
     server.sites = []
     server.refuse_list = (grpc.StatusCode.PERMISSION_DENIED, "role r does not allow listing probes")
