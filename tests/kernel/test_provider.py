@@ -417,16 +417,26 @@ def test_bpftrace_shows_what_was_fired(target: Target) -> None:
     assert target("request__start.enabled") == "False"
 
 
-@pytest.mark.alone  # perf counts a moment after the semaphore is up
 def test_a_tracer_of_the_parent_alone_loses_the_child_at_its_first_hit(target: Target, tracer: Tracer) -> None:
     require(shutil.which("perf") is not None, "perf")
     declare(target, "probe")
     target("provider.load()")
     tracer.define("probe", sites(target.pid)["probe"])
+    (asked, ask), (answer, answered) = os.pipe(), os.pipe()
     command = ["perf", "stat", "--no-inherit", "-e", f"{GROUP}:probe", "-p", str(target.pid), "-x,"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as perf:
+    # the semaphore is up before perf counts, which it says only if it is told to begin
+    command += ["--delay=-1", f"--control=fd:{asked},{answered}"]
+    with (
+        open(ask, "wb", buffering=0) as begin,
+        open(answer, "rb", buffering=0) as begun,
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[asked, answered]) as perf,
+    ):
         assert perf.stderr is not None
+        os.close(asked)
+        os.close(answered)
         wait_until(lambda: perf.poll() is not None or target("probe.enabled") == "True")
+        begin.write(b"enable\n")
+        assert begun.read(4) == b"ack\n"
         child = int(target("fork()"))
         assert target("in_child('probe.enabled')") == "True"
         target("in_child('probe.fire()')")
@@ -434,7 +444,8 @@ def test_a_tracer_of_the_parent_alone_loses_the_child_at_its_first_hit(target: T
         assert target("probe.enabled") == "True"
         target("probe.fire()")
         perf.send_signal(signal.SIGINT)
-        assert perf.stderr.read().startswith("1,")
+        # behind its messages of being told
+        assert perf.stderr.read().splitlines()[-1].startswith("1,")
     assert target("probe.enabled") == "False"
     assert target(f"reap({child})") == "0"
 
