@@ -35,7 +35,13 @@ def with_addresses(
     known = ARCHITECTURES.get(architecture)
     counter = known.program_counter if known else None
     return tuple(
-        replace(argument, operand=_resolve(argument.operand, symbols, site, counter, is_fixed=is_fixed))
+        Argument(
+            argument.text,
+            argument.size,
+            argument.signed,
+            argument.is_float,
+            _resolve(argument.operand, symbols, site, counter, is_fixed=is_fixed),
+        )
         for argument in arguments
     )
 
@@ -58,11 +64,11 @@ def _resolve(
     distance = _signed(address + operand.displacement - site)
     match operand:
         case Address():
-            return replace(operand, base=counter, displacement=distance)
+            return Address(counter, distance, operand.symbol)
         case Memory(base=None):
-            return replace(operand, base=counter, displacement=distance)
+            return Memory(counter, distance, operand.index, operand.scale, operand.symbol)
         case Memory(base=base, index=None):
-            return replace(operand, base=counter, displacement=distance, index=base, scale=1)
+            return Memory(counter, distance, base, 1, operand.symbol)
         case _ if is_fixed:
             return replace(operand, displacement=_signed(address + operand.displacement))
         case _:

@@ -101,10 +101,7 @@ class Container:
         return [self.section(int(i)) for i in np.flatnonzero(self.section_table["type"] == kind)]
 
     def section(self, index: int) -> Section:
-        row = self.section_table[index]
-        kind, address, offset, size, link, entry_size = (
-            int(row[field]) for field in ("type", "addr", "offset", "size", "link", "entsize")
-        )
+        _, kind, _, address, offset, size, link, _, _, entry_size = self.section_table[index].item()
         return Section(kind, Vaddr(address), FileOffset(offset), size, link, entry_size)
 
     def segments(self, kind: int) -> list[Segment]:

@@ -44,6 +44,10 @@ class TooSlowError(ObjectUnreadableError):
     """It was not parsed in the seconds that were given."""
 
 
+class ParserLostError(ObjectUnreadableError):
+    """The process that parsed it ended, hung or said nonsense: the file may be readable all the same."""
+
+
 class SandboxedParser:
     """Parses in processes without rights. `close` leaves none behind; all calls come from one thread.
 
@@ -126,7 +130,7 @@ class SandboxedParser:
                 # a worker that had read other files may have been at fault, or whoever ended it
                 if is_last or isinstance(error, TimeoutError) or (was_new and isinstance(error, RefusedError)):
                     _log.warning("%r cannot be parsed: %s", _name(descriptor), what)
-                    raise ObjectUnreadableError(what) from error
+                    raise ParserLostError(what) from error
             except BaseException:
                 self._end(worker, None)
                 raise

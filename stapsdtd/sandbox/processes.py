@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
 from stapsdtd.sandbox.protocol import RefusedError
-from stapsdtd.sandbox.worker import PID
+from stapsdtd.sandbox.worker import IDLE, PID
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ USER = "stapsdt-parse"
 NOBODY = 65534
 
 COMMAND = (sys.executable, "-I", "-m", "stapsdtd.sandbox.worker")
+IDLE_COMMAND = (*COMMAND, IDLE)
+"""At idle priority, which may take its time on a busy host."""
 
 _START_SECONDS = 30.0
 _ZYGOTE_SECONDS = 5.0
@@ -45,10 +47,13 @@ class Zygote:
     """The process that workers are forked from.
 
     ids: of the user and group they become where this process may change its own; without it, worker_ids. command: what
-    becomes the zygote when a socket's descriptor and both ids are added.
+    becomes the zygote when a socket's descriptor and both ids are added. slowness: how many times as long as usual it
+    may take.
     """
 
-    def __init__(self, *, ids: tuple[int, int] | None = None, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, *, ids: tuple[int, int] | None = None, command: Sequence[str] = COMMAND, slowness: float = 1
+    ) -> None:
         user, group = ids or worker_ids()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -63,7 +68,8 @@ class Zygote:
             except BaseException:
                 self._control.close()
                 raise
-        self._seconds = _START_SECONDS
+        self._seconds = slowness * _START_SECONDS
+        self._fork_seconds = slowness * _ZYGOTE_SECONDS
 
     def fork(self) -> Worker:
         """Return a new worker. Raises OSError with ENOMEM where no process can be forked."""
@@ -71,8 +77,8 @@ class Zygote:
         try:
             with theirs:
                 pid = self._ask(b"F", [theirs.fileno()])
-            self._seconds = _ZYGOTE_SECONDS
-            return Worker(pid, ours, _missing(pid, ours))
+            self._seconds = self._fork_seconds
+            return Worker(pid, ours, _missing(pid, ours, self._fork_seconds))
         except BaseException:
             ours.close()
             raise
@@ -163,11 +169,11 @@ def worker_ids() -> tuple[int, int]:
     return found.pw_uid, found.pw_gid
 
 
-def _missing(pid: int, channel: socket.socket) -> Measure:
+def _missing(pid: int, channel: socket.socket, seconds: float) -> Measure:
     """Return what a new worker says first. pid: negative where there is none."""
     if pid < 0:
         raise OSError(errno.ENOMEM, f"no process can be forked to parse with: {os.strerror(-pid)}")
-    channel.settimeout(_ZYGOTE_SECONDS)
+    channel.settimeout(seconds)
     said = channel.recv(1)
     if not said:
         raise WorkerGoneError("a process to parse with could not give up its rights")

@@ -1,4 +1,4 @@
-"""The other side of `processes`: `python -I -m stapsdtd.sandbox.worker SOCKET USER GROUP`.
+"""The other side of `processes`: `python -I -m stapsdtd.sandbox.worker [--idle] SOCKET USER GROUP`.
 
     daemon ──► zygote   SEQPACKET   1 byte and a socket: fork a worker that serves it ──► i32 pid, or -errno
                                     i32 pid: kill that worker ──► i32 its wait status
@@ -37,13 +37,19 @@ Parse = Callable[[BinaryIO, BinaryIO | None], ParsedObject]
 
 PID = struct.Struct("<i")
 
+IDLE = "--idle"
+
 _SOCKET = 3
 """Where the one descriptor is that is left beside the null device."""
 
 
 def serve(arguments: list[str], parse: Parse = parse_object) -> None:
     """Be the zygote until the daemon closes its end. arguments: a socket's descriptor, user and group id."""
-    descriptor, user, group = map(int, arguments)
+    if arguments[0] == IDLE:
+        # workers inherit it
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    descriptor, user, group = map(int, arguments[-3:])
     _leave_open(descriptor)
     for number in (signal.SIGINT, signal.SIGTERM):
         # these go to all processes of a service or a terminal; here it ends when the daemon is done with it

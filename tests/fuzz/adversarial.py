@@ -141,10 +141,10 @@ def many_names_and_the_largest_symbol_table(file: BinaryIO) -> None:
 
 @image
 def same_symbolic_arguments_in_many_notes() -> bytes:
-    """1.2 MB of notes, whose 128 arguments are two bytes each and an object of their own for each site."""
+    """660 KB of notes, whose 128 arguments are two bytes each and an object of their own for each site."""
     elf = Elf(symbols=[Symbol(b"a", DATA_VADDR, 8, kind=1, section=2)])
     text = b" ".join([b"a"] * 128)
-    elf.notes = b"".join(elf.note(name=b"%x" % i, arguments=text) for i in range(4000))
+    elf.notes = b"".join(elf.note(name=b"%x" % i, arguments=text) for i in range(2200))
     return elf.build()
 
 

@@ -273,7 +273,7 @@ def test_a_worker_that_read_others_before_is_not_believed_to_be_the_files_fault(
 @pytest.mark.parametrize("times", [1, 2])
 def test_killed_in_the_middle_of_a_file(sandbox: SandboxedParser, tmp_path: Path, times: int) -> None:
     path = tmp_path / "many"
-    path.write_bytes(many_notes(400_000).build())
+    path.write_bytes(many_notes(100_000).build())
     parse(sandbox, sys.executable)
     found = list[ParsedObject | str]()
     before = children(zygote())

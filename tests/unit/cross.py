@@ -5,16 +5,21 @@ loongarch64 has none in Debian 12.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from stapsdtd.elf import parse_object
 from stapsdtd.model import ParsedObject
-from tests.support import require
+from tests.support import require, shared_folder
 
 SOURCE = r"""
 #include <sys/sdt.h>
@@ -169,19 +174,23 @@ TARGETS = [
 ]
 
 
-def prepared(folder: Path) -> Path:
-    """The sources, and sys/sdt.h apart from the other headers, which are the host's; made once."""
+def prepared(factory: pytest.TempPathFactory) -> Path:
+    """The sources, and sys/sdt.h apart from the other headers, which are the host's; made once, for all processes."""
+    folder = shared_folder(factory) / "cross"
     if folder.exists():
         return folder
     candidates = [Path("/usr/include/x86_64-linux-gnu/sys"), Path("/usr/include/sys")]
     found = next((path for path in candidates if (path / "sdt.h").exists()), None)
     require(found, "sys/sdt.h of systemtap-sdt-dev")
     assert found is not None
-    (folder / "include" / "sys").mkdir(parents=True)
+    own = Path(tempfile.mkdtemp(dir=folder.parent))
+    (own / "include" / "sys").mkdir(parents=True)
     for header in ("sdt.h", "sdt-config.h"):
-        (folder / "include" / "sys" / header).symlink_to(found / header)
+        (own / "include" / "sys" / header).symlink_to(found / header)
     for name, text in SOURCES.items():
-        (folder / name).write_text(text)
+        (own / name).write_text(text)
+    with suppress(OSError):
+        own.rename(folder)  # unless another process was faster
     return folder
 
 
@@ -192,7 +201,9 @@ def objects(folder: Path, target: Target) -> Iterator[tuple[Path, ParsedObject]]
     for level, (kind, flags) in product(LEVELS, LINKED.items()):
         output = folder / f"{target.id}{level}-{kind}"
         if not output.exists():
+            own = output.with_name(f"{output.name}.{os.getpid()}")
             command = [target.compiler, *target.flags, level, *flags, "-nostdlib", "-I", str(folder / "include")]
-            subprocess.run([*command, "-o", str(output), *(str(folder / name) for name in SOURCES)], check=True)
+            subprocess.run([*command, "-o", str(own), *(str(folder / name) for name in SOURCES)], check=True)
+            own.rename(output)
         with open(output, "rb") as file:
             yield output, parse_object(file)

@@ -36,7 +36,7 @@ UNRESOLVABLE: dict[str, dict[str, str]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cross.prepared(tmp_path_factory.getbasetemp() / "cross")
+    return cross.prepared(tmp_path_factory)
 
 
 def sites(folder: Path, target: Target) -> Iterator[Site]:

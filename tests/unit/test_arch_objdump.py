@@ -32,7 +32,7 @@ LEAST_SYMBOLS = {"x86-64-gcc": 15, "i386-gcc": 20, "arm-gcc": 6, "arm-clang": 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cross.prepared(tmp_path_factory.getbasetemp() / "cross")
+    return cross.prepared(tmp_path_factory)
 
 
 def run(target: Target, tool: str, *arguments: str | Path) -> str:

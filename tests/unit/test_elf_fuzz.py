@@ -1,4 +1,4 @@
-"""20,000 mutated objects and some that are built to hurt; `python -m tests.fuzz` takes more."""
+"""6,000 mutated objects and some that are built to hurt; `./dev fuzz` takes more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fuzz.mutations import Mutator, Sample, samples
 from tests.fuzz.run import run
 from tests.support import ROOT
 
-CHUNK = 4000
+CHUNK = 2000
 RANDOM_SEED = secrets.randbelow(1 << 32)
 MAX_GROWTH_BYTES = 256 << 20
 
@@ -40,7 +40,7 @@ def test_a_case_can_be_repeated() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2, 3, 4, pytest.param(RANDOM_SEED, id="random")])
+@pytest.mark.parametrize("seed", [1, 2, pytest.param(RANDOM_SEED, id="random")])
 def test_mutations(seed: int, tmp_path: Path) -> None:
     print(f"seed {seed}")
     samples()

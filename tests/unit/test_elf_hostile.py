@@ -6,12 +6,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.elf import parse_object
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError
+from tests.fuzz.examples import examples
 from tests.unit.elf_builder import (
     DATA_VADDR,
     I386,
@@ -114,7 +115,8 @@ def mutations(draw: st.DrawFn) -> bytes:
     return bytes(image[: draw(st.just(len(image)) | st.integers(0, len(image)))])
 
 
-@settings(max_examples=3000)
+@pytest.mark.timeout(600)  # ./dev fuzz tries more
+@examples(500)
 @given(mutations())
 def test_no_mutation_raises_anything_else(image: bytes) -> None:
     try:
@@ -131,7 +133,7 @@ def test_no_mutation_raises_anything_else(image: bytes) -> None:
         (found.provider + found.name + found.reason).encode()
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.binary(max_size=400))
 def test_no_random_notes_raise_anything(notes: bytes) -> None:
     parse(Elf(notes=notes).build())

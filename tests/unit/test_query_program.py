@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
@@ -17,6 +17,7 @@ from stapsdtd.query.parse import parse
 from stapsdtd.query.program import ACCEPT, MAX_TESTS, REJECT, Program, Relation, Source, compile_for, why_not
 from stapsdtd.query.program import Test as One
 from stapsdtd.query.scope import combined
+from tests.fuzz.examples import examples
 from tests.unit.queries import Row, accepts, expressions, value_of
 from tests.unit.samples import RDI, argument, site
 
@@ -185,7 +186,7 @@ def columns_of(found: Site, rows: Sequence[Row]) -> Hits:
     )
 
 
-@settings(max_examples=400)
+@examples(200)
 @given(expressions(comms=COMMS), hits())
 @example(And((Comparison(ArgumentValue(0), EQ, 1), Comparison(ArgumentValue(1), LT, 0))), (UNSIGNED, []))
 def test_columns_say_what_the_expression_says(expression: Expression, fired: tuple[Site, list[Row]]) -> None:

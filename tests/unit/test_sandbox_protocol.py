@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -36,6 +36,7 @@ from stapsdtd.model import (
 )
 from stapsdtd.sandbox import codec, protocol
 from stapsdtd.sandbox.protocol import ParserFailedError, RefusedError, decode, encode, encode_reason
+from tests.fuzz.examples import examples
 from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf, parse_notes
 from tests.unit.samples import argument, site
 
@@ -123,7 +124,7 @@ SAMPLE = sample(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(OBJECTS)
 def test_round_trip(parsed: ParsedObject) -> None:
     assert decode(encoded(parsed), FILE_SIZE) == parsed
@@ -171,7 +172,7 @@ OPERANDS = (
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(
     st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from(OPERANDS)), max_size=8), st.sampled_from(ARCHITECTURES)
 )
@@ -269,8 +270,8 @@ def _check(one: Argument) -> None:
             assert reason
 
 
-@pytest.mark.timeout(600)  # it takes 20 s where nothing else runs
-@settings(max_examples=3000)
+@pytest.mark.timeout(600)  # ./dev fuzz tries more
+@examples(500)
 @given(mutations())
 def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) -> None:
     parsed = believe(answer, FILE_SIZE)
@@ -278,7 +279,7 @@ def test_a_mutated_answer_is_refused_or_could_be_of_another_file(answer: bytes) 
         assert decode(encoded(parsed), FILE_SIZE) == parsed
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_else(answer: bytes) -> None:
     believe(answer, FILE_SIZE)
