@@ -13,11 +13,10 @@ from itertools import chain, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from stapsdtd.client.column_batch import ColumnBatch
 
-    import numpy as np
-    from numpy.typing import NDArray
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stapsdtd.client.errors import ClientError
     from stapsdtd.client.probes import Probe, Site
@@ -45,7 +44,10 @@ class SiteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """The state of one site. reason: why it is refused, otherwise empty."""
+    """The state of one site. reason: why it is refused, otherwise empty.
+
+    armed_after_ns: how long after the server noticed its object it was armed.
+    """
 
     state: SiteState
     site_id: int
@@ -54,6 +56,7 @@ class SiteStatus:
     path: str
     offset: int
     reason: str
+    armed_after_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,14 @@ class CapturedArgument:
     """Describes one value of an event.
 
     index: of the argument, from 0. missing: why some events lack the value. is_hex: the selector says `arg0:hex`.
+    field: what it is if it is no argument, one of `SubscribeOptions.fields`.
     """
 
     index: int
     is_string: bool
     missing: str
     is_hex: bool = False
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,11 @@ class DescribedSite:
     probe: Probe
     site: Site
     captures: tuple[CapturedArgument, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the names of the last values, those that are fields."""
+        return tuple(capture.field for capture in self.captures if capture.field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +154,11 @@ class EventBlock:
     values: tuple[Sequence[Value], ...]
     unavailable: Sequence[Mapping[int, str]] | None
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Return the names of the last values, those that are fields: the same at all sites of a subscription."""
+        return self.sites[self.site_id[0]].fields if self.count else ()
+
     def events(self) -> Iterable[Event]:
         probes = {site_id: self.sites[site_id].probe for site_id in set(self.site_id)}
         sites = {site_id: self.sites[site_id].site for site_id in probes}
@@ -182,56 +197,6 @@ class EventBatch:
             seqs = list(chain.from_iterable(block.seq for block in self.blocks))
             items = [items[index] for index in sorted(range(len(items)), key=seqs.__getitem__)]
         return items
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NumberColumn:
-    """One number per event. unavailable: true for events without a value; None if all have one."""
-
-    values: NDArray[np.int64] | NDArray[np.uint64] | NDArray[np.float64]
-    unavailable: NDArray[np.bool_] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StringColumn:
-    """One byte string per event, or a value's bytes: `column[i]` is the data between two ends."""
-
-    data: bytes
-    ends: NDArray[np.uint32]
-    unavailable: NDArray[np.bool_] | None
-
-    def __getitem__(self, row: int) -> bytes:
-        if not 0 <= row < len(self.ends):
-            raise IndexError(row)
-        return self.data[int(self.ends[row - 1]) if row else 0 : int(self.ends[row])]
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def __iter__(self) -> Iterator[bytes]:
-        return map(self.__getitem__, range(len(self)))
-
-
-Column = NumberColumn | StringColumn
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ColumnBatch:
-    """count events as one read-only array per field; the arrays are views of the message's bytes.
-
-    comm has dtype `S16`. `sites[site_id]` describes the site and the values.
-    """
-
-    count: int
-    seq: NDArray[np.uint64]
-    time_ns: NDArray[np.int64]
-    pid: NDArray[np.int32]
-    tid: NDArray[np.int32]
-    cpu: NDArray[np.uint16]
-    comm: NDArray[np.bytes_]
-    site_id: NDArray[np.uint32]
-    values: tuple[Column, ...]
-    sites: Mapping[int, DescribedSite]
 
 
 class LossStage(Enum):

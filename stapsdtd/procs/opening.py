@@ -1,12 +1,12 @@
 """Opens files as a user may, in a process that may be given up: `python -I -S opening.py SOCKET ROOT UID GID...`.
 
-Receives paths, one a message, until the sender shuts down. For each it sends the path, then O_PATH descriptors, which
-the daemon can close without asking a file system:
+Receives paths, one a message, until the sender shuts down; one after a ? need not be usable. For each it sends the
+path, then O_PATH descriptors, which the daemon can close without asking a file system:
 
     P/usr/bin/postgres          N and an ELF file
     P/opt/bin                   D and the directory, then F and an ELF file in it, as often as there is one
     P/opt/*/bin/server          F and an ELF file, as often as one matches
-    P/opt/x                     E and why it cannot be used: "not an ELF file"; nothing follows
+    P/opt/x                     E and why it cannot be used: "not an ELF file"; nothing follows but for ?/opt/x
     +                           it goes on looking
     .                           that was all
 
@@ -46,6 +46,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _PROCESS_ROOT = re.compile(r"(/proc/[0-9]+/root)(/.*)?", re.DOTALL)
 _GLOB = re.compile(r"[*?[]")
 _ELF = b"\x7fELF"
+_OPTIONAL = "?"
 
 _REASONS = {
     errno.ENOENT: "no such file",
@@ -101,18 +102,26 @@ def main(connection: socket.socket, root: str, user: int, groups: list[int]) -> 
         except PermissionError:
             sender.send(b"E", "the server lacks CAP_SETUID and CAP_SETGID, and so cannot open files as you")
             return
-        for path in paths:
+        for sent in paths:
+            path = sent.removeprefix(_OPTIONAL)
             sender.send(b"P", path)
-            try:
-                _name(path, held_root, sender)
-            except _RefusedError as error:
-                sender.send(b"E", str(error))
-                return
-            except OSError as error:
-                number = error.errno or 0
-                sender.send(b"E", _REASONS.get(number) or os.strerror(number).lower())
-                return
+            if reason := _why_not(path, held_root, sender):
+                sender.send(b"E", reason)
+                if path == sent:
+                    return
     sender.send(b".")
+
+
+def _why_not(path: str, root: int, sender: _Sender) -> str | None:
+    """Send what a path names. Return why that cannot be used."""
+    try:
+        _name(path, root, sender)
+    except _RefusedError as error:
+        return str(error)
+    except OSError as error:
+        number = error.errno or 0
+        return _REASONS.get(number) or os.strerror(number).lower()
+    return None
 
 
 def _root(path: str) -> int:

@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
-from stapsdtd.api.access import Policy
+from stapsdtd.api.policy import Policy
 from stapsdtd.config import OPERATOR, USER, Limits, Quotas, Role
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.kernel.ownership import owner_of
 from stapsdtd.model import Problem
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
-from tests.api.served import PATIENCE_SECONDS, FakeHierarchy, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, FakeHierarchy, Served, processes, refused, served
 from tests.support import wait_for
 from tests.unit.samples import batch, site
 from tests.users import ANNE, BERT, User, public_folder
@@ -114,13 +114,6 @@ def stream(stub: StapsdtServiceStub, ident: str) -> Any:
 def held(stub: StapsdtServiceStub) -> list[str]:
     answer = stub.ListSubscriptions(pb.ListSubscriptionsRequest(), timeout=PATIENCE_SECONDS)
     return [each.subscription_id for each in answer.subscriptions]
-
-
-def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error: Any = raised.value
-    return error.code(), error.details()
 
 
 def apply(server: Served, *roles: Role) -> int:

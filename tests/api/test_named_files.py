@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import grpc
 import pytest
@@ -15,17 +14,11 @@ from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.sessions.admission import FileLimits
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
-from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, Served, processes, refused, served
 from tests.support import held_port, wait_for
 from tests.unit.test_objects import image, parse_here
 
 ARMED, DISARMED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_DISARMED
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as started:
-        yield started
 
 
 @pytest.fixture
@@ -61,13 +54,6 @@ def end(server: Served, pid: int) -> None:
     server.in_control(lambda: server.registry.gone(pid))
 
 
-def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error = cast("grpc.Call", raised.value)
-    return error.code(), error.details() or ""
-
-
 def listed(server: Served, **more: object) -> list[tuple[str, str, list[int]]]:
     response = server.stub.ListProbes(pb.ListProbesRequest(**more), timeout=PATIENCE_SECONDS)  # type: ignore[arg-type]
     return [(probe.name, probe.path, list(probe.pids)) for probe in response.probes]
@@ -95,6 +81,15 @@ def test_files_are_armed_before_a_process_maps_them(server: Served, pid: int, pr
     server.unsubscribe(response.subscription_id)
     assert armed_paths(server) == []
     assert server.in_control(server.registry.objects) == []
+
+
+def test_the_end_does_not_wait_for_files_that_nobody_maps(server: Served, pid: int, programs: Path) -> None:
+    """They are disarmed by themselves, before the subscription is closed, whose sites are waited for."""
+    response = server.subscribe("*:*", files=[str(programs)])
+    run(server, pid, programs / "one")
+    server.unsubscribe(response.subscription_id)
+    calls = [call for call in server.engine.calls if call in {"disarm", "close"}]
+    assert calls == ["disarm", "close"]
 
 
 def test_only_the_named_files_are_meant(server: Served, pid: int, programs: Path) -> None:
@@ -157,7 +152,7 @@ def test_content_written_since_is_not_armed_by_the_old_notes(server: Served, pid
     # what the client named comes after what a process maps
     live = next(iter(server.subscriptions._live.values()))
     named = next(each for each in server.in_control(server.registry.objects) if each.key == before)
-    server.in_control(lambda: server.subscriptions._follower.consider(live, named))
+    server.in_control(lambda: server.subscriptions.arming.follower.consider(live, named))
     assert [key for _, key in server.engine.armed] == [object_at(programs / "one").key]
 
 

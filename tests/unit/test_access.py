@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from stapsdtd.api.access import NO_USERS, Gate, Peer, Policy, Rights
+from stapsdtd.api.access import Gate
+from stapsdtd.api.policy import Policy
+from stapsdtd.api.rights import NO_USERS, Peer, Rights
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError

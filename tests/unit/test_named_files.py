@@ -14,11 +14,13 @@ import pytest
 
 from stapsdtd.errors import FileRefusedError, LimitReachedError, ObjectPendingError
 from stapsdtd.model import ObjectKey, ParsedObject
-from stapsdtd.procs.named_files import COMMAND, Bounds, Credentials, FileOpener, NamedFiles
+from stapsdtd.procs.file_opener import COMMAND, FileOpener
+from stapsdtd.procs.named_files import Credentials, NamedFiles
 from stapsdtd.procs.objects import Parse
-from tests.support import children, descriptors, wait_for
+from stapsdtd.procs.opened_files import Bounds
+from tests.support import children, descriptors, wait_for, without_descriptors
 from tests.unit.elf_builder import Elf
-from tests.unit.test_objects import image, parse_here, without_descriptors
+from tests.unit.test_objects import image, parse_here
 
 ME = Credentials("me", None, frozenset(), os.getpid())
 
@@ -75,6 +77,57 @@ def test_file(folder: Path) -> None:
     assert not file.is_deleted
     (folder / "two").unlink()
     assert file.is_deleted
+
+
+def test_expected_files_need_not_be_of_use(folder: Path) -> None:
+    """That most files have no notes is not worth telling."""
+    paths = [folder / name for name in ("plain", "one", "text", "missing", "broken", "fifo", "link")]
+    with opener() as files:
+        found = asyncio.run(files.open(list(map(str, paths)), ME, are_expected=True))
+    assert paths_of(found) == [str(folder / "one"), str(folder / "below" / "deep")]
+    unusable = dict(found.unusable)
+    assert unusable.pop(str(folder / "broken")).startswith("cannot be parsed: ")
+    assert unusable == {
+        str(folder / "text"): "not an ELF file",
+        str(folder / "missing"): "no such file",
+        str(folder / "fifo"): "not a regular file",
+    }
+
+
+_SILENT = """
+import os, socket, sys
+connection = socket.socket(fileno=int(sys.argv[1]))
+paths = []
+while path := connection.recv(1 << 16):
+    paths.append(path[1:])
+connection.send(b"P" + paths[0])
+socket.send_fds(connection, [b"N"], [os.open(paths[0], os.O_PATH)])
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("__import__('time').sleep(100)", "its file system does not reply"),
+        ("connection.send(b'P' + paths[1]); __import__('time').sleep(100)", "its file system does not reply"),
+        ("sys.exit()", "cannot be opened: the process that opens files ended; try again"),
+    ],
+)
+def test_expected_files_that_cannot_be_waited_for_cost_the_others_nothing(folder: Path, last: str, reason: str) -> None:
+    paths = [f"{folder}/one", f"{folder}/two", f"{folder}/link"]
+    command = (sys.executable, "-I", "-S", "-c", _SILENT.format(last))
+    with opener(bounds=Bounds(reply_seconds=0.5), command=command) as files:
+        found = asyncio.run(files.open(paths, ME, are_expected=True))
+    assert paths_of(found) == paths[:1]
+    assert dict(found.unusable) == dict.fromkeys(paths[1:], reason)
+
+
+def test_expected_files_are_of_no_use_when_time_is_up(folder: Path) -> None:
+    with opener(bounds=Bounds(all_seconds=0)) as files:
+        found = asyncio.run(files.open([f"{folder}/one", f"{folder}/two"], ME, are_expected=True))
+    assert not found.files
+    assert dict(found.unusable) == dict.fromkeys([f"{folder}/one", f"{folder}/two"], "takes longer than 0 s to read")
 
 
 def test_directory_means_the_files_in_it(folder: Path) -> None:
