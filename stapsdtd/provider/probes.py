@@ -8,9 +8,13 @@ from typing import Self
 from stapsdtd.provider import architecture, library
 from stapsdtd.provider.argtypes import MAX_ARGUMENTS, STRING, ArgType, Declaration, argtype, check_name
 from stapsdtd.provider.image import build_image
+from stapsdtd.provider.waiting import wait_until_armed
 
 MAX_PROVIDER_NAME = 249 - len("libstapsdt:")
 """In bytes: memfd_create allows names of 249."""
+
+WAIT_SECONDS = 0.1
+"""How long loading waits at most for tracers."""
 
 _TEXT = (str, bytes)
 
@@ -114,26 +118,32 @@ class Provider:
         self._probes[name] = probe
         return probe
 
-    def load(self) -> None:
+    def load(self, wait_seconds: float = WAIT_SECONDS) -> None:
         """Make the declared probes visible to tools.
+
+        If a stapsdtd serves and somebody traces these probes, return when they are armed, so that the first hit is not
+        missed: that usually takes some milliseconds, and at most wait_seconds.
 
         Raises RuntimeError if the provider is loaded already, ValueError if no probe is declared, OSError if the kernel
         refuses the library, and NotImplementedError on unsupported architectures and systems.
         """
         if self._loaded:
             raise RuntimeError(f"provider {self._name} is loaded; reload() adds probes declared since")
-        self.reload()
+        self.reload(wait_seconds)
 
-    def reload(self) -> None:
+    def reload(self, wait_seconds: float = WAIT_SECONDS) -> None:
         """Load a new library with all probes declared so far, replacing the loaded one, if any.
 
         Tools see the old library disappear and a new one appear, whose probes they must arm again, as stapsdtd does.
+        Waits for stapsdtd as load does; the old probes keep firing meanwhile.
         Raises the same errors as load, except RuntimeError, and then changes nothing.
         """
         probes = self.probes
         declarations = [probe.declaration for probe in probes]
         image = build_image(self._name, declarations, architecture.of_this_process())
         sites = library.load(self._name, image, [len(probe.types) for probe in probes])
+        # it is mapped, and found, from here on
+        wait_until_armed(wait_seconds)
         for probe, site in zip(probes, sites, strict=True):
             probe.site = site
         self._loaded = True
