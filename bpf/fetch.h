@@ -20,6 +20,10 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 
 	if (op->kind == OPERAND_REGISTER) {
 		value = register_of(hit, op->base);
+	} else if (op->kind == OPERAND_UID_GID) {
+		value = bpf_get_current_uid_gid();
+	} else if (op->kind == OPERAND_CGROUP) {
+		value = bpf_get_current_cgroup_id();
 	} else if (op->kind != OPERAND_CONSTANT) {
 		__u64 address = address_of(hit, op);
 		__u32 width = op->width;

@@ -5,6 +5,7 @@
 /* For which subscriptions a hit is. */
 
 #include "fetch.h"
+#include "follow.h"
 
 /* include/linux/sched/coredump.h */
 #define MMF_DUMPABLE_MASK 3
@@ -133,6 +134,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
 	case SOURCE_EXECNAME: value = !has_name(test); break;
 	case SOURCE_OWNER: value = owner_of(hit->task); break;
+	case SOURCE_FOLLOWED: value = is_followed(test->index, hit->task->tgid); break;
 	default: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
 	}
 	result = holds(test->relation, value & test->mask, test->value);

@@ -7,6 +7,7 @@ them: a field added to ParsedObject, or to a type within it, needs no other edit
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, NewType
 
 from msgspec import Meta
@@ -211,15 +212,29 @@ class Probe:
     pids: tuple[int, ...]
 
 
+class BuiltIn(StrEnum):
+    """What an event may tell of the thread that hit, besides the probe's arguments.
+
+    UID, GID: real ids in the host's user namespace. CGROUP: path in the unified hierarchy. CONTAINER: id or name of the
+    container that this cgroup is part of, or empty.
+    """
+
+    UID = "uid"
+    GID = "gid"
+    CGROUP = "cgroup"
+    CONTAINER = "container"
+
+
 @dataclass(frozen=True, slots=True)
 class Capture:
     """How to capture an argument: as the integer that the note declares, or as the string it points to.
 
+    subject: the argument's index, or a built-in.
     max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default.
     is_hex: people want to see the integer in hexadecimal. What is captured is the same.
     """
 
-    index: int
+    subject: int | BuiltIn
     is_string: bool = False
     max_bytes: int | None = None
     is_hex: bool = field(default=False, compare=False)
@@ -231,3 +246,8 @@ class SiteCapture:
 
     site: Site
     captures: tuple[Capture, ...]
+
+    def subject(self, position: int) -> Argument | BuiltIn:
+        """Return what the capture at a position captures."""
+        subject = self.captures[position].subject
+        return self.site.arguments[subject] if isinstance(subject, int) else subject

@@ -30,15 +30,17 @@ _FEWEST_FOR_VALUES = 24
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a site's events are shown. hexadecimal: the positions of numbers shown so."""
+    """How a site's events are shown. hexadecimal: the positions of numbers shown so. labels: of values, by position."""
 
     probe: str
     hexadecimal: frozenset[int]
+    labels: Mapping[int, str]
 
     def values(self, values: Iterable[Value], unavailable: Mapping[int, str]) -> str:
         return " ".join(
             [
-                format_value(value, unavailable.get(position, ""), is_hexadecimal=position in self.hexadecimal)
+                self.labels.get(position, "")
+                + format_value(value, unavailable.get(position, ""), is_hexadecimal=position in self.hexadecimal)
                 for position, value in enumerate(values)
             ]
         )
@@ -113,14 +115,10 @@ class EventLines:
 
     def _show(self, described: DescribedSite) -> _Shown:
         probe, site = described.probe, described.site
-        arguments = site.arguments
-        hexadecimal = (
-            position
-            for position, capture in enumerate(described.captures)
-            if capture.is_hex or (capture.index < len(arguments) and is_address(arguments[capture.index]))
-        )
+        hexadecimal = (position for position in range(len(described.captures)) if _is_hexadecimal(described, position))
+        labels = {at: f"{capture.field}=" for at, capture in enumerate(described.captures) if capture.field}
         name = f"{probe.provider}:{probe.name}{self._place(described)}"
-        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal)))
+        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal), labels))
 
     def _place(self, described: DescribedSite) -> str:
         """Return what tells the site from others of its probe: `@postgres`, `@exec_simple_query:0x1234`, or nothing."""
@@ -134,3 +132,9 @@ class EventLines:
         if any(path == probe.path and offset != site.offset for path, offset in places):
             parts += [*([site.function] if site.function else []), f"{site.offset:#x}"]
         return f"@{':'.join(parts)}" if parts else ""
+
+
+def _is_hexadecimal(described: DescribedSite, position: int) -> bool:
+    capture, arguments = described.captures[position], described.site.arguments
+    is_argument = not capture.field and capture.index < len(arguments)
+    return capture.is_hex or (is_argument and is_address(arguments[capture.index]))

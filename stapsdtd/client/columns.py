@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stapsdtd.client.column_batch import Column, ColumnBatch, NumberColumn, StringColumn
 from stapsdtd.client.errors import ProtocolError
-from stapsdtd.client.messages import Column, ColumnBatch, NumberColumn, StringColumn
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:

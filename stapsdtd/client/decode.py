@@ -21,6 +21,12 @@ _SITE_STATES: dict[int, messages.SiteState] = {
     pb.SiteStatus.STATE_DISARMED: messages.SiteState.DISARMED,
     pb.SiteStatus.STATE_REFUSED: messages.SiteState.REFUSED,
 }
+_INVENTORY_STATES: dict[int, server.InventoryState] = {
+    pb.Inventory.STATE_OFF: server.InventoryState.OFF,
+    pb.Inventory.STATE_SCANNING: server.InventoryState.SCANNING,
+    pb.Inventory.STATE_CURRENT: server.InventoryState.CURRENT,
+    pb.Inventory.STATE_FAILED: server.InventoryState.FAILED,
+}
 _LOSS_STAGES: dict[int, messages.LossStage] = {
     pb.Loss.STAGE_KERNEL_BUFFER: messages.LossStage.KERNEL_BUFFER,
     pb.Loss.STAGE_QUEUE: messages.LossStage.QUEUE,
@@ -57,6 +63,17 @@ def server_info(info: pb.GetServerInfoResponse) -> server.ServerInfo:
         ),
         access=_access(info.access) if info.HasField("access") else None,
         arming=server.Arming(info.arming.waiting, info.arming.running, info.arming.running_ms / 1000),
+        inventory=_inventory(info.inventory) if info.HasField("inventory") else None,
+    )
+
+
+def _inventory(message: pb.Inventory) -> server.Inventory:
+    return server.Inventory(
+        _lookup(_INVENTORY_STATES, message.state, "inventory state"),
+        message.files,
+        message.probes,
+        message.scanned_ns,
+        message.problem,
     )
 
 
@@ -95,6 +112,7 @@ def probe_listing(listing: pb.ListProbesResponse) -> probes.ProbeListing:
             probes.Problem(problem.path, problem.provider, problem.name, problem.reason) for problem in listing.problems
         ),
         sites_left_out=listing.sites_left_out,
+        files_left_out=listing.files_left_out,
     )
 
 
@@ -159,6 +177,7 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, 
             path=site.path,
             offset=site.offset,
             reason=site.reason,
+            armed_after_ns=site.armed_after_ns,
         )
         for site in sites
     )
@@ -169,7 +188,7 @@ def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSi
     for description in descriptions.probes:
         decoded = probe(description.probe)
         captures = tuple(
-            messages.CapturedArgument(capture.index, capture.is_string, capture.missing, capture.is_hex)
+            messages.CapturedArgument(capture.index, capture.is_string, capture.missing, capture.is_hex, capture.field)
             for capture in description.captures
         )
         described += [messages.DescribedSite(decoded, site, captures) for site in decoded.sites]

@@ -43,6 +43,7 @@ def list_request(
     containers: Iterable[str],
     cgroups: Iterable[str],
     files: Iterable[str],
+    installed: bool,
     details: bool,
 ) -> pb.ListProbesRequest:
     return pb.ListProbesRequest(
@@ -51,6 +52,7 @@ def list_request(
         containers=containers,
         cgroups=cgroups,
         files=files,
+        installed=installed,
         details=details,
     )
 

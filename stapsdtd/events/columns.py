@@ -83,6 +83,17 @@ class Strings:
             missing if missing.any() else None,
         )
 
+    @classmethod
+    def coded(cls, names: Sequence[bytes | None], codes: Indices) -> Strings:
+        """Build a column in which event i has names[codes[i]], of few names."""
+        texts = [name or b"" for name in names]
+        missing = np.array([name is None for name in names], np.bool_)[codes]
+        return cls(
+            np.cumsum(np.array(list(map(len, texts)), np.uint32)[codes], dtype=np.uint32),
+            texts[0] * len(codes) if len(texts) == 1 else b"".join(map(texts.__getitem__, codes.tolist())),
+            missing if missing.any() else None,
+        )
+
     @property
     def nbytes(self) -> int:
         return self.ends.nbytes + len(self.data)

@@ -84,7 +84,7 @@ def _own_cgroup() -> bytes:
 
 def all_paths(mountinfo: str = "/proc/self/mountinfo") -> Iterator[str]:
     """Yield every cgroup's path from the hierarchy's root. Raises KernelFeatureError as `find` does."""
-    root, mount_point = _mount(mountinfo)
+    root, mount_point = mounted(mountinfo)
     above = _names(root)
     for directory in _walk(mount_point):
         yield os.fsdecode(b"/" + b"/".join([*above, *_names(directory[len(mount_point) :])]))
@@ -117,7 +117,7 @@ def _walk(directory: bytes) -> Iterator[bytes]:
 
 def _locate(path: str, mountinfo: str) -> tuple[bytes, int] | None:
     """Return the directory and level that a cgroup would have; None if path cannot be a cgroup's."""
-    root, mount_point = _mount(mountinfo)
+    root, mount_point = mounted(mountinfo)
     names = _names(os.fsencode(path))
     if not path.startswith("/") or "\0" in path or {b".", b".."} & set(names):
         return None
@@ -135,8 +135,11 @@ def _names(path: bytes) -> list[bytes]:
     return [name for name in path.split(b"/") if name]
 
 
-def _mount(mountinfo: str) -> tuple[bytes, bytes]:
-    """Return the root and the mount point of a cgroup2 mount, preferring one of the whole hierarchy."""
+def mounted(mountinfo: str) -> tuple[bytes, bytes]:
+    """Return the root and the mount point of a cgroup2 mount, preferring one of the whole hierarchy.
+
+    Raises KernelFeatureError if there is none.
+    """
     candidates = [mount for mount in mounts(mountinfo) if mount.kind == b"cgroup2"]
     for mount in candidates:
         if _is_whole(mount):

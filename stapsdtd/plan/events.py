@@ -126,8 +126,8 @@ def _site_plan(capture: SiteCapture, architecture: str, no_strings: str) -> tupl
     counts = dict.fromkeys(SlotKind, 0)
     sources: list[Field | Constant | Unavailable] = []
     fetched = []
-    for wanted in capture.captures:
-        source = fetch(wanted, capture.site.arguments[wanted.index], architecture)
+    for position, wanted in enumerate(capture.captures):
+        source = fetch(wanted, capture.subject(position), architecture)
         if no_strings and wanted.is_string:
             source = Unavailable(no_strings)
         if isinstance(source, Fetch):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stapsdtd.arch import ARCHITECTURES, word_bytes
-from stapsdtd.model import Address, Argument, Capture, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Address, Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 
 
 class SlotKind(Enum):
@@ -44,9 +44,11 @@ class Fetch:
     expression: str
 
 
-def fetch(capture: Capture, argument: Argument, architecture: str) -> Fetch | Constant | Unavailable:
-    """Return how to get a captured argument: from the kernel, as a constant of the note, or not at all, and why."""
-    operand = argument.operand
+def fetch(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Fetch | Constant | Unavailable:
+    """Return how to get what is captured: from the kernel, as a constant of the note, or not at all, and why."""
+    if isinstance(subject, BuiltIn):
+        return Unavailable(f"the ftrace engine cannot capture {subject.value}")
+    argument, operand = subject, subject.operand
     if isinstance(operand, Unavailable):
         return operand
     if isinstance(operand, Constant) and not capture.is_string:

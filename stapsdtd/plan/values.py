@@ -10,15 +10,19 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stapsdtd.arch import word_bytes
-from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Constant, Unavailable
+from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Unavailable
 
 _NUMBER_BYTES = frozenset({1, 2, 4, 8})
 
 
 class Value(NamedTuple):
-    """An argument as a number, as the string it points to, or as its raw bytes. limit: of the last two, in bytes."""
+    """What a record holds: an argument as a number, as the string it points to, or as its raw bytes; or a built-in as a
+    number, of which CGROUP is the cgroup's id.
 
-    argument_index: int
+    subject: the argument's index, or the built-in. limit: of a string or raw bytes, in bytes.
+    """
+
+    subject: int | BuiltIn
     is_string: bool = False
     limit: int = 0
 
@@ -28,26 +32,33 @@ class Value(NamedTuple):
         return self.limit > 0
 
 
-def value_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
+def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
     """Return what a record has to hold for a capture, or the constant or reason that replaces it."""
-    operand = argument.operand
+    if isinstance(subject, BuiltIn):
+        return value_of_built_in(subject)
+    argument, operand = subject, subject.operand
     if isinstance(operand, Unavailable):
         return operand
     if capture.is_string:
         if argument.size != word_bytes(architecture):
             return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
-        return Value(capture.index, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
+        return Value(capture.subject, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
     if isinstance(operand, Constant):
         return operand
     if argument.size in _NUMBER_BYTES:
-        return Value(capture.index)
-    return Value(capture.index, limit=argument.size)
+        return Value(capture.subject)
+    return Value(capture.subject, limit=argument.size)
+
+
+def value_of_built_in(built_in: BuiltIn) -> Value:
+    """Return what a record has to hold for a built-in: a container's is known by its cgroup."""
+    return Value(BuiltIn.CGROUP if built_in is BuiltIn.CONTAINER else built_in)
 
 
 def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
-    """Return each argument at most once as a number and once as a string, with the largest limit; numbers first."""
-    limits: dict[tuple[int, bool], int] = {}
-    for index, is_string, limit in wanted:
-        limits[index, is_string] = max(limit, limits.get((index, is_string), 0))
-    values = [Value(index, is_string, limit) for (index, is_string), limit in limits.items()]
+    """Return each subject at most once as a number and once as a string, with the largest limit; numbers first."""
+    limits: dict[tuple[int | BuiltIn, bool], int] = {}
+    for subject, is_string, limit in wanted:
+        limits[subject, is_string] = max(limit, limits.get((subject, is_string), 0))
+    values = [Value(subject, is_string, limit) for (subject, is_string), limit in limits.items()]
     return tuple(sorted(values, key=lambda value: value.limit > 0))

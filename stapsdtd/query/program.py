@@ -43,6 +43,7 @@ class Source(IntEnum):
     EXECNAME = 5
     CGROUP = 6
     OWNER = 7
+    FOLLOWED = 8
 
 
 class Relation(IntEnum):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stapsdtd.client import Client, Process, SiteState
+from stapsdtd.client import Client, Event, Process, RequestFailedError, SiteState, SubscribeOptions
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.kernel.conftest import SharedDaemons
 from tests.support import TICKER, Daemon, Recorder, Ticker, require, running_daemon, stapsdt, stapsdt_command, wait_for
@@ -205,6 +205,57 @@ def test_daemon_in_a_container_of_its_own(
             contained.ticker.do("fire 3")
             ticker.do("fire 5")
         assert [event.pid for event in recorder.events] == [contained.pid] * 3
+
+
+FIELDS = ("container", "cgroup", "uid", "gid")
+
+
+def fields_of(event: Event) -> dict[str, object]:
+    return dict(zip(FIELDS, event.values[-len(FIELDS) :], strict=True))
+
+
+@pytest.mark.usefixtures("bpf_only")
+def test_events_tell_user_and_container(
+    daemon: Daemon, container: Cgroup, contained: Contained, ticker: Ticker, ticker_program: Path
+) -> None:
+    """As of the moment of the hit, also if the process moves or ends."""
+    as_user = ("setpriv", "--reuid=12345", "--regid=23456", "--clear-groups")
+    with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", fields=FIELDS) as recorder:
+        contained.ticker.do("fire 1")
+        with Ticker(*as_user, ticker_program) as other:
+            other.do("fire 1")
+            container.take(other.pid)
+            other.do("fire 1")
+            other_pid = other.pid
+        ticker.do("fire 1")
+    outside = Path(f"/proc/{ticker.pid}/cgroup").read_text().partition("0::")[2].splitlines()[0]
+    by_pid: dict[int, list[dict[str, object]]] = {}
+    for event in recorder.events:
+        by_pid.setdefault(event.pid, []).append(fields_of(event))
+        assert event.values[: -len(FIELDS)] == (0,)
+    inside = {"container": container.name, "cgroup": container.path}
+    assert by_pid == {
+        contained.pid: [{**inside, "uid": 0, "gid": 0}],
+        other_pid: [
+            {"container": "", "cgroup": outside, "uid": 12345, "gid": 23456},
+            {**inside, "uid": 12345, "gid": 23456},
+        ],
+        ticker.pid: [{"container": "", "cgroup": outside, "uid": 0, "gid": 0}],
+    }
+
+
+@pytest.mark.usefixtures("ftrace_only")
+def test_what_the_engine_cannot_tell_has_a_reason(daemon: Daemon, ticker: Ticker) -> None:
+    with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", fields=FIELDS) as recorder:
+        ticker.do("fire 1")
+    (event,) = recorder.events
+    assert event.values == (0, None, None, None, None)
+    assert event.unavailable == {at: f"the ftrace engine cannot capture {name}" for at, name in enumerate(FIELDS, 1)}
+
+
+def test_unknown_field_is_refused(daemon: Daemon) -> None:
+    with Client(daemon.target) as client, pytest.raises(RequestFailedError, match="'gids' is not one of uid, gid, cg"):
+        client.subscribe("*:*", SubscribeOptions(fields=["uid", "gids"]))
 
 
 @pytest.mark.usefixtures("bpf_only")

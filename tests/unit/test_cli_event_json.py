@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from stapsdtd.cli.event_json import json_lines
-from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Probe, Site
+from stapsdtd.client import CapturedArgument, DescribedSite, EventBatch, EventBlock, Probe, Site
 
 
 def described(site_id: int, name: str, path: str = "/usr/bin/app", function: str | None = "main") -> DescribedSite:
@@ -67,3 +68,14 @@ def test_blocks_of_a_message_are_in_order_of_seq() -> None:
 def test_event_in_one_line() -> None:
     (event,) = EventBatch((block([7], [1], ["SELECT 1"], [42], [None], unavailable=[{2: "gone"}]),)).events
     assert repr(event) == "<Event 7 app:a('SELECT 1', 42, <gone>) pid=10 tid=17 comm='app'>"
+
+
+def test_fields_have_names() -> None:
+    captures = [CapturedArgument(0, is_string=False, missing="")]
+    captures += [CapturedArgument(0, is_string=False, missing="", field=name) for name in ("uid", "cgroup")]
+    sites = {1: replace(SITES[1], captures=tuple(captures))}
+    events = block([1, 2], [1, 1], [None, 7], [1000, 0], ["/a", None], unavailable=[{0: "unread"}, {2: "removed"}])
+    first, second = map(json.loads, json_lines(EventBatch((replace(events, sites=sites),))))
+    assert (first["args"], first["uid"], first["cgroup"]) == ([None], 1000, "/a")
+    assert (second["args"], second["uid"], second["cgroup"]) == ([7], 0, None)
+    assert (first["unavailable"], second["unavailable"]) == ({"0": "unread"}, {"cgroup": "removed"})

@@ -138,3 +138,12 @@ def test_wider_terminal_has_all_columns_again() -> None:
     for width in (40, 200):
         (line,) = lines.format(batch(described(1)), width)
     assert "postgres" in line
+
+
+def test_fields_have_labels() -> None:
+    site = described(1, arguments=(INT64,))
+    fields = tuple(CapturedArgument(0, is_string=False, missing="", field=name) for name in ("uid", "cgroup"))
+    (line,) = EventLines(color=False).format(
+        batch(replace(site, captures=site.captures + fields), values=(-1, 1000, "/a")), None
+    )
+    assert line.endswith('app:p  -1 uid=1000 cgroup="/a"')

@@ -70,8 +70,8 @@ def test_values_come_from_where_the_operand_says(captures: list[SiteCapture]) ->
             fields = fields_of(spec, position)
             named = [source.name for source in plan.sources if isinstance(source, Field)]
             assert len(named) == len(set(named))
-            for capture, source in zip(plan.capture.captures, plan.sources, strict=True):
-                wanted = fetch(capture, plan.capture.site.arguments[capture.index], ARCHITECTURE)
+            for number, (capture, source) in enumerate(zip(plan.capture.captures, plan.sources, strict=True)):
+                wanted = fetch(capture, plan.capture.subject(number), ARCHITECTURE)
                 if isinstance(source, Field):
                     assert isinstance(wanted, Fetch)
                     assert (wanted.kind, wanted.expression) == (source.kind, fields[source.name])
