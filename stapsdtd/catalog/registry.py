@@ -154,6 +154,11 @@ class Registry:
         entry = self._processes.get(pid)
         return entry.key if entry else None
 
+    def mapped_by(self, pid: int) -> frozenset[ObjectKey]:
+        """Return the objects with probes that a process maps."""
+        entry = self._processes.get(pid)
+        return frozenset(entry.objects) if entry else frozenset()
+
     def has(self, key: ObjectKey) -> bool:
         return key in self._objects
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import MAX_STRING_BYTES, Argument, Capture, Probe, Site, SiteCapture
+from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
 _FIELD = "selectors"
@@ -66,6 +66,11 @@ class Selector:
         """Whether it may match probes of several names."""
         return self.provider.is_glob or self.name.is_glob
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it matches every probe of every object."""
+        return not any(pattern.text.strip("*") for pattern in (self.provider, self.module, self.function, self.name))
+
     def matches_provider(self, provider: str) -> bool:
         """Report whether a provider may be meant, with or without a pid in the selector."""
         patterns = [self.provider, *([self.provider_of_pid[0]] if self.provider_of_pid else [])]
@@ -74,11 +79,14 @@ class Selector:
     def matches_name(self, name: str) -> bool:
         return self.name.matches(normalized(name))
 
+    def matches_module(self, path: str) -> bool:
+        return self.module.matches(path if "/" in self.module.text else os.path.basename(path))
+
     def match(self, path: str, site: Site) -> Match | None:
         """Match a site of the object at path; None if it does not match."""
         if not self.matches_name(site.name) or not self.function.matches(site.function or ""):
             return None
-        if not self.module.matches(path if "/" in self.module.text else os.path.basename(path)):
+        if not self.matches_module(path):
             return None
         provider = normalized(site.provider)
         if self.provider.matches(provider):
@@ -205,16 +213,20 @@ def _captures(selector: Selector, site: Site) -> tuple[Capture, ...]:
     if selector.captures is None:
         return tuple(Capture(index) for index in range(len(site.arguments)))
     if selector.is_glob:
-        return tuple(capture for capture in selector.captures if capture.index < len(site.arguments))
+        return tuple(capture for capture in selector.captures if not _is_beyond(capture, site))
     return selector.captures
 
 
 def missing_argument(selected: SiteCapture) -> str | None:
     """Return why a capture list does not fit a site; None if it does."""
-    arguments: tuple[Argument, ...] = selected.site.arguments
-    beyond = [capture.index for capture in selected.captures if capture.index >= len(arguments)]
-    has = "1 argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    count = len(selected.site.arguments)
+    beyond = [capture.subject for capture in selected.captures if _is_beyond(capture, selected.site)]
+    has = "1 argument" if count == 1 else f"{count} arguments"
     return f"it has {has}, so there is no arg{beyond[0]}" if beyond else None
+
+
+def _is_beyond(capture: Capture, site: Site) -> bool:
+    return isinstance(capture.subject, int) and capture.subject >= len(site.arguments)
 
 
 def select(

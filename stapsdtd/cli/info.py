@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
-from stapsdtd.cli.render import console
-from stapsdtd.client import Client
+from stapsdtd.cli.render import console, plural
+from stapsdtd.client import Client, InventoryState
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stapsdtd.client import Access, Arming, ServerInfo, SubscriptionInfo
+    from stapsdtd.client import Access, Arming, Inventory, ServerInfo, SubscriptionInfo
 
 
 _LATE_SECONDS = 1.0
+_MINUTE, _HOUR = 60, 3600
 
 
 @click.command("info")
@@ -31,7 +32,8 @@ def command(server: options.Server, *, as_json: bool) -> None:
     with Client(server.address, tls=server.tls) as client:
         info, subscriptions = client.info(), client.subscriptions()
     if as_json:
-        print(json.dumps(asdict(info) | {"subscriptions": [asdict(each) for each in subscriptions]}))
+        inventory = {} if info.inventory is None else {"inventory": _inventory_record(info.inventory)}
+        print(json.dumps(asdict(info) | inventory | {"subscriptions": [asdict(each) for each in subscriptions]}))
     else:
         _print_info(server.address, info, subscriptions)
 
@@ -46,6 +48,7 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             ("engine", info.engine),
             ("kernel", f"{info.kernel_release} {info.machine}"),
             ("probes", f"{info.probes} in {info.objects} objects of {info.processes} processes"),
+            *_inventory(info.inventory),
             ("arming", _arming(info.arming)),
             *_access(info.access),
             ("longest lease", f"{limits.max_lease_seconds} s"),
@@ -96,6 +99,30 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
     )
 
 
+def _inventory_record(inventory: Inventory) -> dict[str, object]:
+    return asdict(inventory) | {"state": inventory.state.value}
+
+
+def _inventory(inventory: Inventory | None) -> tuple[tuple[str, str], ...]:
+    if inventory is None or inventory.state is InventoryState.OFF:
+        return (("inventory", "off"),) if inventory else ()
+    age = time.time() - inventory.scanned_ns / 1_000_000_000
+    parts = [f"{plural(inventory.probes, 'probe')} in {plural(inventory.files, 'installed file')}"]
+    if inventory.scanned_ns:
+        parts.append(f"scanned {_duration(age)} ago")
+    if inventory.state is InventoryState.SCANNING:
+        parts.append("scan under way" if inventory.scanned_ns else "first scan under way")
+    if inventory.state is InventoryState.FAILED:
+        parts.append("the last scan failed")
+    return (("inventory", ", ".join(parts) + (f": {inventory.problem}" if inventory.problem else "")),)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.0f} h"
+
+
 def _arming(arming: Arming) -> str:
     if not arming.waiting and arming.seconds < _LATE_SECONDS:
         return "nothing waits"
@@ -128,6 +155,8 @@ def _only(subscription: SubscriptionInfo) -> str:
         "container": scope.containers,
     }  # fmt: skip
     parts = [f"{kind} {'|'.join(map(str, values))}" for kind, values in kinds.items() if values]
+    if scope.follow:
+        parts.append("children too")
     if scope.include_clients:
         parts.append("clients too")
     if subscription.where:

@@ -1,4 +1,4 @@
-"""`stapsdt list`: shows the probes in running programs."""
+"""`stapsdt list`: shows the probes in running programs, or in files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.cli import options
 from stapsdtd.cli.probe_tables import dtrace_lines, object_lines, semaphore
 from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
-from stapsdtd.cli.unmatched import why_unmatched
-from stapsdtd.client import Address, Client, Constant, Memory, Register, Unavailable
+from stapsdtd.cli.unmatched import has_inventory, why_unmatched
+from stapsdtd.client import Address, Client, Constant, InventoryState, Memory, Register, Unavailable
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ Examples:
   stapsdt list
   stapsdt list 'hotspot:gc__*' --pid 4711
   stapsdt list --file /usr/lib/postgresql/15/bin/postgres
+  stapsdt list --installed 'hotspot:class__*'
   stapsdt list -l 'postgresql4711:::query-*'
   stapsdt list --json | jq -r 'select(.provider == "libc") | .name'
 
@@ -41,6 +42,9 @@ semaphore (yes or no), pids, path, and argument types.
 @options.cgroups
 @options.containers
 @options.files
+@click.option(
+    "--installed", is_flag=True, help="Show the probes in installed files, whether or not a program runs them."
+)
 @click.option("--details", is_flag=True, help="Show processes' users, containers and cgroups, and where each site is.")
 @click.option(
     "-l", "--dtrace", "as_dtrace", is_flag=True, help="Print DTrace's columns: ID, PROVIDER, MODULE, FUNCTION, NAME."
@@ -56,6 +60,7 @@ def command(
     cgroups: tuple[str, ...],
     containers: tuple[str, ...],
     files: tuple[str, ...],
+    installed: bool,
     details: bool,
     as_dtrace: bool,
     types: bool,
@@ -63,11 +68,20 @@ def command(
 ) -> int:
     """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes.
 
-    With --file, show the probes in files, whether or not a program runs them. The exit code is 1 if nothing matches.
+    With --file or --installed, show the probes in files, whether or not a program runs them. The exit code is 1 if
+    nothing matches.
     """
+    if files and installed:
+        raise click.UsageError("--installed cannot be combined with --file")
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
-            selectors, pids, containers=containers, cgroups=cgroups, files=files, details=details or not as_json
+            selectors,
+            pids,
+            containers=containers,
+            cgroups=cgroups,
+            files=files,
+            installed=installed,
+            details=details or not as_json,
         )
         if as_json:
             processes = {process.pid: _process_record(process) for process in listing.processes}
@@ -80,9 +94,10 @@ def command(
         _print_hints(listing)
         if listing.probes:
             return 0
-        return _say_why_empty(
-            client, selectors, files, is_restricted=any((selectors, pids, cgroups, containers, files))
-        )
+        is_restricted = any((selectors, pids, cgroups, containers, files))
+        if installed:
+            return _say_why_none_installed(client, selectors, is_restricted=is_restricted)
+        return _say_why_empty(client, selectors, files, is_restricted=is_restricted)
 
 
 def _lines(listing: ProbeListing, *, details: bool, as_dtrace: bool, types: bool) -> Iterator[str]:
@@ -175,6 +190,25 @@ def _print_hints(listing: ProbeListing) -> None:
     )
     if listing.sites_left_out:
         print_stderr(f"{plural(listing.sites_left_out, 'site')} of large objects left out: narrow it with a selector")
+    if listing.files_left_out:
+        print_stderr(f"{plural(listing.files_left_out, 'installed file')} left out: narrow it with a selector")
+
+
+def _say_why_none_installed(client: Client, selectors: Sequence[str], *, is_restricted: bool) -> int:
+    """Print on standard error why no installed probe is listed, and return the exit code."""
+    inventory = client.info().inventory
+    if inventory is not None and inventory.state is InventoryState.SCANNING:
+        print_stderr("installed files are still being scanned: try again in some seconds")
+        return 1
+    if not is_restricted:
+        print_stderr("no installed file has static probes")
+        return 0
+    known = client.list_probes(installed=True) if selectors else ()
+    for selector in map(parse, selectors):
+        print_stderr(str(why_unmatched(selector, known, where="installed file")))
+    if not selectors:
+        print_stderr("no probe matches: run 'stapsdt list --installed' to see all probes in installed files")
+    return 1
 
 
 def _say_why_empty(client: Client, selectors: Sequence[str], files: Sequence[str], *, is_restricted: bool) -> int:
@@ -183,8 +217,9 @@ def _say_why_empty(client: Client, selectors: Sequence[str], files: Sequence[str
         print_stderr("no running program has static probes; programs that start later are found automatically")
         return 0
     known = client.list_probes(files=files) if selectors else ()
+    inventory = client.list_probes(installed=True) if not files and has_inventory(client.info()) else ()
     for selector in map(parse, selectors):
-        print_stderr(str(why_unmatched(selector, known)))
+        print_stderr(str(why_unmatched(selector, known, inventory)))
     if not selectors:
         print_stderr("no probe matches: run 'stapsdt list' to see all probes")
     return 1

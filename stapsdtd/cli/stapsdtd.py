@@ -24,11 +24,20 @@ _LEVELS = ("debug", "info", "warning", "error")
     "--config", "config_path", metavar="FILE", help="Configuration file (TOML). Options override its settings."
 )
 @click.option("--engine", type=click.Choice(config.ENGINES), help="How to capture events.  [default: auto]")
+@click.option("--no-inventory", is_flag=True, help="Do not look for installed files with probes.")
 @click.option("--cleanup", is_flag=True, help="Remove what a killed daemon left in the kernel, then exit.")
 @click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The least severe level to log."
 )
-def command(listen: str | None, config_path: str | None, engine: str | None, cleanup: bool, log_level: str) -> None:
+def command(
+    listen: str | None,
+    config_path: str | None,
+    engine: str | None,
+    *,
+    no_inventory: bool,
+    cleanup: bool,
+    log_level: str,
+) -> None:
     """Trace static (SDT) probes in all processes, and serve their events over gRPC until SIGTERM."""
     logs.set_up(log_level)
     if cleanup:
@@ -42,6 +51,8 @@ def command(listen: str | None, config_path: str | None, engine: str | None, cle
             loaded = dataclasses.replace(loaded, listeners=(config.Listener(listen),))
         if engine is not None:
             loaded = dataclasses.replace(loaded, engine=engine)
+        if no_inventory:
+            loaded = dataclasses.replace(loaded, inventory=dataclasses.replace(loaded.inventory, enabled=False))
         return config.validated(loaded)
 
     asyncio.run(serve(load_config))

@@ -139,6 +139,23 @@ class FilesystemSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class InventorySettings:
+    """Of the files that are installed, whether or not a process maps them.
+
+    system: whether to look where programs and libraries usually are. directories: others, with all below them, whoever
+    owns them. max_files: with probes. max_probes: different ones in all of them. state: the directory that keeps it
+    across restarts; empty for systemd's, or /var/lib/stapsdtd.
+    """
+
+    enabled: Flag = True
+    system: Flag = True
+    directories: Texts = ()
+    max_files: Count = 4096
+    max_probes: Count = 20_000
+    state: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """engine: one of ENGINES. roles: the first that a client has counts. metrics: where Prometheus reads them."""
 
@@ -148,6 +165,7 @@ class Config:
     roles: tuple[Role, ...] = (OPERATOR, USER)
     metrics: Listener | None = None
     filesystems: FilesystemSettings = field(default_factory=FilesystemSettings)
+    inventory: InventorySettings = field(default_factory=InventorySettings)
 
 
 def validated(config: Config) -> Config:

@@ -28,6 +28,7 @@ from stapsdtd.config import (
     USER,
     Config,
     FilesystemSettings,
+    InventorySettings,
     Limits,
     Listener,
     Quotas,
@@ -63,6 +64,7 @@ def load(path: str) -> Config:
         table.read("roles", _roles, Config().roles),
         table.read("metrics", _metrics, None),
         table.read("filesystems", _filesystems, FilesystemSettings()),
+        table.read("inventory", _inventory, InventorySettings()),
     )
     table.finish()
     return validated(config)
@@ -159,6 +161,15 @@ def _filesystems(key: str, value: Any) -> FilesystemSettings:
     for kind in settings.arm:
         if not _KIND.fullmatch(kind):
             raise InvalidArgumentError(f"{key}.arm", f"{kind!r} is no type of file system as named in mountinfo")
+    return settings
+
+
+def _inventory(key: str, value: Any) -> InventorySettings:
+    settings = _dataclass(InventorySettings, "setting of the inventory", key, value)
+    for name, paths in (("directories", settings.directories), ("state", (settings.state,))):
+        for path in paths:
+            if path and not path.startswith("/"):
+                raise InvalidArgumentError(f"{key}.{name}", f"{path!r} is not an absolute path")
     return settings
 
 

@@ -109,7 +109,7 @@ class StapsdtdCollector(Collector):
         yield _histogram(
             "stapsdtd_arm_seconds",
             "Time to arm one object's sites for a subscription.",
-            self._sources.subscriptions.arming,
+            self._sources.subscriptions.arming.latency,
         )
 
     def _clients(self) -> Iterator[Metric]:
@@ -127,7 +127,7 @@ class StapsdtdCollector(Collector):
             "stapsdtd_foreign_hits_refusals",
             "Objects disarmed because they cost processes too much that the client may not see.",
             None,
-            {"": self._sources.subscriptions.foreign.exceeded},
+            {"": self._sources.subscriptions.arming.foreign.exceeded},
         )
 
     def _host(self) -> Iterator[Metric]:
@@ -135,6 +135,13 @@ class StapsdtdCollector(Collector):
         yield _gauge("stapsdtd_processes", "Watched processes.", registry.processes)
         yield _gauge("stapsdtd_objects", "Mapped files with probes.", registry.objects)
         yield _gauge("stapsdtd_probes", "Probes in mapped files.", registry.probes)
+        inventory = self._sources.inventory.status
+        yield _gauge("stapsdtd_inventory_files", "Installed files with probes.", inventory.files)
+        yield _gauge(
+            "stapsdtd_inventory_scanned_timestamp_seconds",
+            "When installed files were last scanned, as Unix time; 0 if they have not been.",
+            int(inventory.scanned_at),
+        )
         watcher, parser = self._sources.watcher, self._sources.parser
         yield self._counter("stapsdtd_rescans", "Scans of all of /proc.", None, {"": watcher.rescans})
         yield _histogram(

@@ -8,6 +8,7 @@ from stapsdtd.api.access import Gate
 from stapsdtd.api.relay import Relay
 from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.registry import Registry
+from stapsdtd.inventory.inventory import Inventory
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.health import Health
 from stapsdtd.sandbox.parser import SandboxedParser
@@ -26,3 +27,4 @@ class Sources:
     gate: Gate
     relay: Relay
     health: Health
+    inventory: Inventory

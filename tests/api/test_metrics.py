@@ -19,6 +19,7 @@ from stapsdtd import __version__
 from stapsdtd.api.server import SERVICE
 from stapsdtd.capture.engine import LossStage, UnreadMetrics
 from stapsdtd.config import USER, Limits, Role
+from stapsdtd.inventory.inventory import Inventory, InventoryStatus
 from stapsdtd.metrics.collector import StapsdtdCollector
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.procs.watcher import Watcher
@@ -73,6 +74,7 @@ class Scraped:
             server.gate,
             server.relay,
             self.health,
+            cast("Inventory", SimpleNamespace(status=InventoryStatus(files=82, scanned_at=1_700_000_000.5))),
         )
         self._registry = CollectorRegistry()
         self._registry.register(StapsdtdCollector(sources))

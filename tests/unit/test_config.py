@@ -96,7 +96,11 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
 @pytest.mark.parametrize(
     ("text", "field", "reason"),
     [
-        ('lisen = "unix:/x"', "lisen", "is no setting; there are engine, filesystems, limits, listen, metrics, roles"),
+        (
+            'lisen = "unix:/x"',
+            "lisen",
+            "is no setting; there are engine, filesystems, inventory, limits, listen, metrics, roles",
+        ),
         ("listen = 5", "listen", "must be an address or a table"),
         ("listen = []", "listen", "is empty"),
         ('listen = "tcp:"', "listen", "not of the form"),

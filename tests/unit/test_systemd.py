@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.addresses import DEFAULT_ADDRESS
-from stapsdtd.config import Config
+from stapsdtd.config import Config, InventorySettings
 from stapsdtd.config.file import load
+from stapsdtd.inventory.inventory import state_directory
 from stapsdtd.sandbox.processes import USER
 from tests.support import require
 from tests.units import SERVICE, SOCKET, UNITS, settings
@@ -53,6 +54,16 @@ def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
     assert DEFAULT_ADDRESS.removeprefix("unix:") == path
     assert load(str(UNITS / "stapsdtd.toml")) == Config()
     assert str(Path(path).parent) in settings(SERVICE, "ReadWritePaths")
+
+
+def test_the_inventory_is_kept_where_the_unit_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service manager names the folder, and without one the daemon takes the same."""
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    (name,) = settings(SERVICE, "StateDirectory")
+    assert state_directory(Config().inventory) == f"/var/lib/{name}"
+    monkeypatch.setenv("STATE_DIRECTORY", "/elsewhere:/other")
+    assert state_directory(Config().inventory) == "/elsewhere"
+    assert state_directory(InventorySettings(state="/mine")) == "/mine"
 
 
 def test_users_and_folders(tmp_path: Path) -> None:

@@ -1,0 +1,217 @@
+"""Has installed files armed for live subscriptions, before a process maps them.
+
+    Inventory: which files ──► opened with the client's rights ──► ObjectFollower: held, and armed like files it names
+
+What a file has is read anew; the inventory only says which files are worth it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from stapsdtd.arch import why_foreign
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.errors import StapsdtdError
+from stapsdtd.inventory.files import Change, InstalledFile, matching
+from stapsdtd.model import Object
+from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
+from stapsdtd.sessions.follower import ObjectFollower
+from stapsdtd.sessions.live import LiveSubscription
+from stapsdtd.sessions.matcher import selected_sites
+from stapsdtd.sessions.subscription import SubscriptionSpec
+
+_log = logging.getLogger(__name__)
+
+
+class InstalledFiles(Protocol):
+    """As `inventory.inventory.Inventory`."""
+
+    on_change: Callable[[Change], None]
+
+    def files(self) -> tuple[InstalledFile, ...]: ...
+
+
+class Opener(Protocol):
+    """As `procs.file_opener.FileOpener`."""
+
+    async def open(
+        self, paths: list[str], credentials: Credentials, /, *, are_expected: bool = False
+    ) -> NamedFiles: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledLimits:
+    """How many installed files, and sites in them, are armed for a subscription before a process maps them. Each takes
+    a descriptor. What is beyond is armed when a process maps it. all_files: for all subscriptions together.
+    """
+
+    files: int = 128
+    sites: int = 20_000
+    all_files: int = 4096
+
+
+DEFAULT_LIMITS = InstalledLimits()
+
+
+class InstalledFollower:
+    """Runs on the control thread's event loop."""
+
+    def __init__(  # noqa: PLR0917 - what it looks at
+        self,
+        installed: InstalledFiles,
+        opener: Opener,
+        live: Mapping[str, LiveSubscription],
+        registry: Registry,
+        follower: ObjectFollower,
+        object_of: Callable[[NamedFile], Object],
+        limits: InstalledLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """live: the live subscriptions, by id. object_of: as `Subscriptions.object_of`."""
+        self._installed = installed
+        self._opener = opener
+        self._live = live
+        self._registry = registry
+        self._follower = follower
+        self._object_of = object_of
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, dict[str, None]] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        installed.on_change = self._on_change_in_any_thread
+
+    def stop(self) -> None:
+        for task in self._opening.values():
+            task.cancel()
+
+    def begin(self, live: LiveSubscription) -> None:
+        """Arm for a new subscription what is installed; Subscribe waits for it."""
+        wanted, first = self._wanted(live, self._installed.files()), live.first
+        if wanted and first is not None:
+            first.add()
+            self._open(live, wanted).add_done_callback(lambda _: first.settle())
+
+    def _on_change_in_any_thread(self, change: Change) -> None:
+        self._loop.call_soon_threadsafe(self._on_change, change)
+
+    def _on_change(self, change: Change) -> None:
+        for live in list(self._live.values()):
+            self._let_go(live, {file.path for file in change.removed})
+            if wanted := self._wanted(live, change.installed):
+                self._open(live, wanted)
+
+    def _let_go(self, live: LiveSubscription, paths: set[str]) -> None:
+        """Let go of files that were removed, or written to."""
+        for key, file in [(key, live.files[key]) for key in live.installed]:
+            if file.path in paths and not file.is_unchanged:
+                self._follower.let_go(live, key)
+
+    def _wanted(self, live: LiveSubscription, files: Iterable[InstalledFile]) -> list[InstalledFile]:
+        """Return the files that a subscription may want before a process maps them."""
+        spec = live.subscription.spec
+        if spec.credentials is None or spec.files is not None or spec.scope.pids or spec.scope.containers:
+            return []
+        # whoever asks for all probes means those of running programs
+        selectors = [selector for selector in spec.selectors if not selector.is_any]
+        if not selectors:
+            return []
+        held = {live.files[key].path for key in live.installed if live.files[key].is_unchanged}
+        found = {
+            file.path: file
+            for file in matching(files, selectors)
+            if not why_foreign(file.architecture) and file.path not in held
+        }
+        # these are armed already, and stay so as long as their paths lead to them
+        mapped = self._mapped_among(found) if spec.owners is None else set()
+        wanted = [file for path, file in found.items() if path not in mapped]
+        return wanted[: self._room(live, len(wanted))]
+
+    def _room(self, live: LiveSubscription, wanted: int) -> int:
+        """Return how many further files a subscription may have, and say so if that is fewer than it wants."""
+        of_all = sum(len(each.installed) for each in self._live.values())
+        room = max(min(self._limits.files - len(live.installed), self._limits.all_files - of_all), 0)
+        if wanted > room:
+            self._say_left_out(live)
+        return room
+
+    def _mapped_among(self, paths: Collection[str]) -> set[str]:
+        return {
+            obj.path
+            for obj in self._registry.objects()
+            if obj.path in paths and self._registry.mappings(obj.key) and self._follower.is_host_file(obj)
+        }
+
+    def _open(self, live: LiveSubscription, files: list[InstalledFile]) -> asyncio.Task[None]:
+        """Have files opened, together with what else is installed until the last ones have been."""
+        ident = live.subscription.id
+        self._waiting.setdefault(ident, {}).update(dict.fromkeys(file.path for file in files))
+        task = self._opening.get(ident)
+        if task is None:
+            task = self._opening[ident] = self._loop.create_task(self._open_all(live))
+        return task
+
+    async def _open_all(self, live: LiveSubscription) -> None:
+        ident = live.subscription.id
+        try:
+            while paths := self._waiting.pop(ident, None):
+                await self._open_and_hold(live, [*paths])
+        finally:
+            del self._opening[ident]
+
+    async def _open_and_hold(self, live: LiveSubscription, paths: list[str]) -> None:
+        subscription = live.subscription
+        credentials = subscription.spec.credentials
+        if credentials is None:
+            return
+        try:
+            opened = await self._opener.open(paths, credentials, are_expected=True)
+        except (StapsdtdError, OSError) as error:
+            _log.warning("subscription %s: installed files cannot be opened: %s", subscription.id, error)
+            return
+        for path, reason in opened.unusable:
+            _log.debug("subscription %s: %s is armed when a process maps it: %s", subscription.id, path, reason)
+        if subscription.id not in self._live:
+            return
+        # a path that leads elsewhere by now is not what was installed
+        chosen = list(self._within_limits(live, (file for file in opened.files if file.path in paths)))
+        self._follower.hold(live, chosen[: self._room(live, len(chosen))], are_installed=True)
+
+    def _within_limits(self, live: LiveSubscription, files: Iterable[NamedFile]) -> Iterable[tuple[Object, NamedFile]]:
+        """Yield the files of which sites are wanted, as long as there is room for these."""
+        subscription = live.subscription
+        left = self._limits.sites - sum(
+            len(live.considered[key].selected_sites) for key in live.installed & live.considered.keys()
+        )
+        quota = subscription.client.sites_left
+        if quota is not None:
+            left = min(left, quota)
+        for file in files:
+            obj = self._object_of(file)
+            sites = len(selected_sites(subscription, obj, {}, file))
+            if sites > left:
+                self._say_left_out(live)
+            elif sites:
+                left -= sites
+                yield obj, file
+
+    def _say_left_out(self, live: LiveSubscription) -> None:
+        if not live.is_beyond_bounds:
+            live.is_beyond_bounds = True
+            _log.warning(
+                "subscription %s matches more installed files than may be armed for it: the others are armed when a "
+                "process maps them",
+                live.subscription.id,
+            )
+
+
+def credentials_of(client: str, spec: SubscriptionSpec, uid: int | None, groups: frozenset[int]) -> Credentials | None:
+    """Return with whose rights installed files are opened for a client; None if for nobody's: a client without a user
+    who may not trace everybody's processes.
+    """
+    if spec.owners is None:
+        return Credentials(client, None, frozenset(), os.getpid())
+    return None if uid is None else Credentials(client, uid, groups, os.getpid())
