@@ -63,6 +63,12 @@ struct {
 struct cred;
 struct mm_struct;
 
+struct signal_struct {
+	struct {
+		int counter;
+	} live; /* threads */
+} __attribute__((preserve_access_index));
+
 /* As much of the kernel's as is needed; libbpf finds where it is. */
 struct task_struct {
 	int pid;
@@ -70,6 +76,7 @@ struct task_struct {
 	char comm[COMM_BYTES];
 	const struct cred *real_cred;
 	const struct mm_struct *mm;
+	const struct signal_struct *signal;
 } __attribute__((preserve_access_index));
 
 struct hit {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * One program for all sites. It runs at every hit of every group and decides, before it does anything, for which
- * subscriptions the hit is (filter.h); it then writes one record for all of them (emit.h).
+ * subscriptions the hit is (filter.h); it then writes one record for all of them (emit.h). Two small ones keep the sets
+ * of processes that scopes follow (follow.h).
  *
  *     (cookie, ip) ─► index ─► slot ─► plan ─┬─► tests, for each filter ─► matched
  *                                            └─► operands ─► values ─► the ring of the record's size
@@ -38,6 +39,7 @@ struct {
 	enum test_jump test_jump;
 	enum counter counter;
 	enum record_class record_class;
+	enum membership membership;
 	struct record record;
 } layout SEC(".bss.layout");
 

@@ -23,6 +23,9 @@ enum limit {
 	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
 	COMM_BYTES = 16,
 
+	MAX_FOLLOWING = 64,	/* scopes that follow processes */
+	MAX_FOLLOWED = 1 << 16,	/* processes at a time, of each */
+
 	SHARES = 4096,		/* processes that met a full ring lately */
 	SHARE_PER_SECOND = 256,	/* records of a process for which there is room even then */
 };
@@ -33,6 +36,8 @@ enum operand_kind {
 	OPERAND_REGISTER = 1,
 	OPERAND_ADDRESS = 2,	/* base + index * scale + constant */
 	OPERAND_MEMORY = 3,	/* width bytes there */
+	OPERAND_UID_GID = 4,	/* of the thread, as bpf_get_current_uid_gid() */
+	OPERAND_CGROUP = 5,	/* its id in the unified hierarchy */
 };
 
 enum operand_take {
@@ -66,9 +71,16 @@ enum test_source {
 	SOURCE_EXECNAME = 5,
 	SOURCE_CGROUP = 6,	/* index: the level of the ancestor whose id is compared */
 	SOURCE_OWNER = 7,	/* the user whom the kernel lets trace the process, or NOBODY */
+	SOURCE_FOLLOWED = 8,	/* index: a scope; whether it follows the process */
 };
 
 #define NOBODY 0xffffffffU /* as (uid_t)-1 */
+
+/* How a process came into a scope that follows processes. */
+enum membership {
+	MEMBER_NAMED = 1,
+	MEMBER_BORN = 2,
+};
 
 enum test_relation {
 	RELATION_EQ = 0,

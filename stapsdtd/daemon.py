@@ -8,7 +8,7 @@
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
     and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
     EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files),
-    FileOpener (files that clients name)
+    FileOpener (files that clients name or that are installed), Inventory (which files with probes are installed)
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).
@@ -26,24 +26,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stapsdtd.api.access import Gate, Policy
+from stapsdtd import __version__
+from stapsdtd.api.access import Gate
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.peers import PeerTable
+from stapsdtd.api.policy import Policy
 from stapsdtd.api.relay import Relay
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import StapsdtServicer
-from stapsdtd.capture.cleanup import clean_up
+from stapsdtd.capture.cleanup import remove_leftovers
 from stapsdtd.capture.ftrace.engine import NOT_OWN, FtraceEngine
 from stapsdtd.capture.host import Host
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.inventory.inventory import make_inventory
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
 from stapsdtd.kernel.descriptors import allow_all_descriptors
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.metrics.sources import Sources
-from stapsdtd.procs.named_files import FileOpener
+from stapsdtd.procs.descendants import Descendants
+from stapsdtd.procs.file_opener import FileOpener
+from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.threads import Threads
 from stapsdtd.procs.watcher import watch_host
 from stapsdtd.runtime.control_thread import ControlThread
@@ -55,6 +59,7 @@ from stapsdtd.runtime.stopping import StopDeadline
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.queueing import QueueingParser
 from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.provider_socket import ProviderSockets
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
@@ -85,17 +90,24 @@ class Daemon:
         self._control = ControlThread()
         self._arming = FairThread("stapsdtd-arming")
         self._threads = Threads()
+        self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
-        self._engine = host.make_engine(config, self._threads.pids_of)
+        self._engine = host.make_engine(config, self._threads.pids_of, self._descendants)
         self._parser = QueueingParser(self._sandbox)
         self._registry = Registry()
         self._watcher = self._control.call(
             lambda: watch_host(
-                self._registry, self._threads, self._parser.parse, self._filesystems, self._parser.root_parsed
+                self._registry,
+                KernelEvents(self._threads, self._descendants),
+                self._parser.parse,
+                self._filesystems,
+                self._parser.root_parsed,
             )
         )
         self._parser.on_done = self._watcher.parsed
         self._connected = ConnectedClients()
+        self._inventory = make_inventory(config.inventory, config.filesystems.arm, self._parser.parse, __version__)
+        self._installed_opener = FileOpener(self._parser.parse, config.filesystems.arm)
         self._subscriptions = self._control.call(
             lambda: Subscriptions(
                 self._registry,
@@ -107,6 +119,8 @@ class Daemon:
                 connected=self._connected,
                 nops=host.nops,
                 filesystems=self._filesystems,
+                installed=self._inventory,
+                installed_opener=self._installed_opener,
             )
         )
         self._files = FileOpener(self._parser.parse, config.filesystems.arm)
@@ -126,9 +140,11 @@ class Daemon:
                 host.nops,
                 self._arming.backlog,
                 self._files,
+                self._inventory,
             )
         )
         self._server = Server(self._servicer, self._relay, config.listeners)
+        self._provider_sockets = ProviderSockets(self._subscriptions.arming.in_process)
         heartbeats = (
             Heartbeat("the control thread", self._control.ask),
             Heartbeat("the arming thread", self._arming.ask),
@@ -140,12 +156,14 @@ class Daemon:
         """Begin to watch and to serve. Raises StapsdtdError."""
         if missing := [each.name for each in self._host.features if not each.available]:
             _log.warning("unavailable on this host: %s; run 'stapsdt doctor' to see why", ", ".join(missing))
-        _remove_leftovers(self._host.tracefs)
+        remove_leftovers(self._host.tracefs)
         await self._control.run(self._watcher.start)
         # the first clients are to find what there is, and the sandbox may take long to start
         scanned = asyncio.wrap_future(await self._control.run(self._watcher.refresh))
         await asyncio.wait({scanned}, timeout=_SCAN_SECONDS)
         await self._server.start()
+        await self._control.run(lambda: self._provider_sockets.open(self._server.socket_paths))
+        self._inventory.start()
         self._health.start()
         if self._config.metrics is not None:
             self._export(self._config.metrics)
@@ -165,9 +183,12 @@ class Daemon:
                 steps.callback(self._trimmer.close)
             steps.push_async_callback(self._control.run, self._parser.close)
             steps.callback(self._arming.stop)
+            steps.push_async_callback(asyncio.to_thread, self._inventory.stop)
+            steps.callback(self._installed_opener.close)
             steps.push_async_callback(self._shut_down_engine)
             steps.push_async_callback(self._control.run, self._watcher.stop)
             steps.push_async_callback(self._server.stop)
+            steps.push_async_callback(self._control.run, self._provider_sockets.close)
             # streams get their End before the server stops
             steps.push_async_callback(self._end_subscriptions)
             steps.push_async_callback(self._health.stop)
@@ -222,6 +243,7 @@ class Daemon:
             self._gate,
             self._relay,
             self._health,
+            self._inventory,
         )
         self._exporter = Exporter(listener, StapsdtdCollector(sources))
         _log.info("metrics are on %s", self._exporter.address)
@@ -242,14 +264,6 @@ class Daemon:
     async def prove_life(self) -> None:
         """Return once the control thread and the reader thread have responded. Raises StapsdtdError."""
         await asyncio.gather(*map(asyncio.wrap_future, (self._control.ask(), self._engine.ask())))
-
-
-def _remove_leftovers(tracefs: Tracefs) -> None:
-    removed = clean_up(tracefs)
-    if removed.events or removed.instances:
-        _log.info("removed %d events and %d instances that a killed daemon left", removed.events, removed.instances)
-    for failure in removed.failures:
-        _log.warning("cannot remove what a killed daemon left: %s", failure)
 
 
 async def serve(read_config: Callable[[], Config]) -> None:

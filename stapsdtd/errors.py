@@ -54,6 +54,10 @@ class FileRefusedError(StapsdtdError):
         self.reason = reason
 
 
+class InventoryError(StapsdtdError):
+    """Installed files cannot be looked for."""
+
+
 class InvalidArgumentError(StapsdtdError):
     """A field of a request or configuration is invalid.
 

@@ -9,6 +9,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+FIELDS = ("uid", "gid", "cgroup", "container")
+"""What an event may tell of the thread that hit, besides the probe's arguments."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
@@ -17,6 +20,7 @@ class Scope:
     Values of one field are combined with OR, different fields with AND; an empty field does not restrict.
 
     pids: of running processes, each until it ends.
+    follow: also the processes that those of pids fork from now on, and so on.
     exclude_pids: never deliver events of these processes.
     uids, execnames: users and command names (comm) of threads.
     cgroups: paths as in /proc/PID/cgroup. A cgroup must exist, and includes those below it.
@@ -31,6 +35,7 @@ class Scope:
     cgroups: Sequence[str] = ()
     containers: Sequence[str] = ()
     include_clients: bool = False
+    follow: bool = False
 
     @classmethod
     def of(cls, *sources: object) -> Self:
@@ -54,6 +59,9 @@ class SubscribeOptions(Scope):
     require_match: fail if no probe matches yet, rather than wait for one.
     files: only probes in these files, which are armed even before a process maps them: absolute paths, globs, or
         directories for the ELF files in them, of the server's host.
+    fields: some of FIELDS, whose values follow those of the arguments.
+    expected_files: paths as of files, which are armed before a process maps them, too. Probes are not restricted to
+        these, and what has no probes or cannot be used is left out.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.
     """
 
@@ -64,3 +72,5 @@ class SubscribeOptions(Scope):
     require_match: bool = False
     all_or_nothing: bool = False
     files: Sequence[str] = ()
+    fields: Sequence[str] = ()
+    expected_files: Sequence[str] = ()

@@ -11,10 +11,12 @@ from stapsdtd.api.access import Gate
 from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Limits
+from stapsdtd.inventory.files import InstalledFile
+from stapsdtd.inventory.inventory import InventoryStatus
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.procs.named_files import FileOpener
+from stapsdtd.procs.file_opener import FileOpener
 from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.sessions.subscriptions import Subscriptions
 
@@ -27,12 +29,24 @@ class Control(Protocol):
     async def run(self, work: Callable[[], _T]) -> _T: ...
 
 
+class Inventory(Protocol):
+    """As `inventory.inventory.Inventory`."""
+
+    @property
+    def is_on(self) -> bool: ...
+
+    @property
+    def status(self) -> InventoryStatus: ...
+
+    def files(self) -> tuple[InstalledFile, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """registry and subscriptions belong to control's thread.
 
     refresh: as `Watcher.refresh`. arming: what the arming thread has to do. files: opens those that requests name.
-    hierarchy: the cgroups that requests name.
+    inventory: the files that are installed. hierarchy: the cgroups that requests name.
     """
 
     control: Control
@@ -46,4 +60,5 @@ class Backend:
     nops: NopRewriting
     arming: Callable[[], Backlog]
     files: FileOpener
+    inventory: Inventory
     hierarchy: Hierarchy = cgroups

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from stapsdtd.api.access import Gate, Peer
+from stapsdtd.api.access import Gate
+from stapsdtd.api.rights import Peer
 from stapsdtd.errors import AccessDeniedError
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from stapsdtd.api.access import Rights, Users
+from stapsdtd.api.rights import Rights, Users
 from stapsdtd.arch import why_foreign
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
+from stapsdtd.inventory.inventory import InventoryState, InventoryStatus
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.identity import ProcessIdentity
 from stapsdtd.kernel.nops import NopRewriting
@@ -42,6 +43,12 @@ _STATES = {
     SiteState.DISARMED: pb.SiteStatus.STATE_DISARMED,
     SiteState.REFUSED: pb.SiteStatus.STATE_REFUSED,
 }
+_INVENTORY_STATES = {
+    InventoryState.OFF: pb.Inventory.STATE_OFF,
+    InventoryState.SCANNING: pb.Inventory.STATE_SCANNING,
+    InventoryState.CURRENT: pb.Inventory.STATE_CURRENT,
+    InventoryState.FAILED: pb.Inventory.STATE_FAILED,
+}
 END_REASONS = {
     EndReason.UNSUBSCRIBED: pb.End.REASON_UNSUBSCRIBED,
     EndReason.SERVER_STOPPING: pb.End.REASON_SERVER_STOPPING,
@@ -55,6 +62,16 @@ LOSS_STAGES = {
     LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
     LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
 }
+
+
+def inventory(status: InventoryStatus) -> pb.Inventory:
+    return pb.Inventory(
+        state=_INVENTORY_STATES[status.state],
+        files=status.files,
+        probes=status.probes,
+        scanned_ns=int(status.scanned_at * 1_000_000_000),
+        problem=status.problem,
+    )
 
 
 def probe(probe: Probe, nops: NopRewriting) -> pb.Probe:
@@ -184,6 +201,7 @@ def site_status(status: SiteStatus) -> pb.SiteStatus:
         path=status.object.path,
         offset=status.site.site_offset,
         reason=status.reason,
+        armed_after_ns=status.armed_after_ns,
     )
 
 
@@ -224,7 +242,8 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         probe_message.sites[0].site_id = site_id
         captures = (
             pb.CapturedArgument(
-                index=capture.index,
+                index=capture.subject if isinstance(capture.subject, int) else 0,
+                field="" if isinstance(capture.subject, int) else capture.subject.value,
                 is_string=capture.is_string,
                 missing=known_site.why_missing(position),
                 is_hex=capture.is_hex,

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from stapsdtd.api.access import Users
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
+from stapsdtd.api.rights import Users
 from stapsdtd.catalog.registry import probes_of
 from stapsdtd.catalog.selectors import Selector, select
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
-from stapsdtd.model import Probe
+from stapsdtd.model import Object, Probe
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import finished
 
@@ -67,7 +67,7 @@ class Listing:
             refreshed = self._backend.refresh()
             registry = self._backend.registry
             probes = [registry.seen_by(visible, probe) for probe in registry.probes()]
-            armed = finished() if client is None else self._backend.subscriptions.arming_for(client)
+            armed = finished() if client is None else self._backend.subscriptions.arming.for_client(client)
             return select(selectors, probes, pids, visible), refreshed, armed
 
         probes, refreshed, armed = await self._backend.control.run(select_now)
@@ -93,7 +93,7 @@ class Listing:
             self._backend.refresh()
             probes: list[Probe] = []
             for file in files:
-                obj = replace(self._backend.subscriptions.object_of(file), path=file.path)
+                obj = replace(self._backend.subscriptions.arming.object_of(file), path=file.path)
                 mapping = self._backend.registry.mappings(obj.key).keys()
                 seen_by = sorted(mapping if visible is None else mapping & visible)
                 if seen_by or not is_mapped:
@@ -101,6 +101,12 @@ class Listing:
             return probes
 
         return await self._backend.control.run(select_now)
+
+    async def objects(self, files: Sequence[NamedFile] | None, visible: frozenset[int] | None) -> list[Object]:
+        """Return the objects of files or, if these are None, those that visible processes map."""
+        if files is not None:
+            return [Object(file.key, file.path, file.parsed) for file in files]
+        return await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
 
     async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""

@@ -11,8 +11,8 @@ import socket
 import struct
 from typing import TypedDict
 
-from stapsdtd.api.access import Peer
 from stapsdtd.api.listeners import ListeningSocket, keep_alive
+from stapsdtd.api.rights import Peer
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.sessions.own_clients import ConnectedClients
 

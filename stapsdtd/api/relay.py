@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stapsdtd.api.access import Gate, Peer
+from stapsdtd.api.access import Gate
 from stapsdtd.api.connections import OpenConnections
 from stapsdtd.api.half import Half
 from stapsdtd.api.listeners import ListeningSocket, hang_up
 from stapsdtd.api.opening import Opening
 from stapsdtd.api.peers import PeerTable, identify
+from stapsdtd.api.rights import Peer
 from stapsdtd.api.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, enforced
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.sessions.token_bucket import TokenBucket

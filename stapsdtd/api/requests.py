@@ -9,6 +9,7 @@ from stapsdtd.api import cgroup_scope
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
+from stapsdtd.model import BuiltIn
 from stapsdtd.query.parse import parse, wrong_comm
 from stapsdtd.query.scope import combined
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, SubscriptionSpec
@@ -36,14 +37,14 @@ def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
     return frozenset(pids)
 
 
-def parse_files(paths: Sequence[str]) -> tuple[str, ...]:
+def parse_files(field: str, paths: Sequence[str]) -> tuple[str, ...]:
     if len(paths) > _MAX_FILES:
-        raise InvalidArgumentError("files", f"there are {len(paths)} paths, more than the {_MAX_FILES} allowed")
+        raise InvalidArgumentError(field, f"there are {len(paths)} paths, more than the {_MAX_FILES} allowed")
     for path in paths:
         if not path.startswith("/"):
-            raise InvalidArgumentError("files", f"{path!r} is not an absolute path")
+            raise InvalidArgumentError(field, f"{path!r} is not an absolute path")
         if "\0" in path or len(path.encode()) > _MAX_PATH_BYTES:
-            raise InvalidArgumentError("files", f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path")
+            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path")
     return tuple(dict.fromkeys(paths))
 
 
@@ -56,6 +57,10 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
     if not request.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
     options = SubscribeOptions.of(request.scope, request)
+    if options.follow and not options.pids:
+        raise InvalidArgumentError("scope.follow", "scope.pids must name the processes to follow")
+    if options.files and options.expected_files:
+        raise InvalidArgumentError("expected_files", "probes in other files than files names are not traced")
     scope = replace(
         Scope.of(options),
         pids=parse_pids("scope.pids", options.pids),
@@ -80,7 +85,16 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
             cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
         ),
+        built_ins=_parse_fields(options.fields),
     )
+
+
+def _parse_fields(names: Sequence[str]) -> tuple[BuiltIn, ...]:
+    known = {each.value: each for each in BuiltIn}
+    for name in names:
+        if name not in known:
+            raise InvalidArgumentError("fields", f"{name!r} is not one of {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
 
 
 def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) -> None:

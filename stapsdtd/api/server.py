@@ -60,6 +60,12 @@ class Server:
     def addresses(self) -> list[str]:
         return [each.listener.address for each in self._listening]
 
+    @property
+    def socket_paths(self) -> list[str]:
+        """Return the paths of the unix sockets that it serves on."""
+        paths = (each.listener.path for each in self._listening)
+        return [path for path in paths if path is not None and not path.startswith("@")]
+
     async def start(self) -> None:
         """Listen and serve. Raises CannotListenError."""
         self._listening = open_listeners(self._listeners)

@@ -9,7 +9,6 @@ import platform
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import replace
 
 from stapsdtd import __version__
 from stapsdtd.api import convert, requests
@@ -19,14 +18,14 @@ from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.listing import Listing
+from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.stream import SubscriptionStream
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.watches import Watches
 from stapsdtd.catalog.listing_limiter import ListingLimiter
-from stapsdtd.errors import InvalidArgumentError, ServerStoppingError
-from stapsdtd.model import Object
-from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
+from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError, ServerStoppingError
+from stapsdtd.sessions.ending import Ending
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
@@ -45,6 +44,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._subscribers = Subscribers(backend.subscriptions, backend.gate)
         self._streams = Streams()
         self._listing = Listing(backend)
+        self._files = RequestFiles(backend)
         self._calls = OpenCalls(backend.control)
         self._watches = Watches(backend, self._listing, self._calls)
 
@@ -97,20 +97,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             pid=os.getpid(),
             access=convert.access(caller.rights),
             arming=convert.arming(backend.arming(), is_path_shown=caller.rights.list is None),
+            inventory=convert.inventory(backend.inventory.status),
         )
 
     async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest) -> Members | None:
         return await asyncio.to_thread(members, self._backend.hierarchy, request.containers, request.cgroups)
-
-    async def _named_files(self, paths: Sequence[str], caller: Caller) -> NamedFiles:
-        """Open the files that a request names."""
-        checked = requests.parse_files(paths)
-        peer = caller.peer
-        with caller.recording_refusals():
-            if peer.uid is None:
-                caller.rights.check_files()
-            credentials = Credentials(peer.client, peer.uid, peer.groups, peer.pid or os.getpid())
-            return await self._backend.files.open(checked, credentials)
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with abort_on_error(context):
@@ -123,26 +114,21 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             among = await self._members(request)
             users = caller.rights.list
             visible = await self._listing.visible_pids(users, among)
-            named = await self._named_files(request.files, caller) if request.files else None
-            if named is None:
+            files, files_left_out = await self._files.of_list(request, selectors, caller)
+            if files is None:
                 probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
             else:
                 is_mapped = bool(pids) or among is not None
-                probes = await self._listing.select_in(named.files, selectors, pids, visible, is_mapped=is_mapped)
+                probes = await self._listing.select_in(files, selectors, pids, visible, is_mapped=is_mapped)
             limiter = ListingLimiter()
             response = pb.ListProbesResponse(
                 probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
             )
-            response.sites_left_out = limiter.left_out
+            response.sites_left_out, response.files_left_out = limiter.left_out, files_left_out
             if request.details:
                 shown_pids = sorted({pid for probe in probes for pid in probe.pids})
                 response.processes.extend(map(convert.process, await self._listing.identities(shown_pids, users)))
-                objects = (
-                    await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
-                    if named is None
-                    else [Object(file.key, file.path, file.parsed) for file in named.files]
-                )
-                response.problems.extend(convert.problems(objects))
+                response.problems.extend(convert.problems(await self._listing.objects(files, visible)))
         return response
 
     async def WatchProbes(  # noqa: N802
@@ -165,16 +151,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         async with abort_on_error(context):
             caller = self._enter("subscribe", context)
             spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
-            files: Sequence[NamedFile] = ()
-            if request.files:
-                with caller.recording_refusals():
-                    caller.rights.check_trace(spec.scope.pids)
-                named = await self._named_files(request.files, caller)
-                files, spec = named.files, replace(spec, files=named.paths)
+            named, spec = await self._files.of_subscription(request, spec, caller)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:
-                subscription, armed = self._subscribers.subscribe(spec, caller.peer, files)
+                subscription, armed = self._subscribers.subscribe(spec, caller.peer, named.files)
                 unanswered.append(subscription)
                 return armed
 
@@ -191,7 +172,12 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     armed.add_done_callback(asyncio.Future.exception)
                     caller.log(logging.WARNING, "still arming", subscription=ident)
                 statuses = await self._backend.control.run(lambda: self._backend.subscriptions.first_statuses(ident))
-                requests.check_armed(request, statuses)
+                try:
+                    requests.check_armed(request, statuses)
+                except (NoMatchError, NotArmedError):
+                    # nothing is left armed when it fails
+                    await self._end(unanswered.pop().id, caller)
+                    raise
                 caller.log(
                     logging.INFO,
                     "allowed",
@@ -205,6 +191,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     sites=map(convert.site_status, statuses),
                     lease_seconds=spec.lease_seconds,
                     engine=self._backend.engine,
+                    unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
                 )
                 unanswered.clear()
         return response
@@ -233,20 +220,22 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("unsubscribe", context)
-            subscriptions = self._backend.subscriptions
             self._subscribers.find(request.subscription_id, caller)
-
-            ending = await self._backend.control.run(
-                lambda: subscriptions.unsubscribe(request.subscription_id, EndReason.UNSUBSCRIBED)
-            )
-            waited_for = [asyncio.wrap_future(future) for future in (ending.subscription.ended, ending.disarmed)]
-            done, pending = await asyncio.wait(waited_for, timeout=self.disarm_seconds)
-            for future in done:
-                future.result()
-            if pending:
-                caller.log(logging.WARNING, "still disarming", subscription=request.subscription_id)
+            ending, is_disarmed = await self._end(request.subscription_id, caller)
         account = convert.account(ending.subscription.account())
-        return pb.UnsubscribeResponse(account=account, still_disarming=bool(pending))
+        return pb.UnsubscribeResponse(account=account, still_disarming=not is_disarmed)
+
+    async def _end(self, ident: str, caller: Caller) -> tuple[Ending, bool]:
+        """End a subscription, and wait for some seconds until nothing is patched for it. Return whether that is so."""
+        subscriptions = self._backend.subscriptions
+        ending = await self._backend.control.run(lambda: subscriptions.unsubscribe(ident, EndReason.UNSUBSCRIBED))
+        waited_for = [asyncio.wrap_future(future) for future in (ending.subscription.ended, ending.disarmed)]
+        done, pending = await asyncio.wait(waited_for, timeout=self.disarm_seconds)
+        for future in done:
+            future.result()
+        if pending:
+            caller.log(logging.WARNING, "still disarming", subscription=ident)
+        return ending, not pending
 
     async def ListSubscriptions(  # noqa: N802
         self,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stapsdtd.api.access import Caller, Policy, revoked
+from stapsdtd.api.access import Caller
+from stapsdtd.api.policy import Policy
+from stapsdtd.api.rights import revoked
 from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 
 

@@ -8,9 +8,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from stapsdtd.api.access import Caller, Gate, Peer, Policy
+from stapsdtd.api.access import Caller, Gate
+from stapsdtd.api.policy import Policy
+from stapsdtd.api.rights import Peer
 from stapsdtd.errors import UnknownSubscriptionError
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.sessions.installed import credentials_of
 from stapsdtd.sessions.subscription import EndReason, Subscription, SubscriptionSpec
 from stapsdtd.sessions.subscriptions import Subscriptions
 
@@ -34,6 +37,7 @@ class Subscribers:
         rights = self._gate.policy.rights(peer)
         rights.check_trace(spec.scope.pids)
         allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid)
+        allowed = replace(allowed, credentials=credentials_of(rights.client, allowed, peer.uid, peer.groups))
         subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files)
         self._peers[subscription] = peer
         return subscription, armed

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from stapsdtd.api.access import NO_USERS, Caller, Rights, revoked
+from stapsdtd.api.access import Caller
+from stapsdtd.api.rights import NO_USERS, Rights, revoked
 from stapsdtd.catalog.probe_view import ProbeView
 from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import LimitReachedError, StapsdtdError

@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from stapsdtd.api import convert
-from stapsdtd.api.access import Caller, Policy, Rights
+from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members
 from stapsdtd.api.listing import Listing
+from stapsdtd.api.policy import Policy
+from stapsdtd.api.rights import Rights
 from stapsdtd.api.watch import Watch
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.probe_view import ProbeView

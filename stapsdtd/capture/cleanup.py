@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +43,12 @@ def clean_up(tracefs: Tracefs) -> Cleaned:
             except TracefsRejectedError as error:
                 failures.append(str(error))
     return Cleaned(instances, events, tuple(failures))
+
+
+def remove_leftovers(tracefs: Tracefs) -> None:
+    """As clean_up, at the start of a daemon, which logs what was there."""
+    removed = clean_up(tracefs)
+    if removed.events or removed.instances:
+        _log.info("removed %d events and %d instances that a killed daemon left", removed.events, removed.instances)
+    for failure in removed.failures:
+        _log.warning("cannot remove what a killed daemon left: %s", failure)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from stapsdtd.events.batch import EventBatch
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, Site
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Expression
 
@@ -23,6 +23,20 @@ class LossStage(Enum):
     DECODE = "decode"
     QUEUE = "queue"
     QUOTA = "quota"
+
+
+class Followed(Protocol):
+    """Processes that are followed: their children join them, from the fork on. Any thread may use it."""
+
+    def remaining(self) -> frozenset[int]:
+        """Return the processes that have not ended."""
+
+    def ended(self, pid: int) -> None:
+        """Note that a process that `Engine.follow` was given has ended."""
+
+
+Scope = frozenset[int | Followed] | None
+"""The processes whose hits are wanted, by pid or followed; None for all."""
 
 
 class Sink(Protocol):
@@ -45,13 +59,13 @@ class Sink(Protocol):
 class TargetSite:
     """A site to arm, and what to do at its hits.
 
-    site_id: names the site in delivered events. pids: None for every process.
+    site_id: names the site in delivered events. scope: None for every process.
     """
 
     site: Site
     site_id: int
     action: Action
-    pids: frozenset[int] | None = None
+    scope: Scope = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +145,23 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        """Return why an argument cannot be captured as wanted, or None if it can. architecture: the object's."""
+    def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
+        """Return why something cannot be captured as wanted, or None if it can. architecture: the object's."""
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
         """Open a subscription with nothing armed. owner: names the client that it belongs to."""
 
+    def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> Followed:
+        """Follow processes, and what they fork from now on, until the subscription is closed. Scopes may name them.
+
+        Raises LimitReachedError and OSError.
+        """
+
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         """Arm sites. From its return on, every hit of a site not refused is delivered, filtered or counted as lost."""
+
+    def renew(self, pid: int) -> None:
+        """Keep armed what is armed in a process, whose main thread ended or is another one now. Raises OSError."""
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
         """Disarm all of an object's sites for a subscription. is_awaited: quiesced() waits until that is done."""

@@ -21,6 +21,7 @@ from stapsdtd.kernel.nops import NopRewriting, nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.procs.budgets import user_of
+from stapsdtd.procs.descendants import Descendants
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +46,10 @@ class Host:
             nops = trial.result()
         return cls(Tracefs.locate(), (*features, nop_feature(nops), feature(bpf)), nops, bpf)
 
-    def make_engine(self, config: Config, pids_of: PidsOf) -> Engine:
+    def make_engine(self, config: Config, pids_of: PidsOf, descendants: Descendants) -> Engine:
         """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here.
 
-        pids_of: tells the ftrace engine which process a thread belongs to.
+        pids_of: tells the ftrace engine which process a thread belongs to. descendants: follows processes for it.
         """
         owner, buffer_bytes = Owner.this_process(), config.limits.max_total_kernel_buffer_mib << 20
         if isinstance(self.bpf, Loaded):
@@ -61,4 +62,4 @@ class Host:
             raise self.bpf
         elif config.engine == "auto":
             _log.warning("%s; the ftrace engine is used instead", self.bpf)
-        return FtraceEngine(self.tracefs, owner, pids_of, buffer_bytes)
+        return FtraceEngine(self.tracefs, owner, pids_of, descendants, buffer_bytes)

@@ -12,7 +12,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.render import paint, wants_color
-from stapsdtd.client import Client, ClientError
+from stapsdtd.client import Client, ClientError, InventoryState
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def command(server: options.Server, *, as_json: bool) -> int:
         problem = "not checked: stapsdtd-client alone is installed here"
         checks.append(Check("this host", False, False, problem, "install stapsdtd to have it checked"))
     checks += merge(local or (), _reported(response))
+    checks += inventory_checks(response)
     for check in checks:
         print(json.dumps(asdict(check)) if as_json else _format(check))
     return 1 if any(check.required and not check.available for check in checks) else 0
@@ -95,6 +96,15 @@ def _server_check(server: str, response: client.ServerInfo | ClientError) -> Che
         return Check("server", False, False, problem, remedy) if colon else Check("server", False, False, remedy, "")
     detail = f"version {response.version} on {server}, engine {response.engine}"
     return Check("server", available=True, required=False, detail=detail, remedy="")
+
+
+def inventory_checks(response: client.ServerInfo | ClientError) -> list[Check]:
+    """Return what is wrong with the server's inventory of installed files."""
+    inventory = None if isinstance(response, ClientError) else response.inventory
+    if inventory is None or inventory.state is not InventoryState.FAILED:
+        return []
+    remedy = "see the server's log; until the next scan, programs are traced from when they are seen to run"
+    return [Check("inventory", False, False, f"installed files cannot be looked for: {inventory.problem}", remedy)]
 
 
 def _format(check: Check) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import print_stderr
@@ -18,6 +18,8 @@ from stapsdtd.client import AsyncSubscription, ClientError, EndReason, NotFoundE
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from types import FrameType
+
+    from stapsdtd.cli.command import Run
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -31,7 +33,8 @@ class Summary:
     """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count.
 
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
-    if nothing did.
+    if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
+    that one of them took, since the server noticed it.
     """
 
     delivered: int
@@ -42,6 +45,8 @@ class Summary:
     unread: int
     processes_ended: bool = False
     silent: tuple[str, ...] = ()
+    appeared: int = 0
+    armed_after_ms: float = 0.0
 
     @property
     def is_silent(self) -> bool:
@@ -67,6 +72,9 @@ class Summary:
             record["unread"] = self.unread
         if self.processes_ended:
             record["processes_ended"] = True
+        if self.appeared:
+            record["appeared_later"] = self.appeared
+            record["armed_after_ms"] = round(self.armed_after_ms, 1)
         if self.silent:
             record["silent"] = list(self.silent)
         return record
@@ -78,18 +86,22 @@ async def follow(
     stop: asyncio.Event,
     *,
     duration: float | None,
+    run: Run,
     ending: Callable[[], object] = lambda: None,
 ) -> str | None:
     """Run a coroutine that reads the stream until it returns, stop is set, or duration (seconds) is over.
 
-    The coroutine returns after the End, or earlier if it needs no more events. ending: called before unsubscribing.
-    Return an error message if something failed, or if no site was ever armed.
+    The coroutine returns after the End, or earlier if it needs no more events. run: released unless there is nothing to
+    be read. ending: called before unsubscribing.
+    Return an error message if something failed or, unless a command ran, if no site was ever armed.
     """
     if subscription.sites and all(site.state is SiteState.REFUSED for site in subscription.sites):
         reading.close()
         ending()
         await subscription.unsubscribe()
         return "every site that matches was refused"
+    if not stop.is_set():
+        run.release(stop)
     task = asyncio.create_task(reading)
     stopping = asyncio.create_task(stop.wait())
     failure: str | None = None
@@ -113,18 +125,32 @@ async def follow(
         print_stderr("still disarming: the kernel takes longer than usual; events that fire meanwhile are not captured")
     if subscription.end and subscription.end.reason in _FAILURES:
         failure = _FAILURES[subscription.end.reason]
-    return failure or (None if subscription.sites_armed else _why_nothing_armed(subscription))
+    return failure or (None if subscription.sites_armed or run.is_released else _why_nothing_armed(subscription, run))
 
 
-def _why_nothing_armed(subscription: AsyncSubscription) -> str:
+def _why_nothing_armed(subscription: AsyncSubscription, run: Run) -> str:
     states = {site.state for site in subscription.sites}
     if SiteState.ARMING in states:
         return "no site was armed in time"
-    return "every site that matched was refused" if states else "no probe matched"
+    return "every site that matched was refused" if states else run.nothing_found
 
 
-def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
+def summary_of(subscription: AsyncSubscription, shown: int, run: Run) -> Summary:
     """Summarize the final account or, if the connection was lost before it arrived, what the stream reported."""
+    summary = _summary_of(subscription, shown)
+    if not run.is_command:
+        return summary
+    late_ns = subscription.appeared.values()
+    return replace(
+        summary,
+        processes_ended=False,
+        silent=(_why_nothing_armed(subscription, run),) if run.is_released and not summary.sites else (),
+        appeared=len(late_ns),
+        armed_after_ms=max(late_ns, default=0) / 1e6,
+    )
+
+
+def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     sites = subscription.sites_armed
     refused = sum(site.state is SiteState.REFUSED for site in subscription.sites)
     account = subscription.account
@@ -149,7 +175,7 @@ def summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
 
 @contextmanager
 def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set stop on the first SIGINT or SIGTERM. A second one kills the process."""
+    """Set stop on the first SIGINT or SIGTERM. A second one kills the process. One that is ignored stays so."""
     loop = asyncio.get_running_loop()
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -157,7 +183,11 @@ def set_on_signals(stop: asyncio.Event) -> Iterator[None]:
         signal.signal(signum, signal.SIG_DFL)
         loop.call_soon_threadsafe(stop.set)
 
-    previous = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        signum: signal.signal(signum, handle)
+        for signum in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(signum) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:

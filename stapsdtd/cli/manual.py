@@ -21,6 +21,7 @@ import click
 
 from stapsdtd import __version__
 from stapsdtd.cli import stapsdt, stapsdtd
+from stapsdtd.cli.command_line import WithCommandLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,10 @@ _AS_IT_IS = "\b\n"
 _EXAMPLES = "Examples:\n"
 _WHOLE = 1000
 _EXIT_STATUS = "0 for success, 1 for failure, 2 for wrong usage."
+_EXIT_STATUS_OF_COMMAND = (
+    " With a COMMAND: the command's, 128 and a signal's number if that killed it, 1 if tracing failed, 127 if there is "
+    "no such command, 126 if it cannot be executed."
+)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -64,7 +69,7 @@ def _page(name: str, command: click.Command, context: click.Context, related: li
         "OPTIONS": [f".TP\n{escaped(names)}\n{escaped(text)}" for names, text in options],
         "COMMANDS": _commands(command, context),
         "EXAMPLES": [f".PP\n{paragraph}" for paragraph in _paragraphs(command.epilog or "")],
-        "EXIT STATUS": [_EXIT_STATUS],
+        "EXIT STATUS": [_EXIT_STATUS + (_EXIT_STATUS_OF_COMMAND if isinstance(command, WithCommandLine) else "")],
         "SEE ALSO": [", ".join(f"{escaped(page)}(1)" for page in related)],
     }
     header = f'.TH {escaped(name.upper())} 1 "" "stapsdtd {escaped(__version__)}" "User Commands"'

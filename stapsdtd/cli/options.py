@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from stapsdtd.subscribe_options import SubscribeOptions
+from stapsdtd.subscribe_options import FIELDS, SubscribeOptions
 
 if TYPE_CHECKING:
     from stapsdtd.client import ProbeListing, Tls
@@ -118,6 +118,11 @@ pids = click.option(
     shell_complete=complete_pid,
     help="Only this process. Repeatable.",
 )
+follow = click.option(
+    "--follow",
+    is_flag=True,
+    help="With --pid: also the processes that it forks from now on, and so on.",
+)
 exclude_pids = click.option(
     "--exclude-pid",
     "exclude_pids",
@@ -193,6 +198,30 @@ where = click.option(
     default="",
     help="Only events that satisfy EXPR, such as 'arg0 > 100 && execname != \"psql\"'.",
 )
+
+
+def _field_names(ctx: click.Context, parameter: click.Parameter, names: str) -> tuple[str, ...]:
+    fields_wanted = tuple(name.strip() for name in names.split(",")) if names else ()
+    if unknown := [name for name in fields_wanted if name not in FIELDS]:
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(FIELDS)}", ctx, parameter)
+    return fields_wanted
+
+
+def complete_fields(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, parameter
+    *given, last = incomplete.split(",")
+    return [",".join([*given, name]) for name in FIELDS if name.startswith(last) and name not in given]
+
+
+event_fields = click.option(
+    "--fields",
+    "fields",
+    default="",
+    metavar="NAME,...",
+    callback=_field_names,
+    shell_complete=complete_fields,
+    help=f"Print more of each event: {', '.join(FIELDS[:-1])} or {FIELDS[-1]}.",
+)
 duration = click.option(
     "--duration",
     type=click.FloatRange(min=0, min_open=True),
@@ -229,6 +258,8 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*args: Any, **parameters: Any) -> Any:
+        if parameters["follow"] and not parameters["pids"]:
+            raise click.UsageError("--follow needs the process to follow: give --pid, too")
         names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
         given = {name: value for name in names if (value := parameters.pop(name)) is not None}
         # the command's own probes, such as CPython's, would fire with every line that it prints
@@ -237,6 +268,8 @@ def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, subscribe_options=options, **parameters)
 
     wrapped: Callable[..., Any] = with_options
-    for option in (where, no_wait, include_clients, files, containers, cgroups, execnames, uids, exclude_pids, pids):
+    for option in (
+        where, no_wait, include_clients, files, containers, cgroups, execnames, uids, exclude_pids, follow, pids
+    ):  # fmt: skip
         wrapped = option(wrapped)
     return wrapped

@@ -25,12 +25,14 @@ _SWITCHES = (
 """Probes that a program fires only if it was told to."""
 
 
-async def why_silent(client: AsyncClient, selectors: Sequence[str], sites: Iterable[SiteStatus]) -> tuple[str, ...]:
-    """Return why sites that were armed may not have fired."""
+async def why_silent(
+    client: AsyncClient, selectors: Sequence[str], sites: Iterable[SiteStatus], *, has_ended: bool = False
+) -> tuple[str, ...]:
+    """Return why sites that were armed may not have fired. has_ended: whether the traced program is known to have."""
     names = {f"{site.provider}:{site.name}" for site in sites}
     reasons = [f"{pattern}: {note}" for pattern, note in _SWITCHES if any(fnmatchcase(name, pattern) for name in names)]
     # the server may be gone, or the role may not list, which is told otherwise
     with suppress(ClientError):
-        if not any(probe.pids for probe in await client.list_probes(selectors)):
+        if not has_ended and not any(probe.pids for probe in await client.list_probes(selectors)):
             reasons.append("no running program has these probes now")
     return tuple(reasons)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.command import started
+from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.top_output import output_for
@@ -25,6 +27,7 @@ from stapsdtd.client import (
 )
 
 if TYPE_CHECKING:
+    from stapsdtd.cli.command import Run
     from stapsdtd.cli.top_output import Output
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.subscribe_options import SubscribeOptions
@@ -36,11 +39,12 @@ Examples:
   stapsdt top
   stapsdt top 'postgresql:*' 'python:function__*' --interval 5
   stapsdt top 'libc:*' --container 8d0c2f6e5b1a --where 'arg0 > 4096'
+  stapsdt top -o rates.txt -- make
   stapsdt top 'postgresql:*' --count 10 --json | jq '.probes[0]'
 """
 
 
-@click.command("top", epilog=_EXAMPLES)
+@click.command("top", cls=WithCommandLine, epilog=_EXAMPLES)
 @options.selectors(required=False)
 @options.subscribe_options
 @click.option(
@@ -53,6 +57,7 @@ Examples:
 )
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N intervals.")
 @options.duration
+@in_one_argument
 @options.output
 @options.as_json
 @click.pass_obj
@@ -65,8 +70,12 @@ def command(
     count: int | None,
     duration: float | None,
     as_json: bool,
+    command_line: tuple[str, ...],
 ) -> int:
     """Show how often probes fire, by probe and by process, until Ctrl-C.
+
+    With a COMMAND, run it and count what it and its children fire, until it ends; see stapsdt trace. Both write to the
+    terminal unless -o separates them.
 
     Without a SELECTOR, all probes are armed. Arguments are fetched only if a selector names them. The busiest probes
     and processes of the last interval come first; PROCESSES is how many fired a probe in that interval.
@@ -75,17 +84,18 @@ def command(
     """
     wanted = [without_values(selector) for selector in selectors or (_EVERYTHING,)]
 
-    async def run() -> int:
+    async def show() -> int:
         stop = asyncio.Event()
-        with set_on_signals(stop):
+        with set_on_signals(stop), started(command_line, server.address) as run:
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, wanted, subscribe_options) as (subscription, hints),
+                subscribed(client, wanted, run.in_scope(subscribe_options)) as (subscription, hints),
             ):
-                top = _Top(subscription, output_for(as_json=as_json), stop, hints)
-                return await top.run(interval, count, duration)
+                top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
+                failure = await top.run(interval, count, duration)
+            return await run.exit_code(failure)
 
-    return asyncio.run(run())
+    return asyncio.run(show())
 
 
 def without_values(selector: str) -> str:
@@ -94,16 +104,20 @@ def without_values(selector: str) -> str:
 
 
 class _Top:
-    def __init__(self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event, hints: Hints) -> None:
+    def __init__(
+        self, subscription: AsyncSubscription, output: Output, stop: asyncio.Event, hints: Hints, run: Run
+    ) -> None:
+        self._run = run
         self._subscription = subscription
         self._hints = hints
         self._output = output
         self._stop = stop
         self._rates = Rates()
+        self._failure: str | None = None
         self._began = self._since = time.monotonic()
 
-    async def run(self, interval: float, count: int | None, duration: float | None) -> int:
-        """Run until the end and return the exit code. The last interval shown includes all events until the end."""
+    async def run(self, interval: float, count: int | None, duration: float | None) -> str | None:
+        """Run until the end and return what failed. The last interval shown includes all events until the end."""
         refreshing = asyncio.create_task(self._refresh(interval, count))
         ended = self._began
 
@@ -120,16 +134,18 @@ class _Top:
                 self._read(),
                 self._stop,
                 duration=duration,
+                run=self._run,
                 ending=end,
             )
             self._show(ended)
+            failure = failure or self._failure
         finally:
             refreshing.cancel()
             self._output.close()
         if failure:
             print_stderr(failure)
-        self._output.end(summary_of(self._subscription, self._rates.total))
-        return 1 if failure else 0
+        self._output.end(summary_of(self._subscription, self._rates.total, self._run))
+        return failure
 
     async def _read(self) -> None:
         """Returns after the End."""
@@ -167,4 +183,8 @@ class _Top:
         except BrokenPipeError:
             # the reader closed the pipe
             discard_output()
+            self._stop.set()
+        except OSError as error:
+            discard_output()
+            self._failure = f"cannot write the rates: {error.strerror}"
             self._stop.set()

@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 from stapsdtd.cli.following import Summary
 from stapsdtd.cli.render import paint, plural, print_stderr, wants_color
 from stapsdtd.cli.top_rates import Interval, ProbeRow, ProcessRow
-from stapsdtd.cli.trace_output import format_summary, print_unmatched
+from stapsdtd.cli.trace_output import print_summary, print_unmatched
 from stapsdtd.cli.unmatched import Hints
 from stapsdtd.runtime.text import escape
 
@@ -85,7 +85,7 @@ class PipeOutput:
         pass
 
     def end(self, summary: Summary) -> None:
-        print_stderr(format_summary(summary))
+        print_summary(summary)
 
 
 class TerminalOutput:
@@ -117,7 +117,7 @@ class TerminalOutput:
         _write(_WRAP + _SHOW_CURSOR)
 
     def end(self, summary: Summary) -> None:
-        print_stderr(format_summary(summary))
+        print_summary(summary)
 
 
 def output_for(*, as_json: bool) -> Output:

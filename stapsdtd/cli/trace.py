@@ -11,6 +11,8 @@ from dataclasses import replace
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.command import started
+from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.silence import why_silent
@@ -32,11 +34,12 @@ Examples:
   stapsdt trace 'postgresql:query__start(arg0:str)'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
   stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
+  stapsdt trace 'python:*' -o events.txt -- python3 -c 'import json'
   stapsdt trace 'libc:*' --uid www-data --duration 10 --json -o events.jsonl
 """
 
 
-@click.command("trace", epilog=_EXAMPLES)
+@click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES)
 @options.selectors(required=True)
 @options.subscribe_options
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
@@ -55,6 +58,8 @@ Examples:
     metavar="BYTES",
     help="How much the server buffers if this end is slow. The server has a default.",
 )
+@options.event_fields
+@in_one_argument
 @options.output
 @options.as_json
 @click.pass_obj
@@ -66,8 +71,13 @@ def command(
     count: int | None,
     duration: float | None,
     as_json: bool,
+    command_line: tuple[str, ...],
 ) -> int:
     """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
+
+    With a COMMAND, run it and trace it and its children, from its first instruction until it ends. The command has the
+    terminal, also Ctrl-C, and the exit code is the command's, or 1 if tracing failed. Events share standard output with
+    it unless -o separates them.
 
     By default, all arguments are printed as the integers that the probe declares. A selector can list arguments in
     parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it,
@@ -82,23 +92,30 @@ def command(
 
     async def trace() -> int:
         stop = asyncio.Event()
-        output: Output = JsonOutput() if as_json else HumanOutput()
-        with set_on_signals(stop):
+        with set_on_signals(stop), started(command_line, server.address) as run:
+            output: Output = JsonOutput() if as_json else HumanOutput(run)
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, selectors, subscribe_options) as (subscription, hints),
+                subscribed(client, selectors, run.in_scope(subscribe_options)) as (subscription, hints),
             ):
                 output.begin(subscription.sites, hints)
                 printer = _Printer(output, count)
-                failure = await follow(subscription, printer.run(subscription), stop, duration=duration)
-                summary = summary_of(subscription, printer.printed)
+                failure = await follow(
+                    subscription,
+                    printer.run(subscription),
+                    stop,
+                    duration=duration,
+                    run=run,
+                )
+                failure = failure or printer.failure
+                summary = summary_of(subscription, printer.printed, run)
                 if summary.is_silent:
-                    silent = await why_silent(client, selectors, subscription.armed_so_far)
+                    silent = await why_silent(client, selectors, subscription.armed_so_far, has_ended=run.is_command)
                     summary = replace(summary, silent=silent)
-        if failure:
-            print_stderr(failure)
-        output.end(summary)
-        return 1 if failure else 0
+            if failure:
+                print_stderr(failure)
+            output.end(summary)
+            return await run.exit_code(failure)
 
     return asyncio.run(trace())
 
@@ -108,9 +125,10 @@ class _Printer:
         self._output = output
         self._count = count
         self.printed = 0
+        self.failure: str | None = None
 
     async def run(self, subscription: AsyncSubscription) -> None:
-        """Return after the End, after count events, or when the reader closes the pipe."""
+        """Return after the End, after count events, when the reader closes the pipe, or after an error of writing."""
         async for message in subscription.messages():
             try:
                 match message:
@@ -127,6 +145,10 @@ class _Printer:
                         return
             except BrokenPipeError:
                 discard_output()
+                return
+            except OSError as error:
+                discard_output()
+                self.failure = f"cannot write the events: {error.strerror}"
                 return
             if self.printed == self._count:
                 return

@@ -19,6 +19,7 @@ from stapsdtd.client import LossStage, SiteState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from stapsdtd.cli.command import Run
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import (
@@ -70,7 +71,8 @@ class JsonOutput:
 
 
 class HumanOutput:
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._losses = _Losses()
         self._lines = EventLines(color=wants_color(sys.stdout))
 
@@ -78,11 +80,9 @@ class HumanOutput:
         for line in hints.lines:
             print_stderr(line)
         if sites:
-            self._show(sites, "; Ctrl-C stops")
+            self._show(sites, f"; {self._run.ends}")
         else:
-            print_stderr(
-                "no probe matches yet: waiting for one to appear; 'stapsdt list' shows existing probes, Ctrl-C stops"
-            )
+            print_stderr(f"no probe matches yet: {self._run.waits}")
 
     def events(self, batch: EventBatch, limit: int | None) -> int:
         lines = self._lines.format(batch, terminal_width(sys.stdout))[:limit]
@@ -101,9 +101,7 @@ class HumanOutput:
         print_stderr(f"stream interrupted, retrying for up to {lease_seconds} s: {error}")
 
     def end(self, summary: Summary) -> None:
-        for reason in summary.silent:
-            print_stderr(reason)
-        print_stderr(format_summary(summary))
+        print_summary(summary)
 
     def _show(self, sites: Sequence[SiteStatus], more: str = "") -> None:
         """Print how many sites are in which state, and why some are refused."""
@@ -147,12 +145,21 @@ class _Losses:
         return losses
 
 
+def print_summary(summary: Summary) -> None:
+    for reason in summary.silent:
+        print_stderr(reason)
+    print_stderr(format_summary(summary))
+
+
 def format_summary(summary: Summary) -> str:
     parts = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")
     ended = "; every process of --pid has ended" if summary.processes_ended else ""
+    if summary.appeared:
+        appeared = plural(summary.appeared, "object")
+        ended += f"; {appeared} appeared later, armed at most {summary.armed_after_ms:.1f} ms after it was noticed"
     return f"{', '.join(parts)}, {plural(summary.sites, 'site')}{ended}"
 
 
@@ -164,6 +171,8 @@ def print_unmatched(hints: Hints) -> None:
     """Print a JSON object on standard error with the selectors that match nothing, if there are any."""
     if hints.selectors:
         _print_record({"unmatched": [each.as_record() for each in hints.selectors]})
+    if hints.unusable:
+        _print_record({"not_armed_before": dict(hints.unusable)})
 
 
 def _print_record(record: Mapping[str, object]) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
-from stapsdtd.client import ClientError, NotFoundError
+from stapsdtd.client import ClientError, InventoryState, NotFoundError
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from stapsdtd.catalog.selectors import Selector
-    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, SiteStatus
+    from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _SUGGESTIONS = 3
@@ -41,14 +41,20 @@ class Unmatched:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """selectors: those that match nothing. hidden: what the client's role does not show, or empty."""
+    """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
+    that a command is going to map cannot be armed before it does.
+    """
 
     selectors: tuple[Unmatched, ...] = ()
     hidden: str = ""
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
-        return [*map(str, self.selectors), *([self.hidden] if self.hidden else [])]
+        unusable = [
+            escape(f"{path}: not armed before it is mapped: {reason}") for path, reason in self.unusable.items()
+        ]
+        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable]
 
 
 class NothingMatchesError(ClientError):
@@ -71,7 +77,8 @@ async def subscribed(
         hints = await _hints(client, selectors, (), options.files)
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:
-        yield subscription, await _hints(client, selectors, subscription.sites, options.files)
+        hints = await _hints(client, selectors, subscription.sites, options.files)
+        yield subscription, replace(hints, unusable=subscription.unusable_files)
 
 
 async def _hints(
@@ -85,31 +92,45 @@ async def _hints(
     if not missing:
         return Hints()
     try:
-        listing = await client.list_probes(files=files)
-        access = (await client.info()).access
+        listing, info = await client.list_probes(files=files), await client.info()
+        installed = await client.list_probes(installed=True) if not files and has_inventory(info) else ()
     except ClientError:
         # the role may not list, or the server may be busy, which is no reason to end the trace
         return Hints()
-    hidden = ""
+    hidden, access = "", info.access
     if access is not None and access.list is not None:
         hidden = f"your role, {access.role}, hides other users' processes, which may have such probes"
-    return Hints(tuple(why_unmatched(selector, listing.probes) for selector in missing), hidden)
+    return Hints(tuple(why_unmatched(selector, listing.probes, installed) for selector in missing), hidden)
 
 
-def why_unmatched(selector: Selector, probes: Iterable[Probe]) -> Unmatched:
-    """Explain why a selector matches none of the probes in running programs, and suggest names that are near."""
-    known = {(probe.provider, probe.name) for probe in probes}
+def has_inventory(info: ServerInfo) -> bool:
+    """Report whether the server knows installed files."""
+    return info.inventory is not None and info.inventory.state is not InventoryState.OFF
+
+
+def why_unmatched(
+    selector: Selector, probes: Iterable[Probe], installed: Iterable[Probe] = (), *, where: str = "running program"
+) -> Unmatched:
+    """Explain why a selector matches none of the probes in running programs, and suggest names that are near.
+
+    installed: those in installed files, if the server knows of any. where: in what the probes are.
+    """
+    running = {(probe.provider, probe.name) for probe in probes}
+    known = running | {(probe.provider, probe.name) for probe in installed}
+    what = f"no {where} and no installed file" if known - running else f"no {where}"
     providers = {provider for provider, _ in known}
     names = {name for provider, name in known if selector.matches_provider(provider)}
     text = selector.text.removesuffix("()")
     provider, name = text.partition("(")[0].split(":")[0], selector.name.text
     if not known:
-        return Unmatched(text, "no running program has static probes yet")
+        return Unmatched(text, f"no {where} has static probes yet")
+    if any(selector.matches_provider(each) and selector.matches_name(other) for each, other in known - running):
+        return Unmatched(text, "no running program has it yet, though an installed file does")
     if any(map(selector.matches_name, names)):
         return Unmatched(text, "no such probe in the selected processes, modules and functions yet")
     if not names:
         near = tuple(f"{each}:{name or '*'}" for each in _near(normalized(provider), providers))
-        return Unmatched(text, f"no running program has a provider {provider} yet", near)
+        return Unmatched(text, f"{what} has a provider {provider} yet", near)
     if name in providers:
         return Unmatched(text, f"{name} is a provider, not a probe", (f"{name}:*",))
     return Unmatched(text, "no such probe yet", _near(name, names))

@@ -19,6 +19,7 @@ from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
+from stapsdtd.client.column_batch import Column, ColumnBatch, NumberColumn, StringColumn
 from stapsdtd.client.errors import (
     AccessDeniedError,
     CallCancelledError,
@@ -38,8 +39,6 @@ from stapsdtd.client.errors import (
 )
 from stapsdtd.client.messages import (
     CapturedArgument,
-    Column,
-    ColumnBatch,
     DescribedSite,
     Descriptions,
     Encoding,
@@ -52,11 +51,9 @@ from stapsdtd.client.messages import (
     Loss,
     LossStage,
     Message,
-    NumberColumn,
     SiteState,
     SiteStatus,
     Status,
-    StringColumn,
     Value,
 )
 from stapsdtd.client.probes import (
@@ -77,7 +74,17 @@ from stapsdtd.client.probes import (
     Unavailable,
     WatchMessage,
 )
-from stapsdtd.client.server import Access, Account, Arming, Feature, Limits, ServerInfo, SubscriptionInfo
+from stapsdtd.client.server import (
+    Access,
+    Account,
+    Arming,
+    Feature,
+    Inventory,
+    InventoryState,
+    Limits,
+    ServerInfo,
+    SubscriptionInfo,
+)
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
 from stapsdtd.subscribe_options import Scope, SubscribeOptions
@@ -110,6 +117,8 @@ __all__ = [
     "Interruption",
     "InvalidRequestError",
     "InvalidTargetError",
+    "Inventory",
+    "InventoryState",
     "LimitReachedError",
     "Limits",
     "Loss",

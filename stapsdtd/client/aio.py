@@ -15,9 +15,10 @@ import grpc
 import grpc.aio
 
 from stapsdtd.client import decode, encode
+from stapsdtd.client.column_batch import ColumnBatch
 from stapsdtd.client.entering import entering
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
-from stapsdtd.client.messages import ColumnBatch, Encoding, End, EventBatch, Interruption
+from stapsdtd.client.messages import Encoding, End, EventBatch, Interruption
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
 from stapsdtd.client.target import Tls, resolve
 from stapsdtd.subscribe_options import SubscribeOptions
@@ -85,16 +86,18 @@ class AsyncClient:
         containers: Iterable[str] = (),
         cgroups: Iterable[str] = (),
         files: Iterable[str] = (),
+        installed: bool = False,
         details: bool = False,
     ) -> ProbeListing:
         """Return the probes in objects that running processes map. Without a selector, all probes.
 
         pids, containers, cgroups: consider only these processes; as for subscribe().
         files: only probes in these files, whether or not a process maps them; as for subscribe().
+        installed: only probes in installed files that the server knows of, whether or not a process maps them.
         details: also return the processes, and the notes and files that could not be used.
         """
         request = encode.list_request(
-            selectors, pids, containers=containers, cgroups=cgroups, files=files, details=details
+            selectors, pids, containers=containers, cgroups=cgroups, files=files, installed=installed, details=details
         )
         with translated(self._call("list probes")):
             return decode.probe_listing(await self._stub.ListProbes(request, timeout=self._timeout))

@@ -146,13 +146,15 @@ class Problem:
 class ProbeListing:
     """A sequence of probes. processes and problems are filled in with details=True.
 
-    sites_left_out: the number of sites of very large objects that were left out.
+    sites_left_out, files_left_out: the numbers of sites of very large objects, and of installed files, that were left
+    out.
     """
 
     probes: tuple[Probe, ...]
     processes: tuple[Process, ...]
     problems: tuple[Problem, ...]
     sites_left_out: int = 0
+    files_left_out: int = 0
 
     def __iter__(self) -> Iterator[Probe]:
         return iter(self.probes)

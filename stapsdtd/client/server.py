@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,12 +63,37 @@ class Arming:
     seconds: float = 0.0
 
 
+class InventoryState(Enum):
+    """FAILED: the last scan did; what an earlier one found is kept."""
+
+    OFF = "off"
+    SCANNING = "scanning"
+    CURRENT = "current"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the server knows of installed files.
+
+    files, probes: with probes, and in all of them. scanned_ns: when the last scan ended, 0 if none has. problem: why it
+    failed, or that files are left out; otherwise empty.
+    """
+
+    state: InventoryState
+    files: int = 0
+    probes: int = 0
+    scanned_ns: int = 0
+    problem: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """The server, its host, and the numbers of what it tracks.
 
     subscriptions, processes, objects, probes: how many of each this client may see.
     access: None if the server is too old to report it. arming: what it has to arm and disarm now, for all clients.
+    inventory: None if the server is too old to have one.
     """
 
     version: str
@@ -83,6 +109,7 @@ class ServerInfo:
     limits: Limits
     access: Access | None = None
     arming: Arming = Arming()
+    inventory: Inventory | None = None
 
 
 @dataclass(frozen=True, slots=True)

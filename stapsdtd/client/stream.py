@@ -55,6 +55,9 @@ class SubscriptionState:
     account: None until unsubscribe() returns or the End arrives; final after the End.
     end: the stream's last message, None until it arrives.
     still_disarming: whether unsubscribe() returned before everything was disarmed.
+    unusable_files: why expected files cannot be used, by path.
+    appeared: how long after the server noticed them objects were armed, in nanoseconds, by path; without those of the
+        beginning.
     next_seq: the sequence number from which the next stream starts.
     """
 
@@ -62,6 +65,8 @@ class SubscriptionState:
         self.id: str = response.subscription_id
         self.engine: str = response.engine
         self.lease_seconds: int = response.lease_seconds
+        self.unusable_files: dict[str, str] = {file.path: file.reason for file in response.unusable_files}
+        self.appeared: dict[str, int] = {}
         self.described: dict[int, DescribedSite] = {}
         self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)
         self.account: Account | None = None
@@ -110,6 +115,7 @@ class SubscriptionState:
             case "status":
                 status = Status(decode.site_statuses(response.status.sites))
                 self._update(status.sites)
+                self.appeared |= {site.path: site.armed_after_ns for site in status.sites if site.armed_after_ns}
                 return (status,)
             case "end":
                 self.end = decode.end(response.end)

@@ -61,7 +61,9 @@ def _say(heading: str, command: str = "") -> None:
 
 @contextmanager
 def _daemon(server: str) -> Iterator[subprocess.Popen[bytes]]:
-    daemon = subprocess.Popen([_COMMANDS / "stapsdtd", "--listen", server, "--log-level", "warning"])
+    # which would leave a file on the host
+    options = ("--no-inventory", "--log-level", "warning")
+    daemon = subprocess.Popen([_COMMANDS / "stapsdtd", "--listen", server, *options])
     try:
         with Client(server) as client:
             _wait(lambda: _is_serving(client), daemon, "the daemon")

@@ -33,10 +33,11 @@ _SO_RCVBUFFORCE = 33
 
 
 class Forked(NamedTuple):
-    """Process pid has a new thread tid; a new process if both are equal."""
+    """Process pid has a new thread tid; a new process if both are equal. parent: of that process."""
 
     tid: int
     pid: int
+    parent: int = 0
 
 
 class Executed(NamedTuple):
@@ -99,7 +100,7 @@ class ProcessConnector:
                 continue
             what, _cpu, _timestamp, first, second, third, fourth = _EVENT.unpack_from(message, _EVENT_AT)
             if what == _FORK:
-                yield Forked(third, fourth)
+                yield Forked(third, fourth, second)
             elif what == _EXEC:
                 yield Executed(second)
             elif what == _EXIT:

@@ -8,6 +8,7 @@ Only functions of libbpf 1.0 are called (bpf/libbpf.h, bpf/bpf.h).
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from functools import cache
@@ -18,7 +19,9 @@ from stapsdtd.kernel.bpf_refusal import Host, refusal
 
 _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
+_MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
+_FLAG_NO_PREALLOC = 1
 _ATTACH_TYPE_PERF_EVENT = 41
 
 _UPDATE_ANY = 0
@@ -56,6 +59,21 @@ class _LinkOptions(ctypes.Structure):
     ]
 
 
+class _MapOptions(ctypes.Structure):
+    """struct bpf_map_create_opts."""
+
+    _fields_ = [
+        ("sz", ctypes.c_size_t),
+        ("btf_fd", ctypes.c_uint32),
+        ("btf_key_type_id", ctypes.c_uint32),
+        ("btf_value_type_id", ctypes.c_uint32),
+        ("btf_vmlinux_value_type_id", ctypes.c_uint32),
+        ("inner_map_fd", ctypes.c_uint32),
+        ("map_flags", ctypes.c_uint32),
+        ("map_extra", ctypes.c_uint64),
+    ]
+
+
 _Pointer = ctypes.c_void_p
 _PrintFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -83,6 +101,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_create": (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, *[ctypes.c_uint32] * 3, _Pointer),
     "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer, ctypes.c_uint64),
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
+    "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
+    "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
+    "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
 """Result and argument types."""
@@ -195,6 +216,46 @@ def create_ring(size: int) -> int:
     return ring
 
 
+class NumberMap:
+    """A hash map from numbers to numbers, of 32 bits each. Any thread may use it; methods raise OSError."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        options = _MapOptions(sz=ctypes.sizeof(_MapOptions), map_flags=_FLAG_NO_PREALLOC)
+        self.descriptor = int(
+            _library().bpf_map_create(_MAP_TYPE_HASH, b"stapsdt_numbers", 4, 4, max_entries, ctypes.byref(options))
+        )
+        if self.descriptor < 0:
+            raise _last_error()
+
+    def __setitem__(self, key: int, value: int) -> None:
+        pair = ctypes.c_uint32(key), ctypes.c_uint32(value)
+        if _library().bpf_map_update_elem(self.descriptor, *map(ctypes.byref, pair), _UPDATE_ANY):
+            raise _last_error()
+
+    def get(self, key: int) -> int | None:
+        value = ctypes.c_uint32()
+        if _library().bpf_map_lookup_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)), ctypes.byref(value)):
+            return None
+        return value.value
+
+    def discard(self, key: int) -> None:
+        _library().bpf_map_delete_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)))
+
+    def keys(self) -> frozenset[int]:
+        """Return the keys, among them each that is in the map all the time."""
+        keys, values = (ctypes.c_uint32 * self._max_entries)(), (ctypes.c_uint32 * self._max_entries)()
+        position, count = ctypes.c_uint32(), ctypes.c_uint32(self._max_entries)
+        arguments = ctypes.byref(position), keys, values, ctypes.byref(count), None
+        # one call has room for all, and ENOENT says that there are no more
+        if _library().bpf_map_lookup_batch(self.descriptor, None, *arguments) and ctypes.get_errno() != errno.ENOENT:
+            raise _last_error()
+        return frozenset(keys[: count.value])
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
 def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
@@ -207,6 +268,14 @@ def remove_map(outer: int, index: int) -> None:
     key = ctypes.c_uint32(index)
     if _library().bpf_map_delete_elem(outer, ctypes.byref(key)):
         raise _last_error()
+
+
+def attach_to_tracepoint(program: int) -> int:
+    """Run a program at the tracepoint that it was made for, until the returned descriptor is closed. Raises OSError."""
+    link: int = _library().bpf_raw_tracepoint_open(None, program)
+    if link < 0:
+        raise _last_error()
+    return link
 
 
 def link_perf_event(program: int, perf_event: int, cookie: int) -> int:

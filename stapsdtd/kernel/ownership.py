@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 _NS_GET_PARENT, _NS_GET_OWNER_UID = 0xB702, 0xB704
 """ioctl_nsfs(2)."""
+_DEAD = ([b"Z"], [b"X"])
 
 
 def owner_of(pid: int, proc: str = "/proc") -> int | None:
@@ -33,12 +34,18 @@ def _owner(process: str, among: frozenset[int] | None) -> int | None:
             # task_dump_owner in fs/proc/base.c: root's, unlike /proc/PID itself, if the process is not dumpable, such
             # as a setuid program, one whose file is unreadable, or one that opted out with PR_SET_DUMPABLE
             file_owner = os.fstat(status.fileno()).st_uid
-            if among is not None and file_owner not in among:
+            if among is not None and file_owner not in among and os.stat(process).st_uid not in among:
                 return None
             lines = status.readall()
+        values = {name: fields.split() for name, _, fields in (line.partition(b":") for line in lines.split(b"\n"))}
+        if values.get(b"State", [])[:1] in _DEAD and int(*values.get(b"Threads", [b"1"])) > 1:
+            # other threads outlived the main one; its status is root's, since it has no memory that tells
+            threads = (f"{process}/task/{thread}" for thread in os.listdir(f"{process}/task"))
+            return next((owner for each in threads if (owner := _owner(each, among)) is not None), None)
     except OSError:
         return None
-    values = {name: fields.split() for name, _, fields in (line.partition(b":") for line in lines.split(b"\n"))}
+    if among is not None and file_owner not in among:
+        return None
     # real, effective, saved; not file system
     users, groups = values.get(b"Uid", [])[:3], values.get(b"Gid", [])[:3]
     if len(set(users)) != 1 or len(set(groups)) != 1 or int(users[0]) != file_owner:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
+from stapsdtd.kernel import procfs
 from stapsdtd.kernel.libbpf import link_perf_event
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
 from stapsdtd.kernel.tracefs import Tracefs
@@ -50,8 +52,22 @@ class ProbeEvent:
             self._link = link_perf_event(program, self._link_event, cookie)
         if pid not in self._perf_events:
             self._perf_events[pid] = (
-                self._open(ALL_PROCESSES, online_cpus()[0]) if pid is None else self._open(pid, ALL_CPUS)
+                self._open(ALL_PROCESSES, online_cpus()[0])
+                if pid is None
+                else self._open(procfs.memory_holder(pid), ALL_CPUS)
             )
+
+    def renew_in(self, pid: int) -> None:
+        """Keep the sites of one process patched, if it was armed by its pid and has another main thread, or none.
+
+        An event is for a thread (`__uprobe_perf_filter` in kernel/trace/trace_uprobe.c takes the memory of hw.target),
+        so it ends with that, though others of its process go on. Raises OSError.
+        """
+        if (before := self._perf_events.get(pid)) is not None:
+            # it may have ended
+            with suppress(ProcessLookupError):
+                self._perf_events[pid] = self._open(procfs.memory_holder(pid), ALL_CPUS)
+                os.close(before)
 
     def _open(self, pid: int, cpu: int) -> int:
         return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)

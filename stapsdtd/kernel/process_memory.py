@@ -37,9 +37,10 @@ def touch(pid: int, address: int, byte_count: int) -> None:
     last = address + max(byte_count, 1) - 1
     starts = [address, *range((address // _PAGE_BYTES + 1) * _PAGE_BYTES, last + 1, _PAGE_BYTES)]
     byte = ctypes.create_string_buffer(1)
+    holder = procfs.memory_holder(pid)
     for start in starts:
         local, remote = _Vector(ctypes.addressof(byte), 1), _Vector(start, 1)
-        if _libc().process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) != 1:
+        if _libc().process_vm_readv(holder, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) != 1:
             error = ctypes.get_errno()
             raise OSError(error, os.strerror(error))
 
@@ -63,9 +64,10 @@ class LocalMemory:
         room = region.end - address
         if not region.is_file:
             return room
-        descriptor = reach.hold(f"/proc/{pid}/map_files/{region.start:x}-{region.end:x}")
+        holder = procfs.memory_holder(pid)
+        descriptor = reach.hold(f"/proc/{holder}/map_files/{region.start:x}-{region.end:x}")
         try:
             with self._lock:
-                return 0 if self._filesystems.why_not(descriptor, pid) else room
+                return 0 if self._filesystems.why_not(descriptor, holder) else room
         finally:
             os.close(descriptor)

@@ -22,6 +22,9 @@ _PATH_COLUMN = 73
 _READ_BYTES = 65536
 _DELETED = b" (deleted)"
 
+DEAD = frozenset("ZX")
+"""States of a process, or of a main thread that others outlive, which has no memory any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
@@ -52,6 +55,12 @@ def parse_stat(pid: int, text: bytes) -> ProcessStat | None:
 def tgid(tid: int) -> int | None:
     """Return the process that a live thread belongs to."""
     match = re.search(rb"^Tgid:\s*(\d+)", _read(f"/proc/{tid}/status"), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def parent(pid: int) -> int | None:
+    """Return the process's parent."""
+    match = re.search(rb"^PPid:\s*(\d+)", _read(f"/proc/{pid}/status"), re.MULTILINE)
     return int(match[1]) if match else None
 
 
@@ -90,7 +99,19 @@ def cgroup_lines(pid: int) -> bytes:
 
 def executable_mappings(pid: int) -> list[Mapping]:
     """Return the executable file mappings, one per line of maps. Anonymous memory and the vdso are left out."""
-    return parse_maps(pid, _read(f"/proc/{pid}/maps"))
+    maps = _read(f"/proc/{pid}/maps")
+    if not maps and (thread := memory_holder(pid)) != pid:
+        return parse_maps(thread, _read(f"/proc/{pid}/task/{thread}/maps"))
+    return parse_maps(pid, maps)
+
+
+def memory_holder(pid: int) -> int:
+    """Return the thread whose directory in /proc shows a process's memory: the main one, or another if that ended."""
+    leader = stat(pid)
+    if leader is None or leader.state not in DEAD or leader.threads <= 1:
+        return pid
+    states = ((tid, parse_stat(tid, _read(f"/proc/{pid}/task/{tid}/stat"))) for tid in thread_ids(pid))
+    return next((tid for tid, thread in states if thread and thread.state not in DEAD), pid)
 
 
 def parse_maps(pid: int, text: bytes) -> list[Mapping]:
@@ -128,7 +149,7 @@ class Region(NamedTuple):
 
 def region_at(pid: int, address: int) -> Region | None:
     """Return the mapping that contains an address; None if there is none, or the process is gone."""
-    for line in _read(f"/proc/{pid}/maps").split(b"\n"):
+    for line in _read(f"/proc/{memory_holder(pid)}/maps").split(b"\n"):
         addresses, _, rest = line.partition(b" ")
         start, _, end = addresses.partition(b"-")
         if end and int(start, 16) <= address < int(end, 16):
@@ -169,6 +190,8 @@ def shown_path(raw: bytes) -> str:
 
 def ways_to(pid: int, mapping: Mapping) -> Iterator[str]:
     """Yield paths that may lead to a mapped file, the most reliable first. The caller must verify what it finds there.
+
+    pid: a process that maps it, or the `memory_holder` of one.
 
     map_files reaches deleted files, memfds with closed descriptors and other mount namespaces, but needs
     CAP_CHECKPOINT_RESTORE. The process's root reaches files that still have their name; so does this process's root,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
@@ -24,6 +25,7 @@ class Collector:
     """Queues processes to look at, and forgets those that ended.
 
     has_lost: events were lost, and /proc could not be read since. rescans: how often all of /proc was read.
+    on_main_thread: called with a process whose main thread ended before others, or may be another one now.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Collector:
         self._store = store
         self._maps = maps
         self._proc = proc
+        self.on_main_thread: Callable[[int], None] = lambda _pid: None
         self.has_lost = False
         self.rescans = 0
 
@@ -74,13 +77,17 @@ class Collector:
         match event:
             case Mapped():
                 self._on_mapped(event, recalled)
-            case Forked(tid, pid):
+            case Forked(tid, pid, _):
                 self._queue.forked(tid, pid)
             case Executed(pid):
                 self._queue.executed(pid)
+                # a thread that executes a program becomes the main one
+                self.on_main_thread(pid)
             case Exited(tid, pid):
                 if self._queue.exited(tid, pid):
                     self._maps.ended(pid, user_of(pid), self._queue.take(pid))
+                elif tid == pid:
+                    self.on_main_thread(pid)
             case Lost() | Overflowed():
                 self.has_lost = True
 

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.connector import Exited, Forked, Overflowed, ProcessConnector, ProcessEvent
 from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
+from stapsdtd.procs.descendants import Descendants
 from stapsdtd.procs.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -38,15 +39,17 @@ class KernelEvents:
     def __init__(
         self,
         threads: Threads,
+        descendants: Descendants,
         *,
         cpus: Callable[[], Sequence[int]] = online_cpus,
         open_ring: Callable[[int], Source[Mapped | Lost]] = MappingRing,
         open_connector: Callable[[], Source[ProcessEvent]] = ProcessConnector,
     ) -> None:
-        """threads: learns of forks and exits at once. open_ring, for a CPU, and open_connector raise
+        """threads, descendants: learn of forks and exits at once. open_ring, for a CPU, and open_connector raise
         KernelFeatureError if this kernel has no such source.
         """
         self._threads = threads
+        self._descendants = descendants
         self._cpus = cpus
         self._open_ring = open_ring
         self._open_connector = open_connector
@@ -89,6 +92,7 @@ class KernelEvents:
             self._epoll.register(ring.fileno(), select.EPOLLIN)
         if self._connector is not None:
             self._threads.follow(self.catch_up)
+            self._descendants.connect(self.catch_up)
             self._epoll.register(self._connector.fileno(), select.EPOLLIN)
 
     def fileno(self) -> int:
@@ -103,6 +107,7 @@ class KernelEvents:
         for ring in self._rings:
             ring.close()
         self._threads.unfollow()
+        self._descendants.disconnect()
         if self._connector is not None:
             with self._connector_lock:
                 self._connector.close()
@@ -128,12 +133,15 @@ class KernelEvents:
                 return
             for event in self._connector.read():
                 match event:
-                    case Forked(tid, pid):
+                    case Forked(tid, pid, parent):
                         self._threads.forked(tid, pid)
+                        self._descendants.forked(tid, pid, parent)
                     case Exited(tid, pid):
                         self._threads.exited(tid, pid)
+                        self._descendants.exited(tid, pid)
                     case Overflowed():
                         self._threads.missed()
+                        self._descendants.missed()
                     case _:
                         pass
                 self._processes.append(event)

@@ -99,6 +99,7 @@ class ObjectStore:
         """
         with contextlib.suppress(KeyError):
             return self.recall(mapping.dev, mapping.inode, mapping.path)
+        pid = procfs.memory_holder(pid)
         for way in procfs.ways_to(pid, mapping):
             try:
                 with self._filesystems.held(way) as descriptor:
@@ -174,7 +175,8 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
     not be armed, which is not opened.
     """
     is_pending = False
-    for pid, mapping in mappings:
+    for process, mapping in mappings:
+        pid = procfs.memory_holder(process)
         for way in procfs.ways_to(pid, mapping):
             try:
                 with filesystems.held(way) as held:

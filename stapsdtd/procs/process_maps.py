@@ -20,8 +20,6 @@ from stapsdtd.procs.objects import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-_DEAD = frozenset("ZX")
-
 
 class Proc(Protocol):
     """/proc, as `kernel.procfs` reads it."""
@@ -91,12 +89,12 @@ class ProcessMaps:
         """
         mappings = self._calls.call(pid, lambda: self._proc.executable_mappings(pid))
         stat = self._proc.stat(pid)
-        if stat is None or (stat.state in _DEAD and stat.threads <= 1):
+        if stat is None or (stat.state in procfs.DEAD and stat.threads <= 1):
             self.ended(pid, user, records)
             return Look(threads=0)
         is_unsettled = not mappings and pid not in self._seen
         is_partial = False
-        if mappings or stat.state not in _DEAD:
+        if mappings or stat.state not in procfs.DEAD:
             is_partial = self._update(stat.key, user, mappings, time.monotonic() + seconds)
         return Look(stat.threads, is_unsettled, is_partial)
 

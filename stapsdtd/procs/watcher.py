@@ -33,7 +33,6 @@ from stapsdtd.procs.look_queue import LookQueue
 from stapsdtd.procs.objects import ObjectStore, Parse
 from stapsdtd.procs.parsed_files import ParsedFiles
 from stapsdtd.procs.process_maps import Proc, ProcessMaps
-from stapsdtd.procs.threads import Threads
 from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.runtime.timer import Timer
@@ -58,7 +57,7 @@ DEFAULT_PACE = Pace()
 
 def watch_host(
     registry: Registry,
-    threads: Threads,
+    kernel: KernelEvents,
     parse: Parse,
     filesystems: Filesystems,
     root_parsed: Callable[[], Future[None]],
@@ -68,7 +67,7 @@ def watch_host(
     files = ParsedFiles(partial(may_lead_to, filesystems=filesystems))
     store = ObjectStore(parse, filesystems, copies, files)
     maps = ProcessMaps(registry, store, filesystems.calls, MemoryBudget())
-    watcher = Watcher(registry, KernelEvents(threads), store, maps, root_parsed)
+    watcher = Watcher(registry, kernel, store, maps, root_parsed)
     copies.on_done = filesystems.calls.on_free = watcher.parsed
     return watcher
 
@@ -120,6 +119,10 @@ class Watcher:
         self.rescan()
         self._kernel.follow(self._wake_from_any_thread)
         self._wait_for_events()
+
+    def on_main_thread(self, work: Callable[[int], None]) -> None:
+        """Call work with each process whose main thread ended before others, or may be another one now."""
+        self._collector.on_main_thread = work
 
     def stop(self) -> None:
         self._rescan_timer.cancel()

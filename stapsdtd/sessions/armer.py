@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,9 @@ class Armer:
         if request.named is not None:
             users.add(request.named.credentials.user)
         user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
-        considered = ConsideredObject(obj, request.selected_sites, request.is_ephemeral, user, self._clock())
+        considered = ConsideredObject(
+            obj, request.selected_sites, request.is_ephemeral, user, self._clock(), is_quiet=request.is_quiet
+        )
         live.add(considered)
         first = live.first if live.first and live.first.is_waiting else None
         if first is not None:
@@ -100,9 +102,10 @@ class Armer:
             outcome = considered.outcome = done.result()
             if first is None:
                 self._charge(considered.user, outcome.seconds)
-            if is_wanted:
-                live.report(_statuses(live, considered, outcome.refusals))
-            else:
+            if is_wanted and not considered.is_quiet:
+                armed_after_ns = int((self._clock() - considered.since) * 1e9)
+                live.report(_statuses(live, considered, outcome.refusals, armed_after_ns))
+            elif not is_wanted:
                 self._forget(live, considered)
                 live.subscription.not_wanted(considered.object, considered.selected_sites)
         elif is_wanted:
@@ -139,6 +142,17 @@ class Armer:
                 live.report([live.status(state, obj, each, reason) for each in considered.selected_sites])
         return None if isinstance(error, ObjectGoneError) else error
 
+    def reveal(self, live: LiveSubscription, considered: ConsideredObject) -> None:
+        """Report an object of which the client knew nothing."""
+        considered.is_quiet = False
+        if considered.outcome is not None:
+            live.report(_statuses(live, considered, considered.outcome.refusals, armed_after_ns=0))
+
+    def renew(self, live: LiveSubscription, pid: int) -> None:
+        """Keep armed what is armed in a process in the subscription's scope that has another main thread, or none."""
+        queue = Queue(live.subscription.client.name, user_of(pid))
+        self._thread.submit(queue, partial(self._attacher.renew, pid), f"arming process {pid} by another thread")
+
     def disarm(
         self, live: LiveSubscription, obj: Object, *, is_awaited: bool = False, then: Callable[[], None] = lambda: None
     ) -> None:
@@ -147,6 +161,8 @@ class Armer:
         is_awaited: report only once nothing is patched any more. then: called after that report.
         """
         considered = live.pop(obj.key)
+        if considered.is_quiet:
+            live.subscription.not_wanted(considered.object, considered.armed)
         statuses = [live.status(SiteState.DISARMED, considered.object, each) for each in considered.reported_sites]
         self._disarm(live, considered, statuses, is_awaited=is_awaited, then=then)
 
@@ -187,13 +203,15 @@ class Armer:
         disarmed = self._thread.submit(None, work, f"disarming {considered.object.path}")
         when_done(disarmed, partial(self._call_soon, finish))
 
-    def close(self, live: LiveSubscription) -> Future[Closed]:
-        """Disarm everything that only this subscription used, and close it in the engine."""
+    def close(self, live: LiveSubscription, unmapped: Sequence[Object]) -> Future[Closed]:
+        """Disarm everything that only this subscription used, and close it in the engine. unmapped: not waited for."""
         for key in list(live.considered):
             considered = live.pop(key)
             if not considered.arming.cancel() and considered.outcome is not None:
                 self._forget(live, considered)
-        return self._thread.submit(None, partial(self._attacher.close, live.session), "closing a subscription")
+        return self._thread.submit(
+            None, partial(self._attacher.close, live.session, unmapped), "closing a subscription"
+        )
 
     def _forget(self, live: LiveSubscription, considered: ConsideredObject) -> None:
         """Release the object's file watch and quota, though its sites may stay armed for a moment."""
@@ -212,25 +230,26 @@ class Armer:
                 live.report([replace(status, state=SiteState.DISARMING, reason="") for status in disarming.statuses])
 
     def _report_late(self, live: LiveSubscription, considered: ConsideredObject) -> None:
-        if not considered.is_late:
+        if not considered.is_late and not considered.is_quiet:
             considered.is_late = True
             sites = considered.selected_sites
             live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
 
     def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
         """Return the results to come of what is being armed, except what is late."""
-        after = self._clock() - _LATE_SECONDS
-        return [
-            considered.arming
-            for considered in live.considered.values()
-            if considered.outcome is None and considered.since > after
-        ]
+        return [considered.arming for considered in live.considered.values() if self.is_awaited(considered)]
+
+    def is_awaited(self, considered: ConsideredObject) -> bool:
+        """Report whether an object is being armed, and has not been for long."""
+        return considered.outcome is None and considered.since > self._clock() - _LATE_SECONDS
 
 
-def _statuses(live: LiveSubscription, considered: ConsideredObject, refusals: Mapping[Site, str]) -> list[SiteStatus]:
+def _statuses(
+    live: LiveSubscription, considered: ConsideredObject, refusals: Mapping[Site, str], armed_after_ns: int
+) -> list[SiteStatus]:
     return [
         live.status(SiteState.REFUSED, considered.object, each, reason)
         if (reason := refusals.get(each.capture.site))
-        else live.status(SiteState.ARMED, considered.object, each)
+        else replace(live.status(SiteState.ARMED, considered.object, each), armed_after_ns=armed_after_ns)
         for each in considered.selected_sites
     ]

@@ -34,7 +34,7 @@ from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
-from stapsdtd.sessions.matcher import wanted_pids
+from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
 
@@ -53,13 +53,16 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class ArmRequest:
-    """mappings: by pid of the processes that map the object. named: if the client named its file."""
+    """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet: see
+    `ConsideredObject`.
+    """
 
     object: Object
     selected_sites: tuple[SelectedSite, ...]
     mappings: Mapping[int, model.Mapping]
     is_ephemeral: bool
     named: NamedFile | None = None
+    is_quiet: bool = False
 
 
 class Opener(Protocol):
@@ -123,11 +126,18 @@ class Attacher:
                 subscription.spec.kernel_buffer_kib,
                 owner_of(subscription.client),
             )
+            session.is_open = True
+            self._follow(subscription)
         except (StapsdtdError, OSError) as error:
             _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
             session.error = error
             raise
-        session.is_open = True
+
+    def _follow(self, subscription: Subscription) -> None:
+        """Raises LimitReachedError and OSError."""
+        if subscription.spec.scope.follow:
+            processes = subscription.processes
+            processes.follow(self._engine.follow(subscription.subscription_key, processes.remaining))
 
     def arm(self, session: Session, request: ArmRequest) -> Outcome:
         """Arm the sites that may be armed.
@@ -210,7 +220,7 @@ class Attacher:
                     each.capture.site,
                     subscription.id_to_arm(obj, each),
                     Emit(each.capture.captures),
-                    wanted_pids(subscription, each),
+                    wanted_in(subscription, each),
                 )
                 for each in selected
             ),
@@ -230,6 +240,13 @@ class Attacher:
             self._release(subscription, obj, is_awaited=False)
             return {each.capture.site: str(error) for each in selected}
 
+    def renew(self, pid: int) -> None:
+        """See `Engine.renew`."""
+        try:
+            self._engine.renew(pid)
+        except OSError as error:
+            _log.warning("process %d is no longer traced, since its main thread ended: %s", pid, error)
+
     def disarm(self, session: Session, obj: Object, *, is_awaited: bool) -> Future[None]:
         """Disarm an object. Return a future that is done when the client may be told.
 
@@ -246,11 +263,16 @@ class Attacher:
         except Exception:  # noqa: BLE001 - the client is told all the same, and nobody else would log it
             _log.exception("cannot disarm %s", obj.path)
 
-    def close(self, session: Session) -> Closed:
-        """Close a subscription in the engine. Nothing is armed for it after that."""
+    def close(self, session: Session, unmapped: Sequence[Object]) -> Closed:
+        """Close a subscription in the engine. Nothing is armed for it after that.
+
+        unmapped: objects that are patched nowhere, so that their removal, which takes the kernel 0.1 s each, can wait.
+        """
         session.is_closed = True
         if not session.is_open:
             return Closed(finished(), finished())
+        for obj in unmapped:
+            self._release(session.subscription, obj, is_awaited=False)
         delivered = self._engine.close(session.subscription.subscription_key)
         return Closed(delivered, self._engine.quiesced(owner_of(session.subscription.client)))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from stapsdtd.model import Object
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.armer import Armer, CallSoon
 from stapsdtd.sessions.attacher import Closed
@@ -51,12 +52,15 @@ class EndingSubscriptions:
         """Keep a subscription from now on. Its ending begins at once."""
         self._kept[subscription.id] = Ending(subscription, unfinished())
 
-    def begin(self, live: LiveSubscription, reason: EndReason) -> Ending:
-        """Disarm what only this subscription used. Its `ended` is done when its log has all that fired."""
+    def begin(self, live: LiveSubscription, reason: EndReason, unmapped: Sequence[Object]) -> Ending:
+        """Disarm what only this subscription used. Its `ended` is done when its log has all that fired.
+
+        unmapped: objects whose disarming nobody waits for.
+        """
         ending = self._kept[live.subscription.id]
         ending.subscription.is_ending = True
         self._totals.ended(ending.subscription)
-        closed = self._armer.close(live)
+        closed = self._armer.close(live, unmapped)
         closed.add_done_callback(lambda done: self._call_soon(partial(self._close, ending, reason, done)))
         return ending
 

@@ -1,10 +1,13 @@
-"""Decides which objects are armed for which subscriptions, as processes map and unmap them, and clients name them."""
+"""Decides which objects are armed for which subscriptions, as processes map and unmap them, and clients name them or
+they are installed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +19,7 @@ from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.armer import Armer
-from stapsdtd.sessions.attacher import ArmRequest
+from stapsdtd.sessions.attacher import ArmRequest, Outcome
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.matcher import is_mapped_in_scope, is_wanted_unmapped, selected_sites
@@ -64,24 +67,27 @@ class ObjectFollower:
         if pending is not None:
             if considered := live.considered.get(obj.key):
                 considered.is_late = True
-            elif obj.key not in live.barred:
+            elif obj.key not in live.barred and not pending.is_quiet:
                 live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
 
     def _consider(self, live: LiveSubscription, obj: Object) -> None:
         subscription = live.subscription
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
         named = self._named_file(live, obj.key)
-        if obj.key in live.considered:
-            selected = live.considered[obj.key].selected_sites
-            is_named = named is not None and is_wanted_unmapped(subscription, selected)
-            if is_named or is_mapped_in_scope(subscription, selected, mappings):
+        is_free = named is not None and not _is_only_others(live, obj.key, mappings)
+        if considered := live.considered.get(obj.key):
+            selected = considered.selected_sites
+            is_mapped = is_mapped_in_scope(subscription, selected, mappings)
+            if is_mapped and considered.is_quiet:
+                self._armer.reveal(live, considered)
+            if is_mapped or (is_free and is_wanted_unmapped(subscription, selected)):
                 live.unknown_since.pop(obj.key, None)
-            elif self._is_gone(live, obj):
+            elif (considered.is_quiet and not is_free) or self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
         selected = selected_sites(subscription, obj, mappings, named)
         is_mapped = is_mapped_in_scope(subscription, selected, mappings)
-        if not selected or not (is_mapped or (named is not None and is_wanted_unmapped(subscription, selected))):
+        if not selected or not (is_mapped or (is_free and is_wanted_unmapped(subscription, selected))):
             return
         if named is None and not self._is_in_files(subscription, obj, mappings):
             return
@@ -100,14 +106,16 @@ class ObjectFollower:
             selected = selected_sites(subscription, obj, mappings, named)
         if not selected:
             return
+        is_quiet = owners is not None and obj.key in live.installed and not is_mapped
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
             if obj.key not in live.barred:
                 live.barred[obj.key] = obj
-                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in selected])
+                statuses = [] if is_quiet else selected
+                live.report([live.status(SiteState.REFUSED, obj, each, reason) for each in statuses])
             return
         live.barred.pop(obj.key, None)
         is_ephemeral = named is None and not self.is_host_file(obj)
-        request = ArmRequest(obj, selected, mappings, is_ephemeral, named)
+        request = ArmRequest(obj, selected, mappings, is_ephemeral, named, is_quiet)
         self._armer.arm(live, request, partial(self._on_gone, live, obj, mappings.keys()))
 
     def _named_file(self, live: LiveSubscription, key: ObjectKey) -> NamedFile | None:
@@ -115,12 +123,37 @@ class ObjectFollower:
         named = live.files.get(key)
         if named is None or not named.is_deleted:
             return named
-        self.let_go(live, key)
+        self._let_go(live, key)
         return None
 
+    def hold(
+        self, live: LiveSubscription, files: Iterable[tuple[Object, NamedFile]], *, are_installed: bool = False
+    ) -> None:
+        """Keep the objects of files, mapped or not, until they are let go. are_installed: no client named them."""
+        for obj, file in files:
+            if obj.key not in live.files:
+                live.files[obj.key] = file
+                if are_installed:
+                    live.installed.add(obj.key)
+                self._registry.hold(obj)
+                # others may have it already, so that the registry tells nothing new
+                self.consider(live, obj)
+
+    def let_go_all(self, live: LiveSubscription) -> None:
+        """Close all files that the client named, or that are installed."""
+        for key in list(live.files):
+            self._let_go(live, key)
+
     def let_go(self, live: LiveSubscription, key: ObjectKey) -> None:
-        """Close a file that the client named."""
+        """Close a file, and disarm it unless a process maps it."""
+        considered = live.considered.get(key)
+        self._let_go(live, key)
+        if considered is not None:
+            self.consider(live, considered.object)
+
+    def _let_go(self, live: LiveSubscription, key: ObjectKey) -> None:
         del live.files[key]
+        live.installed.discard(key)
         self._registry.release(key)
 
     def _is_in_files(self, subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping]) -> bool:
@@ -151,12 +184,36 @@ class ObjectFollower:
         for considered in list(live.pending.values()):
             self.consider(live, considered.object)
 
+    def unmapped(self, live: LiveSubscription) -> list[Object]:
+        """Return the objects that are armed for a subscription, or being armed, and no process maps."""
+        considered = live.considered.items()
+        return [each.object for key, each in considered if not self._registry.mappings(key)]
+
+    def arming_in(self, pid: int) -> list[Future[Outcome]]:
+        """Return the results to come of what is being armed in a process, except what is late."""
+        mapped = self._registry.mapped_by(pid)
+        return [
+            considered.arming
+            for live in self._live.values()
+            for key in mapped & live.considered.keys()
+            if self._armer.is_awaited(considered := live.considered[key])
+            and is_mapped_in_scope(live.subscription, considered.selected_sites, (pid,))
+        ]
+
     def is_host_file(self, obj: Object) -> bool:
         return is_host_file(obj, self._filesystems)
 
     def _on_change(self, change: Change) -> None:
         for live in list(self._live.values()):
             self.consider(live, change.object)
+
+    def on_main_thread(self, pid: int) -> None:
+        """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""
+        for live in self._live.values():
+            scope = live.subscription.spec.scope
+            if pid in scope.pids and not scope.follow:
+                self._armer.renew(live, pid)
+                break
 
     def on_write(self, written: set[ObjectKey]) -> None:
         """Disarm files before anyone maps their new content. If the probes did not change, arm them again soon."""
@@ -171,3 +228,11 @@ class ObjectFollower:
     def _consider_again(self, live: LiveSubscription, obj: Object) -> None:
         if live.subscription.id in self._live:
             self.consider(live, obj)
+
+
+def _is_only_others(live: LiveSubscription, key: ObjectKey, pids: Collection[int]) -> bool:
+    """Report whether an installed file is mapped, but by nobody that the client may trace: his probes are no reason to
+    patch it.
+    """
+    owners = live.subscription.spec.owners
+    return owners is not None and key in live.installed and bool(pids) and not belonging(pids, owners)

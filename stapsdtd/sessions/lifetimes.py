@@ -7,11 +7,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.scoped_processes import ProcessExits
 from stapsdtd.sessions.subscription import EndReason
 
 _log = logging.getLogger(__name__)
+
+_FOLLOWED_SECONDS = 0.5
+"""How often to look whether processes that are followed have ended."""
 
 
 class Lifetimes:
@@ -23,6 +27,7 @@ class Lifetimes:
         self._live = live
         self._end = end
         self._exits = ProcessExits()
+        self._followed_timer = Timer(_FOLLOWED_SECONDS, self._look_at_followed)
 
     def follow(self, ident: str, pids: Iterable[int]) -> Callable[[], None]:
         """Follow the processes in the scope of a subscription that is to be. Return a function that ends that.
@@ -34,6 +39,8 @@ class Lifetimes:
     def start(self, live: LiveSubscription) -> None:
         subscription = live.subscription
         live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)
+        if subscription.spec.scope.follow:
+            self._followed_timer.set()
 
     def stop(self, live: LiveSubscription) -> None:
         live.unfollow()
@@ -57,6 +64,14 @@ class Lifetimes:
         """End a subscription all of whose processes have ended. Without a stream it has its lease to be read."""
         if live.subscription.is_over and live.streams:
             self._end(live.subscription.id, EndReason.PROCESSES_ENDED)
+
+    def _look_at_followed(self) -> None:
+        """End subscriptions that follow processes, when all have ended: only those that were named report that."""
+        following = [live for live in self._live.values() if live.subscription.spec.scope.follow]
+        for live in following:
+            self._end_if_over(live)
+        if following:
+            self._followed_timer.set()
 
     def stream_opened(self, live: LiveSubscription) -> None:
         live.streams += 1

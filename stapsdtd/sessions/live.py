@@ -20,7 +20,8 @@ class ConsideredObject:
     """The sites of an object that the selectors choose, and which of them are armed.
 
     is_ephemeral: see `Target`. user: whose process it is due to. since: when arming began. outcome: None until arming
-    is done. is_late: the client knows that it takes long.
+    is done. is_late: the client knows that it takes long. is_quiet: the client knows nothing of it, since none of the
+    processes that it may trace maps the object.
     """
 
     object: Object
@@ -31,6 +32,7 @@ class ConsideredObject:
     arming: Future[Outcome] = field(default_factory=Future)
     outcome: Outcome | None = None
     is_late: bool = False
+    is_quiet: bool = False
 
     @property
     def armed(self) -> tuple[SelectedSite, ...]:
@@ -41,6 +43,8 @@ class ConsideredObject:
     @property
     def reported_sites(self) -> tuple[SelectedSite, ...]:
         """Return the sites that the client last saw reported as ARMED or ARMING."""
+        if self.is_quiet:
+            return ()
         return self.selected_sites if self.outcome is None and self.is_late else self.armed
 
 
@@ -89,7 +93,8 @@ class FirstArming:
 @dataclass(slots=True, eq=False)
 class LiveSubscription:
     """considered: objects of which the selectors choose sites. barred: objects refused for a while, see ForeignBounds.
-    pending: objects that cannot be opened yet. files: those that the client named. unknown_since: when the kernel
+    pending: objects that cannot be opened yet. files: those that the client named, and those of the inventory, whose
+    keys are in installed. is_beyond_bounds: more are installed than may be armed. unknown_since: when the kernel
     stopped knowing whether an object's path leads to it.
 
     unfollow: stops following the processes in scope. first: None once Subscribe has returned. disarming: what may still
@@ -103,12 +108,18 @@ class LiveSubscription:
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     files: dict[ObjectKey, NamedFile] = field(default_factory=dict)
+    installed: set[ObjectKey] = field(default_factory=set)
+    is_beyond_bounds: bool = False
     unknown_since: dict[ObjectKey, float] = field(default_factory=dict)
     first: FirstArming | None = field(default_factory=FirstArming)
     disarming: set[Disarming] = field(default_factory=set)
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
     _by_file: dict[tuple[int, int], ConsideredObject] = field(default_factory=dict, init=False)
+
+    def named_files(self) -> list[NamedFile]:
+        """Return the files that the client named."""
+        return [file for key, file in self.files.items() if key not in self.installed]
 
     def version_of(self, key: ObjectKey) -> ConsideredObject | None:
         """Return the considered version of the same file, whatever its content."""

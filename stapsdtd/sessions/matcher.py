@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from stapsdtd import model
+from stapsdtd.capture.engine import Scope
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Object
+from stapsdtd.model import Capture, Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.subscription import Subscription
 
@@ -24,20 +26,28 @@ def selected_sites(
         names[named.path] = None
     by_name = (choose(subscription.spec.selectors, name, obj.parsed.sites) for name in names)
     chosen = next(filter(None, by_name), [])
-    return tuple(selected for selected in chosen if wanted_pids(subscription, selected) != frozenset())
+    wanted = (selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
+    built_ins = tuple(map(Capture, subscription.spec.built_ins))
+    if not built_ins:
+        return tuple(wanted)
+    return tuple(
+        replace(selected, capture=replace(selected.capture, captures=selected.capture.captures + built_ins))
+        for selected in wanted
+    )
 
 
-def wanted_pids(subscription: Subscription, selected: SelectedSite) -> frozenset[int] | None:
-    """Return the pids whose hits of a site are wanted, or None for all."""
+def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:
+    """Return the processes whose hits of a site are wanted."""
+    if selected.pids is None:
+        return subscription.scope
     pids = subscription.pids
-    if pids is None or selected.pids is None:
-        return selected.pids if pids is None else pids
-    return pids & selected.pids
+    return selected.pids if pids is None else pids & selected.pids
 
 
 def is_wanted_unmapped(subscription: Subscription, selected: Sequence[SelectedSite]) -> bool:
     """Report whether sites are wanted in processes that do not map their object yet."""
-    return subscription.pids is None and any(each.pids is None for each in selected)
+    may_map_later = subscription.pids is None or subscription.spec.scope.follow
+    return may_map_later and any(each.pids is None for each in selected)
 
 
 def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:

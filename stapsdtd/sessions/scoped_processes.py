@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stapsdtd.capture.engine import Followed, Scope
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReachedError
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
@@ -28,25 +29,41 @@ _NO_PROCESS = frozenset({errno.ESRCH, errno.EINVAL, errno.ENOENT})
 
 
 class ScopedProcesses:
-    """The processes in one subscription's scope, which end one by one. Any thread may read it, and one calls `rest`.
-
-    remaining: those that have not ended.
-    """
+    """The processes in one subscription's scope, which end one by one. Any thread may read it, and one calls `rest`."""
 
     def __init__(self, pids: Iterable[int], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self.remaining = frozenset(pids)
+        self._named = self._left = frozenset(pids)
+        self._followed: Followed | None = None
         self._clock_ns = clock_ns
         self._ended: list[tuple[int, int]] = []
         # of _ended, by pid, as far as `rest` knows them
         self._ended_pids = np.array([], np.int32)
         self._ended_ns = np.array([], np.int64)
 
+    @property
+    def remaining(self) -> frozenset[int]:
+        """Return those that have not ended."""
+        return self._left if self._followed is None else self._followed.remaining()
+
+    @property
+    def scope(self) -> Scope:
+        """Return them as engines take them."""
+        return self._left if self._followed is None else frozenset({self._followed})
+
+    def follow(self, followed: Followed) -> None:
+        """Have the children of these processes join them."""
+        self._followed = followed
+        for pid in self._named - self._left:
+            followed.ended(pid)
+
     def ended(self, pid: int) -> None:
         """Note that a process has ended: later events of this pid are another's. What that fired between the exit and
         this call cannot be told apart.
         """
         self._ended.append((pid, self._clock_ns()))
-        self.remaining -= {pid}
+        self._left -= {pid}
+        if self._followed is not None:
+            self._followed.ended(pid)
 
     def rest(self, batch: EventBatch) -> EventBatch:
         """Return a batch without the events of processes that took over the pid of one that ended."""
@@ -152,5 +169,5 @@ def _is_reaped(pidfd: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass
     return False

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, SiteCapture
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture
 
 _RETIRED_KEPT = 10_000
 _RETIRED_SECONDS = 60.0
 """Longer than it takes for the last events of a disarmed site to arrive."""
 
-WhyNot = Callable[[Capture, Argument, str], str | None]
+WhyNot = Callable[[Capture, Argument | BuiltIn, str], str | None]
 """As `Engine.why_not`."""
 
 
@@ -29,9 +29,10 @@ class KnownSite:
 
     def why_missing(self, position: int) -> str:
         """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
-        capture = self.capture.captures[position]
-        argument = self.capture.site.arguments[capture.index]
-        reason = self.why_not(capture, argument, self.object.parsed.architecture)
+        subject = self.capture.subject(position)
+        reason = self.why_not(self.capture.captures[position], subject, self.object.parsed.architecture)
+        if isinstance(subject, BuiltIn):
+            return reason or "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"
         return reason or "the memory it points to could not be read"
 
 

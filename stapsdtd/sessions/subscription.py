@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from stapsdtd.capture.engine import LossStage, SubscriptionKey
+from stapsdtd.capture.engine import LossStage, Scope, SubscriptionKey
 from stapsdtd.catalog.selectors import SelectedSite, Selector
-from stapsdtd.model import Object, Site
+from stapsdtd.model import BuiltIn, Object, Site
+from stapsdtd.procs.named_files import Credentials
 from stapsdtd.query.expression import Expression
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.log import EventLog
@@ -21,7 +22,7 @@ from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.scoped_processes import ScopedProcesses
 from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds, WhyNot
-from stapsdtd.subscribe_options import Scope
+from stapsdtd.subscribe_options import Scope as RequestedScope
 
 _log = logging.getLogger(__name__)
 
@@ -35,11 +36,12 @@ class SubscriptionSpec:
     where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
     whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
     own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
-    restricted; None for no restriction.
+    restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
+    with whose rights installed files are opened; None to wait until a process maps them.
     """
 
     selectors: tuple[Selector, ...]
-    scope: Scope
+    scope: RequestedScope
     lease_seconds: int
     queue_bytes: int
     kernel_buffer_kib: int
@@ -48,6 +50,8 @@ class SubscriptionSpec:
     owners: frozenset[int] | None = None
     subscriber_pid: int | None = None
     files: frozenset[str] | None = None
+    built_ins: tuple[BuiltIn, ...] = ()
+    credentials: Credentials | None = None
 
     def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
         """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""
@@ -69,13 +73,14 @@ class SiteState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """A change of a site's state. reason is empty unless REFUSED."""
+    """A change of a site's state. reason is empty unless REFUSED. armed_after_ns: if ARMED, since it was noticed."""
 
     state: SiteState
     site_id: int
     object: Object
     site: Site
     reason: str = ""
+    armed_after_ns: int = 0
 
 
 class EndReason(Enum):
@@ -117,7 +122,7 @@ class Subscription:
         self.processes = ScopedProcesses(spec.scope.pids)
         client_filter = None if clients is None else spec.filter_of(clients)
         filters: list[EventFilter] = [client_filter] if client_filter else []
-        if spec.scope.pids:
+        if spec.scope.pids and not spec.scope.follow:
             filters.append(self.processes)
         self.sink = EventSink(ident, self.log, self.client, filters, self._notify)
         self._sites = SiteIds(why_not, clock)
@@ -137,6 +142,11 @@ class Subscription:
     def pids(self) -> frozenset[int] | None:
         """The processes in its scope that have not ended, or None for all processes."""
         return self.processes.remaining if self.spec.scope.pids else None
+
+    @property
+    def scope(self) -> Scope:
+        """The processes in its scope, as engines take them; None for all processes."""
+        return self.processes.scope if self.spec.scope.pids else None
 
     @property
     def is_over(self) -> bool:

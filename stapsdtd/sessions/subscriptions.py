@@ -17,20 +17,18 @@ from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
-from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
-from stapsdtd.runtime.futures import all_done
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
-from stapsdtd.sessions.armer import Armer
-from stapsdtd.sessions.attacher import Attacher, Opener, Session
+from stapsdtd.sessions.arming import Arming
+from stapsdtd.sessions.attacher import Opener, Session
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
-from stapsdtd.sessions.file_writes import FileWriteWatcher
-from stapsdtd.sessions.follower import ObjectFollower
-from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.housekeeping import Housekeeping
+from stapsdtd.sessions.installed import DEFAULT_LIMITS as DEFAULT_INSTALLED_LIMITS
+from stapsdtd.sessions.installed import InstalledFiles, InstalledLimits
+from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.lifetimes import Lifetimes
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
@@ -45,7 +43,7 @@ _ENDED_KEPT_SECONDS = 10.0
 class Subscriptions:
     """Runs on the control thread's event loop; `get` and `all` may be called from any thread.
 
-    arming: how long it takes to arm an object's sites. It and totals may be read by any thread.
+    arming: of what is wanted. totals: any thread may read them.
     """
 
     def __init__(
@@ -60,54 +58,48 @@ class Subscriptions:
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
+        installed: InstalledFiles | None = None,
+        installed_opener: InstalledOpener | None = None,
+        installed_limits: InstalledLimits = DEFAULT_INSTALLED_LIMITS,
         file_limits: FileLimits = DEFAULT_FILE_LIMITS,
         open_object: Opener = open_object,
         ended_kept_seconds: float = _ENDED_KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arming_thread: the only one that calls the engine to arm and disarm. ended_kept_seconds: how long the events
-        of an ended subscription may be read.
+        """arming_thread: the only one that calls the engine to arm and disarm. installed: files that are armed before a
+        process maps them, which installed_opener opens. ended_kept_seconds: how long the events of an ended
+        subscription may be read.
         """
         self._connected = connected
         self._engine = engine
         self._watcher = watcher
-        self._registry = registry
         self._file_limits = file_limits
         self._loop = asyncio.get_running_loop()
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
         self._closing = False
         self.totals = AccountTotals()
-        self.foreign = ForeignBounds(clock)
         self._admission = AdmissionControl(limits)
-        self._file_writes = FileWriteWatcher(self._on_write)
-        attacher = Attacher(
+        self.arming = Arming(
+            self._live,
+            registry,
             engine,
+            watcher,
             parse,
+            arming_thread=arming_thread,
             nops=nops,
-            # each thread needs its own, which makes the calls that may wait for a process's lock
-            filesystems=Filesystems(filesystems.armed_too),
-            file_writes=self._file_writes,
+            filesystems=filesystems,
+            installed=installed,
+            installed_opener=installed_opener,
+            installed_limits=installed_limits,
             open_object=open_object,
-        )
-        self.arming = attacher.latency
-        self._armer = Armer(
-            attacher,
-            arming_thread,
-            file_writes=self._file_writes,
-            call_soon=self._call_soon,
-            charge=watcher.charge,
             clock=clock,
         )
-        self._follower = ObjectFollower(
-            self._live, registry, self._armer, self.foreign, filesystems=filesystems, clock=clock
-        )
         self._lifetimes = Lifetimes(self._live, self.unsubscribe)
-        self._ending = EndingSubscriptions(
-            self._armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds
-        )
+        armer, follower = self.arming.armer, self.arming.follower
+        self._ending = EndingSubscriptions(armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds)
         self.housekeeping = Housekeeping(
-            self._live, registry, watcher, self._armer, self._follower, self.foreign, engine, arming_thread
+            self._live, registry, watcher, armer, follower, self.arming.foreign, engine, arming_thread
         )
         self.housekeeping.start()
 
@@ -130,7 +122,7 @@ class Subscriptions:
             raise ServerStoppingError
         refreshed = self._watcher.refresh()
         ident = secrets.token_hex(8)
-        held = [(live.subscription.client.name, file) for live in self._live.values() for file in live.files.values()]
+        held = ((live.subscription.client.name, file) for live in self._live.values() for file in live.named_files())
         self._file_limits.check(client, files, held)
         # which may end some
         unfollow = self._lifetimes.follow(ident, spec.scope.pids)
@@ -155,37 +147,25 @@ class Subscriptions:
         self.housekeeping.began(subscription)
         self.totals.began(subscription)
         try:
-            self._armer.open(live, first)
             first.add()
-            self._hold(live, files)
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
-            self._follower.consider_all(live)
+            self.arming.begin(live, first, files)
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
-        self._lifetimes.start(live)
         return subscription, first.done
 
-    def _hold(self, live: LiveSubscription, files: Iterable[NamedFile]) -> None:
-        for file in files:
-            obj = self.object_of(file)
-            if obj.key not in live.files:
-                live.files[obj.key] = file
-                self._registry.hold(obj)
-
-    def object_of(self, file: NamedFile) -> Object:
-        """Return the object of a file that a client named."""
-        return self._watcher.object_of(file.key, file.path, file.parsed)
-
     def first_statuses(self, ident: str) -> list[SiteStatus]:
-        """Return the statuses of the sites that matched at first, once; later ones go to the stream.
+        """Return the statuses of the sites that matched at first, once; later ones go to the stream. The lease begins.
 
         Raises UnknownSubscriptionError.
         """
         live = self._live.get(ident)
         if live is None:
             raise UnknownSubscriptionError(ident)
-        self._armer.report_late(live, seconds=0)
+        self.arming.armer.report_late(live, seconds=0)
+        # not before: the client cannot open a stream while Subscribe arms
+        self._lifetimes.start(live)
         statuses = live.first.statuses if live.first else []
         live.first = None
         return statuses
@@ -205,9 +185,8 @@ class Subscriptions:
         self._ending.add(live.subscription)
         del self._live[ident]
         self._lifetimes.stop(live)
-        ending = self._ending.begin(live, reason)
-        for key in list(live.files):
-            self._follower.let_go(live, key)
+        ending = self._ending.begin(live, reason, self.arming.follower.unmapped(live))
+        self.arming.follower.let_go_all(live)
         return ending
 
     def _on_closed(self, subscription: Subscription) -> None:
@@ -219,8 +198,7 @@ class Subscriptions:
         """Unsubscribe all. The futures are done when the logs have all that fired."""
         self._closing = True
         self.housekeeping.stop()
-        self._follower.stop()
-        self._file_writes.close()
+        self.arming.stop()
         self._unsubscribe_each(list(self._live), EndReason.SERVER_STOPPING)
         return [subscription.ended for subscription in self._ending.all()]
 
@@ -230,11 +208,6 @@ class Subscriptions:
                 self.unsubscribe(ident, reason)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
-
-    def arming_for(self, client: str) -> Future[None]:
-        """Return a future that is done when everything now being armed for a client is armed, except what is late."""
-        of_client = [live for live in self._live.values() if live.subscription.client.name == client]
-        return all_done([arming for live in of_client for arming in self._armer.arming_of(live)])
 
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""
@@ -264,10 +237,6 @@ class Subscriptions:
         ended = [live.subscription.id for live in self._live.values() if not is_allowed(live.subscription)]
         self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
-
-    def _on_write(self, written: set[ObjectKey]) -> None:
-        # the follower disarms through the armer, which needs the watcher first
-        self._follower.on_write(written)
 
     def _call_soon(self, work: Callable[[], None]) -> None:
         """Have the control thread do work. Safe to call from any thread."""

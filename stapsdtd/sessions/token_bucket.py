@@ -1,10 +1,12 @@
-"""A token bucket that holds one second's worth of tokens."""
+"""Token buckets that hold one second's worth of tokens."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+_MAX_BUCKETS = 1000
 
 
 class TokenBucket:
@@ -36,3 +38,20 @@ class TokenBucket:
         now = self._clock()
         self._tokens = min(self.per_second, self._tokens + (now - self._filled_at) * self.per_second)
         self._filled_at = now
+
+
+class TokenBuckets:
+    """A bucket for each key that took tokens lately. Called from one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: dict[Hashable, TokenBucket] = {}
+
+    def take(self, key: Hashable, per_second: float) -> bool:
+        """Take one token from a key's bucket, which holds that many. Report whether it had one."""
+        if len(self._buckets) > _MAX_BUCKETS:
+            self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full}
+        bucket = self._buckets.get(key)
+        if bucket is None or bucket.per_second != per_second:
+            bucket = self._buckets[key] = TokenBucket(per_second, self._clock)
+        return bucket.take(1) == 1

@@ -7,6 +7,7 @@
  *   text STRING     fire ticker:text(STRING, its length)
  *   semaphore       only answer
  *   open PATH       dlopen a library (library.c); `call N` calls it N times, `close` unloads it
+ *   leave           end the main thread, and go on in another one
  *   quit
  *
  * The answer is "COMMAND SEMAPHORE", the value of ticker:tick's semaphore. With an argument N: fire N times and exit.
@@ -72,20 +73,15 @@ static void values(void)
 	STAP_PROBE10(PROVIDER, values, s8, u8, s16, u16, s32, u32, s64, u64, 77, -77);
 }
 
-int main(int argc, char **argv)
+static void *serve(void *unused)
 {
 	static char line[70000];
 	void *library = NULL;
 	void (*call)(int) = NULL;
 	unsigned long count;
+	pthread_t other;
 	int threads;
 
-	if (argc > 1) {
-		fire((void *)strtoul(argv[1], NULL, 0));
-		return 0;
-	}
-	setvbuf(stdout, NULL, _IOLBF, 0);
-	puts("ready");
 	while (fgets(line, sizeof(line), stdin)) {
 		line[strcspn(line, "\n")] = 0;
 		if (sscanf(line, "fire %lu", &count) == 1) {
@@ -106,10 +102,25 @@ int main(int argc, char **argv)
 				call((int)i);
 		} else if (!strcmp(line, "close")) {
 			dlclose(library);
+		} else if (!strcmp(line, "leave")) {
+			pthread_create(&other, NULL, serve, NULL);
+			pthread_exit(NULL);
 		} else if (!strcmp(line, "quit")) {
 			break;
 		}
 		printf("%.20s %u\n", line, *(volatile unsigned short *)&SEMAPHORE(PROVIDER, tick));
 	}
+	return unused;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1) {
+		fire((void *)strtoul(argv[1], NULL, 0));
+		return 0;
+	}
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	puts("ready");
+	serve(NULL);
 	return 0;
 }

@@ -23,6 +23,8 @@ class Event(Protocol):
 
     def arm(self, pid: int | None, program: int, cookie: int) -> None: ...
 
+    def renew_in(self, pid: int) -> None: ...
+
     def unpatch(self) -> None: ...
 
     def unpatch_in(self, pid: int) -> None: ...
@@ -39,6 +41,18 @@ class Consumer:
     channel: Channel
     target: TargetSite
     filter: Filter
+
+    @property
+    def patched(self) -> Scope:
+        """Return the processes that have to be patched. For those that are followed, these are all.
+
+        Events that children inherit (attr.inherit) would not do: the kernel swaps the events of two such tasks when
+        it switches between them, but not whom they are for (perf_event_context_sched_out in kernel/events/core.c), and
+        so unpatches one when the other ends.
+        """
+        scope = self.target.scope
+        pids = frozenset(each for each in scope or () if isinstance(each, int))
+        return pids if scope is not None and len(pids) == len(scope) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +91,10 @@ class ArmedSite:
     def scope(self) -> Scope:
         pids = _NOBODY
         for consumer in self.consumers.values():
-            if consumer.target.pids is None:
+            patched = consumer.patched
+            if patched is None:
                 return None
-            pids |= consumer.target.pids
+            pids |= patched
         return pids
 
     @property
@@ -89,13 +104,13 @@ class ArmedSite:
         Empty if another subscription wants the site in all processes anyway.
         """
         consumers = self.consumers.values()
-        if any(consumer.filter.owners is None and consumer.target.pids is None for consumer in consumers):
+        if any(consumer.filter.owners is None and consumer.patched is None for consumer in consumers):
             return []
         is_for_all = self.scope is None
         return [
             key
             for key, consumer in self.consumers.items()
-            if consumer.filter.owners is not None and (consumer.target.pids is None or not is_for_all)
+            if consumer.filter.owners is not None and (consumer.patched is None or not is_for_all)
         ]
 
     @property

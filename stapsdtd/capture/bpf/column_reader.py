@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stapsdtd.capture.bpf.cgroup_names import MOST_LOOKUPS, CgroupNames
 from stapsdtd.capture.bpf.layout import RECORD_HEADER
-from stapsdtd.capture.bpf.reading import ActivePlan, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.capture.bpf.reading import ActivePlan, CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
 from stapsdtd.capture.bpf.rings import Records
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.capture.bpf.unread import Unread
@@ -28,11 +29,13 @@ class ColumnReader:
     from_file, unavailable: how many values that hits could not read were found in files, and how many were not.
     """
 
-    def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
+    def __init__(self, records: Records, raw: memoryview, stride: int, cgroups: CgroupNames) -> None:
         self._records = records
         self._values_of_records: U64 = records["values"]
         self._raw = raw
         self._stride = stride
+        self._cgroups = cgroups
+        self._lookups_left = MOST_LOOKUPS
         self._copied: bytes | None = None
         # on small arrays several times as fast as any()
         self._some_missing = np.count_nonzero(records["missing"]) > 0
@@ -84,6 +87,12 @@ class ColumnReader:
                 return Numbers(bits.view(np.int64) if is_signed else bits, missing)
             case NoText():
                 return Strings.of([None] * count)
+            case CgroupAt(position, is_container):
+                column, looked_up = self._cgroups.column(
+                    self._values(position, rows), self._lookups_left, is_container=is_container
+                )
+                self._lookups_left -= looked_up
+                return column
 
     def _texts(self, rows: Rows, source: TextAt) -> Strings:
         offsets, missing = self._values(source.position, rows), self._missing(source.position, rows)

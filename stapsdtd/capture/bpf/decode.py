@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.column_reader import ColumnReader, Rows
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Layout, Reading
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
@@ -46,10 +47,10 @@ class _Head:
 class RecordDecoder:
     """Reads the records of one ring, which must not be consumed before `events` returned."""
 
-    def __init__(self, records: Records, raw: memoryview, stride: int) -> None:
+    def __init__(self, records: Records, raw: memoryview, stride: int, cgroups: CgroupNames) -> None:
         """raw: the memory from the first record on."""
         self._records = records
-        self._reader = ColumnReader(records, raw, stride)
+        self._reader = ColumnReader(records, raw, stride, cgroups)
         self._heads: dict[tuple[_Selection, ...], _Head] = {}
         self._columns: dict[tuple[Layout, tuple[_Selection, ...]], tuple[ValueColumn, ...]] = {}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, PACKED_OPERAND, PACKED_TEST, OperandKind, Take
-from stapsdtd.model import Address, Argument, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import Value
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
@@ -25,7 +25,19 @@ class NotEncodableError(ValueError):
     """An operand that the program cannot fetch. The message says why."""
 
 
-def encode_value(value: Value, argument: Argument, architecture: str) -> bytes:
+def encode_value(value: Value, subject: Argument | BuiltIn, architecture: str) -> bytes:
+    """Raises NotEncodableError."""
+    return _built_in(subject) if isinstance(subject, BuiltIn) else _argument(value, subject, architecture)
+
+
+def _built_in(built_in: BuiltIn) -> bytes:
+    kind = OperandKind.CGROUP if built_in is BuiltIn.CGROUP else OperandKind.UID_GID
+    # the helper returns gid << 32 | uid
+    left, right = {BuiltIn.UID: (32, 32), BuiltIn.GID: (0, 32)}.get(built_in, (0, 0))
+    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, left, right, 0, 0)
+
+
+def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
     """Raises NotEncodableError."""
     unused = _BITS - 8 * argument.size
     base = index = _NO_REGISTER
@@ -80,17 +92,19 @@ class Filter:
     """Which of a site's hits a subscription wants.
 
     pids: None for all, empty for none. program: None for all. excluded: pids whose hits are not counted at all.
-    owners: uids; hits of other users' processes are not counted at all; None for everybody's.
+    owners: uids; hits of other users' processes are not counted at all; None for everybody's. followed: the number of a
+    scope, if only the processes that it follows are wanted.
     """
 
     pids: frozenset[int] | None
     excluded: frozenset[int]
     program: Program | None
     owners: frozenset[int] | None = None
+    followed: int | None = None
 
     @property
     def accepts_all(self) -> bool:
-        is_open = self.pids is None and self.owners is None and not self.excluded
+        is_open = self.pids is None and self.owners is None and self.followed is None and not self.excluded
         return is_open and (self.program is None or self.program.start == ACCEPT)
 
     @property
@@ -102,7 +116,8 @@ class Filter:
     def steps(self) -> int:
         """Return the largest number of tests that a hit can take."""
         owners = 0 if self.owners is None else max(len(self.owners), 1)
-        tests = owners + len(self.pids or ()) + len(self.excluded) + len(self.decision.tests)
+        scope = len(self.pids or ()) + (self.followed is not None)
+        tests = owners + scope + len(self.excluded) + len(self.decision.tests)
         return 0 if self.accepts_all else max(tests, 1)
 
     @property
@@ -135,13 +150,15 @@ _LinkedTest = tuple[Test, tuple[int, int]]
 
 
 def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int]) -> list[_LinkedTest]:
-    """Lay out tests from index first on: excluded pids, the process's owner, the scope's pids, then the predicate."""
+    """Lay out tests from index first on: excluded pids, the process's owner, the scope, then the predicate."""
     program = site_filter.decision
-    excluded, pids = sorted(site_filter.excluded), sorted(site_filter.pids or ())
+    excluded, processes = sorted(site_filter.excluded), [_is_pid(pid) for pid in sorted(site_filter.pids or ())]
+    if site_filter.followed is not None:
+        processes.append(_is_followed(site_filter.followed))
     owners = [] if site_filter.owners is None else sorted(site_filter.owners) or [_NO_USER]
     ownership = first + len(excluded)
     scope = ownership + len(owners)
-    predicate = scope + len(pids)
+    predicate = scope + len(processes)
     begin = _jump(program.start, predicate)
     tests: list[_LinkedTest] = []
     for following, pid in enumerate(excluded, first + 1):
@@ -149,8 +166,8 @@ def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int])
     for following, uid in enumerate(owners, ownership + 1):
         on_true = begin if scope == predicate else scope
         tests.append((_is_owner(uid), (on_true, JUMP_EXCLUDE if following == scope else following)))
-    for following, pid in enumerate(pids, scope + 1):
-        tests.append((_is_pid(pid), (begin, REJECT if following == predicate else following)))
+    for following, test in enumerate(processes, scope + 1):
+        tests.append((test, (begin, REJECT if following == predicate else following)))
     for test in program.tests:
         index = operand_indexes[test.index] if test.source is Source.ARGUMENT else test.index
         jumps = _jump(test.on_true, predicate), _jump(test.on_false, predicate)
@@ -164,6 +181,10 @@ def _jump(target: int, start: int) -> int:
 
 def _is_owner(uid: int) -> Test:
     return replace(_is_pid(uid), source=Source.OWNER)
+
+
+def _is_followed(scope: int) -> Test:
+    return replace(_is_pid(1), source=Source.FOLLOWED, index=scope)
 
 
 def _is_pid(pid: int) -> Test:

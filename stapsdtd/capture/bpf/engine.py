@@ -18,6 +18,7 @@ from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.endings import Endings
+from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups, MakeEvent
 from stapsdtd.capture.bpf.kernel import Loaded
@@ -36,7 +37,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.query.program import compile_for
 
@@ -48,6 +49,7 @@ class _Subscription:
     channel: Channel
     buffer_bytes: int
     owner: str
+    followed: FollowedProcesses | None = None
     sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
 
 
@@ -79,6 +81,7 @@ class BpfEngine:
         groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)
+        self._following = Following(loaded)
         self._reconciler = Reconciler(
             tables=self._tables,
             rings=self._rings,
@@ -90,8 +93,8 @@ class BpfEngine:
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects: dict[ObjectKey, ArmedObject] = {}
 
-    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        source = source_of(capture, argument, architecture)
+    def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
+        source = source_of(capture, subject, architecture)
         return source.reason if isinstance(source, Unavailable) else None
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
@@ -100,6 +103,11 @@ class BpfEngine:
         # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):
             self._rings.provide([0], buffer_bytes)
+
+    def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> FollowedProcesses:
+        subscription = self._subscriptions[subscription_key]
+        subscription.followed = self._following.begin(pids, subscription.owner)
+        return subscription.followed
 
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[subscription_key]
@@ -129,6 +137,13 @@ class BpfEngine:
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
+    def renew(self, pid: int) -> None:
+        sites = [site for armed in self._objects.values() for site in armed.sites.values()]
+        groups = dict.fromkeys(site.group for site in sites if site.group is not None)
+        for group in groups:
+            if group.scope is not None and pid in group.scope:
+                group.event.renew_in(pid)
+
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
         self._release(
             subscription_key, self._subscriptions[subscription_key].sites.pop(target.key, []), is_awaited=is_awaited
@@ -142,7 +157,10 @@ class BpfEngine:
         del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._rings.drop_large()
-        return self._endings.begin([], [subscription.channel])
+        delivered = self._endings.begin([], [subscription.channel])
+        if subscription.followed is not None:
+            self._following.end(subscription.followed, delivered)
+        return delivered
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
         for site in sites:
@@ -184,10 +202,12 @@ class BpfEngine:
 
     def retry_cleanup(self) -> None:
         self._reaper.try_again()
+        self._following.collect()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._loaded.close)
+            steps.callback(self._following.close)
             steps.callback(self._reader.stop)
             steps.callback(self._reaper.finish)
             steps.callback(self._endings.finish)
@@ -226,4 +246,8 @@ class BpfEngine:
 def _filter(target: Target, wanted: TargetSite) -> Filter:
     """Raises ValueError if the predicate does not fit the site."""
     program = None if target.predicate is None else compile_for(target.predicate, wanted.site)
-    return Filter(wanted.pids, frozenset(target.exclude_pids), program, target.owners)
+    pids, followed = wanted.scope, None
+    if pids is not None:
+        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
+        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
+    return Filter(pids, frozenset(target.exclude_pids), program, target.owners, followed)

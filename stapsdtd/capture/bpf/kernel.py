@@ -5,16 +5,17 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.resources import as_file, files
 
 import numpy as np
 
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, create_ring, put_map, remove_map
+from stapsdtd.kernel.libbpf import BpfObject, NumberMap, attach_to_tracepoint, create_ring, put_map, remove_map
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
@@ -38,6 +39,8 @@ class Loaded:
         self.program = self._object.program("on_hit")
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
+        self._following = self._object.map("following")
+        self._unfollowed = np.frombuffer(self.table(".bss.unfollowed"), "u8", layout.MAX_FOLLOWING)
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
         self._any_map = create_ring(mmap.PAGESIZE)
@@ -60,6 +63,32 @@ class Loaded:
     def take_ring(self, record_class: int) -> None:
         """Have records of a class go nowhere. Raises OSError."""
         remove_map(self._rings, record_class)
+
+    def attach_followers(self) -> list[int]:
+        """Have sets of followed processes kept. Return descriptors, which end that when they are closed.
+
+        Raises OSError.
+        """
+        with ExitStack() as undo:
+            links = []
+            for program in ("on_exit", "on_fork"):
+                links.append(attach_to_tracepoint(self._object.program(program)))
+                undo.callback(os.close, links[-1])
+            undo.pop_all()
+        return links
+
+    def put_followed(self, scope: int, processes: NumberMap) -> None:
+        """Follow a set of processes for a scope. Raises OSError."""
+        self._unfollowed[scope] = 0
+        put_map(self._following, scope, processes.descriptor)
+
+    def take_followed(self, scope: int) -> None:
+        """Follow no processes for a scope. Raises OSError."""
+        remove_map(self._following, scope)
+
+    def unfollowed(self, scope: int) -> int:
+        """Return how many processes a scope's set had no room for."""
+        return int(self._unfollowed[scope])
 
     def set_reader_waits(self, waits: bool) -> None:
         self._waits[0] = waits

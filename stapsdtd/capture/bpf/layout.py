@@ -20,6 +20,9 @@ MAX_FILTERS = 64
 MAX_STEPS = 1024
 MAX_TEXT = 4096
 
+MAX_FOLLOWING = 64
+MAX_FOLLOWED = 1 << 16
+
 JUMP_EXCLUDE = 0xFFFD
 JUMP_END = 0xFFFC
 
@@ -29,6 +32,8 @@ class OperandKind(IntEnum):
     REGISTER = 1
     ADDRESS = 2
     MEMORY = 3
+    UID_GID = 4
+    CGROUP = 5
 
 
 class Take(IntEnum):
@@ -42,6 +47,11 @@ class Counter(IntEnum):
     FILTERED = 1
     EXCLUDED = 2
     LOST = 3
+
+
+class Membership(IntEnum):
+    NAMED = 1
+    BORN = 2
 
 
 COUNTERS_OF_FILTER = 3

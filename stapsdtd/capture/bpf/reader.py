@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.counters import CounterReader, write_off
 from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
@@ -25,6 +26,7 @@ from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import Generation, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
 
@@ -110,6 +112,8 @@ class Reader:
         self._idle_seconds = idle_seconds
         self._counters = CounterReader(tables)
         self._bring_in = bring_in
+        self._cgroup_ids = CgroupIds()
+        self._cgroups = CgroupNames(self._cgroup_ids.path_of)
         self._jobs = Mailbox()
         self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
@@ -173,6 +177,7 @@ class Reader:
         self._rings.clear()
         self._poller.close()
         self._jobs.close()
+        self._cgroup_ids.close()
 
     def ask(self) -> Future[None]:
         return self._jobs.ask()
@@ -262,7 +267,7 @@ class Reader:
         if not len(records):
             return []
         try:
-            decoder = RecordDecoder(records, ring.raw(), ring.stride)
+            decoder = RecordDecoder(records, ring.raw(), ring.stride, self._cgroups)
             batches, unknown = decoder.events(self._plans)
             self.from_file += decoder.from_file
             self.unavailable += decoder.unavailable

@@ -52,7 +52,15 @@ class NoText:
     """A string that is unavailable."""
 
 
-Source = NumberAt | TextAt | Fixed | NoText
+@dataclass(frozen=True, slots=True)
+class CgroupAt:
+    """The path of the cgroup whose id is at a position of the record's values, or the container that it is part of."""
+
+    position: int
+    is_container: bool = False
+
+
+Source = NumberAt | TextAt | Fixed | NoText | CgroupAt
 Layout = tuple[Source, ...]
 
 

@@ -15,10 +15,10 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_abs_ip, encode_value
-from stapsdtd.capture.bpf.reading import ActivePlan, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.reading import ActivePlan, CgroupAt, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
-from stapsdtd.model import Argument, Capture, Constant, Memory, Unavailable
-from stapsdtd.plan.values import Value, united, value_of
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
+from stapsdtd.plan.values import Value, united, value_of, value_of_built_in
 from stapsdtd.query.actions import Emit
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
@@ -29,12 +29,12 @@ _RESTRICTED_STEPS = 3 * layout.MAX_STEPS // 4
 _RESTRICTED_CAPTURES = layout.MAX_VALUES // 2
 
 
-def source_of(capture: Capture, argument: Argument, architecture: str) -> Value | Constant | Unavailable:
+def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
     """Return the value that a record holds for a capture, or the constant or reason that replaces it."""
-    source = value_of(capture, argument, architecture)
-    if isinstance(source, Value):
+    source = value_of(capture, subject, architecture)
+    if isinstance(source, Value) and not isinstance(subject, BuiltIn):
         try:
-            encode_value(source, argument, architecture)
+            encode_value(source, subject, architecture)
         except NotEncodableError as error:
             return Unavailable(str(error))
     return source
@@ -60,16 +60,16 @@ class SitePlan:
             raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(bits)}")
         read = {Value(index) for each in bits for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
+        positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
         operand_indexes = {
-            value.argument_index: position for value, position in emission.positions.items() if not value.is_text
+            value.subject: position
+            for value, position in positions.items()
+            if isinstance(value.subject, int) and not value.is_text
         }
-        operand_indexes |= {
-            value.argument_index: position for position, value in enumerate(tested, len(emission.operands))
-        }
-        arguments = _Arguments(site)
+        subjects = _Subjects(site)
         spec = PlanSpec(
             emission.operands,
-            [arguments.encode(value) for value in tested],
+            [subjects.encode(value) for value in tested],
             {bit: each for each, bit in bits.items()},
             operand_indexes,
             has_texts=emission.max_bytes > emission.min_bytes,
@@ -106,16 +106,16 @@ class Emission:
     @classmethod
     def of(cls, site: ArmedSite) -> Emission:
         """Raises ValueError if a record cannot hold all values."""
-        arguments = _Arguments(site)
+        subjects = _Subjects(site)
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
             match consumer.target.action:
                 case Emit(captures):
-                    sources.append((consumer, [(capture, arguments.source_of(capture)) for capture in captures]))
+                    sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
-        operands = [arguments.encode(value) for value in values]
+        operands = [subjects.encode(value) for value in values]
         constants = None
-        if len(operands) < layout.MAX_VALUES and any(map(arguments.reads_memory, values)):
+        if len(operands) < layout.MAX_VALUES and any(map(subjects.reads_memory, values)):
             constants = SiteConstants.around(site.object.constants, site.site.site_offset)
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
@@ -129,7 +129,7 @@ class Emission:
             raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
         by_argument = {value[:2]: position for position, value in enumerate(values)}
         layouts = tuple(
-            (consumer, tuple(arguments.reading_of(capture, source, by_argument) for capture, source in each))
+            (consumer, tuple(subjects.reading_of(capture, source, by_argument) for capture, source in each))
             for consumer, each in sources
         )
         positions = {value: position for position, value in enumerate(values)}
@@ -141,28 +141,40 @@ class Emission:
         return range(layout.record_class(self.min_bytes), layout.record_class(self.max_bytes) + 1)
 
 
-class _Arguments:
-    """Encodes a site's arguments for the program, and tells how to read them from a record."""
+class _Subjects:
+    """Encodes what can be captured at a site for the program, and tells how to read it from a record."""
 
     def __init__(self, site: ArmedSite) -> None:
         self._arguments = site.site.arguments
         self._architecture = site.object.architecture
 
     def source_of(self, capture: Capture) -> Value | Constant | Unavailable:
-        return source_of(capture, self._arguments[capture.index], self._architecture)
+        return source_of(capture, self._subject(capture.subject), self._architecture)
 
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
-        return encode_value(value, self._arguments[value.argument_index], self._architecture)
+        return encode_value(value, self._subject(value.subject), self._architecture)
 
     def reads_memory(self, value: Value) -> bool:
-        return value.is_text or isinstance(self._arguments[value.argument_index].operand, Memory)
+        subject = self._subject(value.subject)
+        return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
+
+    def _subject(self, subject: int | BuiltIn) -> Argument | BuiltIn:
+        return self._arguments[subject] if isinstance(subject, int) else subject
 
     def reading_of(
-        self, capture: Capture, source: Value | Constant | Unavailable, positions: Mapping[tuple[int, bool], int]
+        self,
+        capture: Capture,
+        source: Value | Constant | Unavailable,
+        positions: Mapping[tuple[int | BuiltIn, bool], int],
     ) -> Source:
-        """positions: of the record's values, by argument_index and is_string."""
-        argument = self._arguments[capture.index]
+        """positions: of the record's values, by subject and is_string."""
+        argument = self._subject(capture.subject)
+        if isinstance(argument, BuiltIn):
+            position = positions[value_of_built_in(argument)[:2]]
+            if argument in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
+                return CgroupAt(position, is_container=argument is BuiltIn.CONTAINER)
+            return NumberAt(position, is_signed=False)
         match source:
             case Value(is_text=True):
                 return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)

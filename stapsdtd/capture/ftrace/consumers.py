@@ -29,7 +29,7 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
             case Emit(captures):
                 tested = [each for each in map(Capture, program.arguments) if each not in captures]
                 fetched = SiteCapture(wanted.site, (*captures, *tested))
-                consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.pids, program)
+                consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.scope, program)
     return consumers, refusals
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stapsdtd.capture.engine import Followed, Scope
 from stapsdtd.capture.ftrace.format import EventFormat, FieldPlace
 from stapsdtd.capture.ftrace.pages import Records
 from stapsdtd.events.batch import EventBatch, ValueTable
@@ -24,13 +25,16 @@ from stapsdtd.events.columns import (
     ValueColumn,
     floats,
 )
-from stapsdtd.model import Argument, Capture, Constant, Register, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Register, Unavailable
 from stapsdtd.plan.events import EventSpec, Field
+from stapsdtd.procs.descendants import FollowedProcesses
 from stapsdtd.query.columns import Hits, Values, evaluate
 from stapsdtd.query.program import ACCEPT, Program
 
 PidsOf = Callable[[I32], I32]
 """Maps thread ids to process ids."""
+
+_TEXTS = frozenset({BuiltIn.CGROUP, BuiltIn.CONTAINER})
 
 EVERYTHING = Program((), ACCEPT)
 """Accepts every hit."""
@@ -40,13 +44,13 @@ EVERYTHING = Program((), ACCEPT)
 class SiteConsumer:
     """What one subscription wants of a site.
 
-    width: how many of the plan's values are delivered; the others are only read by the program. pids: None for all
+    width: how many of the plan's values are delivered; the others are only read by the program. scope: None for all
     processes.
     """
 
     site_id: int
     width: int
-    pids: frozenset[int] | None = None
+    scope: Scope = None
     program: Program = EVERYTHING
 
 
@@ -91,8 +95,8 @@ class Decoder:
     def _wanted(self, position: int, records: Records, hits: Hits, excluded: frozenset[int]) -> Bools:
         consumer = self.sites[position]
         wanted: Bools = ~np.isin(hits.pid, list(excluded)) if excluded else np.ones(len(records), np.bool_)
-        if consumer.pids is not None:
-            wanted &= np.isin(hits.pid, list(consumer.pids))
+        if consumer.scope is not None:
+            wanted &= _are_in(consumer.scope, hits.pid)
         if consumer.program is not EVERYTHING:
             captures = self.spec.sites[position].capture.captures
             numbers = {
@@ -110,7 +114,7 @@ class Decoder:
     def _values(self, position: int, number: int, records: Records) -> ValueColumn:
         plan = self.spec.sites[position]
         capture, source = plan.capture.captures[number], plan.sources[number]
-        if not capture.is_string:
+        if not capture.is_string and capture.subject not in _TEXTS:
             return self._numbers(position, number, records)
         if isinstance(source, Field):
             return Strings.of(_strings(records, self.format.fields[source.name], capture.max_bytes))
@@ -118,8 +122,10 @@ class Decoder:
 
     def _numbers(self, position: int, number: int, records: Records) -> Numbers:
         plan = self.spec.sites[position]
-        argument = plan.capture.site.arguments[plan.capture.captures[number].index]
+        argument = plan.capture.subject(number)
         source: Field | Constant | Unavailable = plan.sources[number]
+        if isinstance(argument, BuiltIn):
+            return Numbers(np.zeros(len(records), np.uint64), np.ones(len(records), np.bool_))
         match source:
             case Unavailable():
                 missing = np.ones(len(records), np.bool_)
@@ -128,6 +134,14 @@ class Decoder:
                 return Numbers(_narrowed(np.full(len(records), value % (1 << 64), np.uint64), argument))
             case Field(name=name):
                 return Numbers(_narrowed(_numbers(records, self.format.fields[name]), argument))
+
+
+def _are_in(scope: frozenset[int | Followed], pids: I32) -> Bools:
+    found = np.isin(pids, [each for each in scope if isinstance(each, int)])
+    for each in scope:
+        if isinstance(each, FollowedProcesses):
+            found |= each.among(pids)
+    return found
 
 
 def _numbers(records: Records, place: FieldPlace) -> U64:

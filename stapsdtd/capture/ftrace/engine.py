@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -19,10 +19,11 @@ from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, Capture, Object, ObjectKey, SiteCapture, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.plan.steps import Enable, changes
+from stapsdtd.procs.descendants import Descendants, FollowedProcesses
 from stapsdtd.runtime.futures import finished
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class _Subscription:
     instances: dict[ObjectKey | None, Instance] = field(default_factory=dict)
     wanted: dict[ObjectKey, set[EventSpec]] = field(default_factory=dict)
     excluded: set[int] = field(default_factory=set)
+    followed: FollowedProcesses | None = None
 
     def instance_of(self, key: ObjectKey) -> Instance:
         return self.instances.get(key, self.instances[None])
@@ -62,12 +64,20 @@ class FtraceEngine:
 
     name = "ftrace"
 
-    def __init__(self, tracefs: Tracefs, owner: Owner, pids_of: PidsOf, max_buffer_bytes: int = 1 << 40) -> None:
+    def __init__(
+        self,
+        tracefs: Tracefs,
+        owner: Owner,
+        pids_of: PidsOf,
+        descendants: Descendants,
+        max_buffer_bytes: int = 1 << 40,
+    ) -> None:
         """max_buffer_bytes: of all instances' rings together."""
         self._tracefs = tracefs
         self._executor = Executor(tracefs, owner.group)
         self._instances = Instances(tracefs, owner, max_buffer_bytes, self._executor.instance_gone)
         self._reader = Reader(tracefs, pids_of)
+        self._descendants = descendants
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
 
     def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
@@ -109,6 +119,10 @@ class FtraceEngine:
             self._instances.exclude(instance, new)
         # last, so that what fails is tried again
         subscription.excluded |= new
+
+    def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> FollowedProcesses:
+        followed = self._subscriptions[subscription_key].followed = self._descendants.follow(pids)
+        return followed
 
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         subscription = self._subscriptions[subscription_key]
@@ -165,21 +179,16 @@ class FtraceEngine:
             self._reconcile()
             raise
 
-    def _wanted(self) -> set[EventSpec]:
-        return {
-            spec
-            for subscription in self._subscriptions.values()
-            for specs in subscription.wanted.values()
-            for spec in specs
-        }
-
     def _reconcile(self, log_level: int = logging.WARNING) -> None:
         """Disarm and remove events that nobody wants. What the kernel refuses is tried again; see retry_cleanup()."""
-        for step in changes(self._wanted(), self._executor.state()):
+        for step in changes(_wanted(self._subscriptions.values()), self._executor.state()):
             try:
                 self._executor.run([step])
             except TracefsRejectedError as error:
                 _log.log(log_level, "%s; trying again later", error)
+
+    def renew(self, pid: int) -> None:
+        """Nothing needs to be done: files are armed, not processes."""
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[subscription_key]
@@ -193,6 +202,8 @@ class FtraceEngine:
         """Close a subscription; its sink has all events on return."""
         subscription = self._subscriptions.pop(subscription_key)
         with contextlib.ExitStack() as steps:
+            if subscription.followed is not None:
+                steps.callback(subscription.followed.close)
             steps.callback(self._reader.close, subscription_key)
             for instance in subscription.instances.values():
                 steps.callback(self._remove_instance, subscription_key, subscription, instance)
@@ -205,20 +216,13 @@ class FtraceEngine:
         """Deliver what is left in an instance, remove it, and then remove its events."""
         try:
             # the kernel also counts hits of excluded processes, which are no loss
-            hits = None if subscription.excluded else self._hits(instance)
+            hits = None if subscription.excluded else _hits(self._executor, instance)
             self._reader.finish(subscription_key, instance, hits)
         finally:
             self._discard(instance)
 
-    def _hits(self, instance: Instance) -> int | None:
-        try:
-            return self._executor.hits(instance)
-        except OSError as error:
-            _log.warning("cannot count hits, so events too large for the ring are not reported as lost: %s", error)
-            return None
-
-    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
-        fetched = fetch(capture, argument, architecture)
+    def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
+        fetched = fetch(capture, subject, architecture)
         return fetched.reason if isinstance(fetched, Unavailable) else None
 
     def ask(self) -> Future[None]:
@@ -250,3 +254,15 @@ class FtraceEngine:
             steps.callback(self._instances.remove_discarded)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
+
+
+def _wanted(subscriptions: Iterable[_Subscription]) -> set[EventSpec]:
+    return {spec for subscription in subscriptions for specs in subscription.wanted.values() for spec in specs}
+
+
+def _hits(executor: Executor, instance: Instance) -> int | None:
+    try:
+        return executor.hits(instance)
+    except OSError as error:
+        _log.warning("cannot count hits, so events too large for the ring are not reported as lost: %s", error)
+        return None

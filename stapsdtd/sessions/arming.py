@@ -1,0 +1,118 @@
+"""Arms what live subscriptions want, as processes and files come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from stapsdtd.capture.engine import Engine
+from stapsdtd.catalog.registry import Registry
+from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.model import Object, ObjectKey
+from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.procs.objects import Parse
+from stapsdtd.procs.watcher import Watcher
+from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.futures import all_done, finished
+from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.attacher import Attacher, Opener
+from stapsdtd.sessions.file_writes import FileWriteWatcher
+from stapsdtd.sessions.follower import ObjectFollower
+from stapsdtd.sessions.foreign_bounds import ForeignBounds
+from stapsdtd.sessions.installed import InstalledFiles, InstalledFollower, InstalledLimits
+from stapsdtd.sessions.installed import Opener as InstalledOpener
+from stapsdtd.sessions.live import FirstArming, LiveSubscription
+
+
+class Arming:
+    """Its parts, and what concerns several of them. Runs on the control thread's event loop.
+
+    latency: of arming an object's sites; any thread may read it.
+    """
+
+    def __init__(
+        self,
+        live: Mapping[str, LiveSubscription],
+        registry: Registry,
+        engine: Engine,
+        watcher: Watcher,
+        parse: Parse,
+        *,
+        arming_thread: FairThread,
+        nops: NopRewriting,
+        filesystems: Filesystems,
+        installed: InstalledFiles | None,
+        installed_opener: InstalledOpener | None,
+        installed_limits: InstalledLimits,
+        open_object: Opener,
+        clock: Callable[[], float],
+    ) -> None:
+        """live: the live subscriptions, by id. For the others see `Subscriptions`."""
+        self._live = live
+        self._watcher = watcher
+        self._file_writes = FileWriteWatcher(self._on_write)
+        attacher = Attacher(
+            engine,
+            parse,
+            nops=nops,
+            # each thread needs its own, which makes the calls that may wait for a process's lock
+            filesystems=Filesystems(filesystems.armed_too),
+            file_writes=self._file_writes,
+            open_object=open_object,
+        )
+        self.latency = attacher.latency
+        self.armer = Armer(
+            attacher,
+            arming_thread,
+            file_writes=self._file_writes,
+            call_soon=asyncio.get_running_loop().call_soon_threadsafe,
+            charge=watcher.charge,
+            clock=clock,
+        )
+        self.foreign = ForeignBounds(clock)
+        self.follower = ObjectFollower(live, registry, self.armer, self.foreign, filesystems=filesystems, clock=clock)
+        self._installed: InstalledFollower | None = None
+        if installed is not None and installed_opener is not None:
+            self._installed = InstalledFollower(
+                installed, installed_opener, live, registry, self.follower, self.object_of, installed_limits
+            )
+        watcher.on_main_thread(self.follower.on_main_thread)
+
+    def begin(self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile]) -> None:
+        """Begin to arm what a new subscription wants. files: are armed whether or not a process maps them."""
+        self.armer.open(live, first)
+        self.follower.hold(live, ((self.object_of(file), file) for file in files))
+        self.follower.consider_all(live)
+        if self._installed is not None:
+            self._installed.begin(live)
+
+    def stop(self) -> None:
+        """Arm nothing any more."""
+        self.follower.stop()
+        if self._installed is not None:
+            self._installed.stop()
+        self._file_writes.close()
+
+    def object_of(self, file: NamedFile) -> Object:
+        """Return the object of a file that a client named."""
+        return self._watcher.object_of(file.key, file.path, file.parsed)
+
+    def for_client(self, client: str) -> Future[None]:
+        """Return a future that is done when everything now being armed for a client is armed, except what is late."""
+        of_client = [live for live in self._live.values() if live.subscription.client.name == client]
+        return all_done([arming for live in of_client for arming in self.armer.arming_of(live)])
+
+    def in_process(self, pid: int) -> Future[None]:
+        """Look at a process now, and return a future that is done when the probes that it maps are armed for everyone
+        who traces them, except those that take long.
+        """
+        if not self._live:
+            return finished()
+        self._watcher.look_at([pid])
+        return all_done(self.follower.arming_in(pid))
+
+    def _on_write(self, written: set[ObjectKey]) -> None:
+        # the follower disarms through the armer, which needs the file writes first
+        self.follower.on_write(written)
