@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -80,6 +81,12 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
             pytest.fail(f"waited {seconds} s for {what}")
         time.sleep(pause_seconds)
         pause_seconds = min(2 * pause_seconds, 0.02)
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """Return a temporary folder of the run, the same in each of pytest-xdist's processes."""
+    folder = factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 def compile_target(source: str, output: Path, *flags: str) -> Path:
@@ -161,11 +168,23 @@ class Ticker:
 
 
 class Daemon:
-    """A real stapsdtd, in a process of its own, on a socket in a temporary folder."""
+    """A real stapsdtd, in a process of its own, on a socket in a temporary folder.
 
-    def __init__(self, folder: Path, *options: str, prefix: Sequence[str] = (), commands: Path = COMMANDS) -> None:
+    It knows installed files only if has_inventory: most tests are of what is armed because a process maps it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        prefix: Sequence[str] = (),
+        commands: Path = COMMANDS,
+        has_inventory: bool = False,
+    ) -> None:
         self.target = f"unix:{folder / 'daemon.sock'}"
         self.log_path = folder / "daemon.log"
+        if not has_inventory and _may_have_inventory(commands):
+            options = ("--no-inventory", *options)
         self._command = [*prefix, str(commands / "stapsdtd"), "--listen", self.target, *options]
         self.process = self._start()
 
@@ -211,15 +230,27 @@ class Daemon:
         return self.process.wait(timeout=30 * TIME_FACTOR)
 
 
+def _may_have_inventory(commands: Path) -> bool:
+    """Those of an earlier revision may have none."""
+    if commands == COMMANDS:
+        return True
+    said = subprocess.run([commands / "stapsdtd", "--help"], capture_output=True, text=True, check=True).stdout
+    return "--no-inventory" in said
+
+
 @contextmanager
 def running_daemon(
-    folder: Path, *options: str, prefix: Sequence[str] = (), commands: Path = COMMANDS
+    folder: Path,
+    *options: str,
+    prefix: Sequence[str] = (),
+    commands: Path = COMMANDS,
+    has_inventory: bool = False,
 ) -> Iterator[Daemon]:
     """A daemon that must end cleanly, without a traceback in its log.
 
     prefix is a command that runs it; commands, where it is installed.
     """
-    daemon = Daemon(folder, *options, prefix=prefix, commands=commands)
+    daemon = Daemon(folder, *options, prefix=prefix, commands=commands, has_inventory=has_inventory)
     try:
         yield daemon
         assert daemon.stop() == 0
@@ -281,6 +312,9 @@ class Recorder:
         kernel_buffer_kib: int = 0,
         queue_bytes: int = 0,
         files: Sequence[str] = (),
+        fields: Sequence[str] = (),
+        expected_files: Sequence[str] = (),
+        follow: bool = False,
     ) -> None:
         self._client = Client(target)
         self._subscription = self._client.subscribe(
@@ -297,6 +331,9 @@ class Recorder:
                 kernel_buffer_kib=kernel_buffer_kib,
                 queue_bytes=queue_bytes,
                 files=files,
+                fields=fields,
+                expected_files=expected_files,
+                follow=follow,
             ),
         )
         self.sites = self._subscription.sites
@@ -427,3 +464,14 @@ def notes_in(path: str) -> int:
     """How many stapsdt notes binutils finds in a file."""
     notes = subprocess.run(["readelf", "-nW", path], capture_output=True, text=True, check=True).stdout
     return notes.count("NT_STAPSDT")
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Let this process open nothing."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))

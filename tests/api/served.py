@@ -10,16 +10,20 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
+import pytest
 
-from stapsdtd.api.access import Gate, Peer, Policy
+from stapsdtd.api.access import Gate
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.api.peers import PeerTable
+from stapsdtd.api.policy import Policy
 from stapsdtd.api.relay import Relay
+from stapsdtd.api.rights import Peer
 from stapsdtd.api.server import Server
 from stapsdtd.api.servicer import StapsdtServicer
 from stapsdtd.api.timeouts import ClientTimeouts
@@ -37,6 +41,9 @@ from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.errors import AccessDeniedError, UnknownSubscriptionError
 from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.inventory.files import Change as InventoryChange
+from stapsdtd.inventory.files import InstalledFile
+from stapsdtd.inventory.inventory import InventoryState, InventoryStatus
 from stapsdtd.kernel import cgroups
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.kernel.features import Feature
@@ -44,6 +51,7 @@ from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import (
     Argument,
+    BuiltIn,
     Capture,
     FileOffset,
     Mapping,
@@ -55,7 +63,7 @@ from stapsdtd.model import (
     Site,
     Unavailable,
 )
-from stapsdtd.procs.named_files import FileOpener
+from stapsdtd.procs.file_opener import FileOpener
 from stapsdtd.procs.objects import open_object
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
@@ -63,6 +71,7 @@ from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
+from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -95,6 +104,19 @@ class Hold:
         self._released.set()
 
 
+@dataclass(eq=False)
+class FakeFollowed:
+    """A test says who is forked and ends."""
+
+    processes: set[int]
+
+    def remaining(self) -> frozenset[int]:
+        return frozenset(self.processes)
+
+    def ended(self, pid: int) -> None:
+        self.processes.discard(pid)
+
+
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
     `arm 1` is for that subscription_key alone.
@@ -110,6 +132,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.sinks: dict[SubscriptionKey, Sink] = {}
         self.armed: dict[tuple[SubscriptionKey, ObjectKey], Target] = {}
+        self.followed: FakeFollowed | None = None
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
         self.held: dict[str, Hold] = {}
@@ -134,6 +157,12 @@ class FakeEngine:
         self._begin("open")
         self.sinks[subscription_key] = sink
 
+    def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> FakeFollowed:
+        assert subscription_key in self.sinks
+        self._begin("follow")
+        self.followed = FakeFollowed(set(pids))
+        return self.followed
+
     def arm(self, subscription_key: SubscriptionKey, target: Target) -> list[Refusal]:
         assert subscription_key in self.sinks
         # the descriptor leads to the object while the call lasts
@@ -147,6 +176,9 @@ class FakeEngine:
         sites = (wanted.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 
+    def renew(self, pid: int) -> None:
+        self._begin(f"renew {pid}")
+
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         self._begin("disarm")
         self.armed.pop((subscription_key, target.key), None)
@@ -159,10 +191,12 @@ class FakeEngine:
         self._begin("close")
         return self.last_read or self.quiesced()
 
-    def why_not(self, capture: Capture, argument: Argument, architecture: str) -> str | None:
+    def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         assert architecture == "x86-64"
-        assert not capture.is_string or argument.size == 8
-        return argument.operand.reason if isinstance(argument.operand, Unavailable) else None
+        if isinstance(subject, BuiltIn):
+            return None
+        assert not capture.is_string or subject.size == 8
+        return subject.operand.reason if isinstance(subject.operand, Unavailable) else None
 
     def ask(self) -> Future[None]:
         done: Future[None] = Future()
@@ -227,9 +261,36 @@ class _FakeWatcher:
     def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
         return Object(key, path, parsed)
 
+    def on_main_thread(self, work: Callable[[int], None]) -> None:
+        pass
+
     def refresh(self) -> Future[None]:
         self.refreshes += 1
         return self.refreshed
+
+
+class FakeInventory:
+    """Installed files, which come and go when a test says so."""
+
+    def __init__(self, *, is_on: bool = True) -> None:
+        self.is_on = is_on
+        self.status = InventoryStatus(InventoryState.CURRENT if is_on else InventoryState.OFF)
+        self.on_change: Callable[[InventoryChange], None] = lambda _change: None
+        self._files: dict[str, InstalledFile] = {}
+
+    def files(self) -> tuple[InstalledFile, ...]:
+        return tuple(self._files.values())
+
+    def install(self, *found: Object) -> None:
+        files = [InstalledFile.of(each.key.inode, each.path, each.parsed) for each in found]
+        self._files |= {file.path: file for file in files}
+        self.status = replace(
+            self.status, files=len(self._files), probes=sum(len(file.probes) for file in self._files.values())
+        )
+        self.on_change(InventoryChange(installed=tuple(files)))
+
+    def remove(self, found: Object) -> None:
+        self.on_change(InventoryChange(removed=(self._files.pop(found.path),)))
 
 
 class CountedControl(ControlThread):
@@ -296,6 +357,8 @@ class Served:
         open_object: Opener,
         file_limits: FileLimits,
         filesystems: Filesystems | None,
+        inventory: FakeInventory,
+        installed_limits: InstalledLimits,
         hierarchy: Hierarchy,
         ended_kept_seconds: float,
     ) -> None:
@@ -324,6 +387,9 @@ class Served:
                 connected=connected,
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),
+                installed=inventory,
+                installed_opener=FileOpener(parse_here),
+                installed_limits=installed_limits,
                 open_object=open_object,
                 file_limits=file_limits,
                 ended_kept_seconds=ended_kept_seconds,
@@ -344,6 +410,7 @@ class Served:
             NOPS,
             self.arming.backlog,
             FileOpener(parse_here),
+            inventory,
             hierarchy,
         )
         self.servicer = StapsdtServicer(backend)
@@ -526,11 +593,13 @@ def served(
     open_object: Opener = open_object,
     file_limits: FileLimits = DEFAULT_FILE_LIMITS,
     filesystems: Filesystems | None = None,
+    inventory: FakeInventory | None = None,
+    installed_limits: InstalledLimits = DEFAULT_LIMITS,
     hierarchy: Hierarchy = cgroups,
     ended_kept_seconds: float = 10,
 ) -> Iterator[Served]:
     """listeners: beside Served.socket, which is the stub's. clock: what bounds go by. open_object, filesystems,
-    hierarchy: the host, as far as a test plays it.
+    inventory, hierarchy: the host, as far as a test plays it.
     """
     server = Served(
         folder,
@@ -544,6 +613,8 @@ def served(
         open_object=open_object,
         file_limits=file_limits,
         filesystems=filesystems,
+        inventory=inventory or FakeInventory(is_on=False),
+        installed_limits=installed_limits,
         hierarchy=hierarchy,
         ended_kept_seconds=ended_kept_seconds,
     )
@@ -554,12 +625,20 @@ def served(
 
 
 @contextmanager
-def processes(count: int) -> Iterator[list[int]]:
-    """Ids of living processes, which do nothing."""
-    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(count)]
+def processes(count: int, user: int | None = None) -> Iterator[list[int]]:
+    """Ids of living processes, which do nothing. user: whose they are."""
+    children = [subprocess.Popen(["sleep", "1000"], user=user) for _ in range(count)]
     try:
         yield [child.pid for child in children]
     finally:
         for child in children:
             child.kill()
             child.wait()
+
+
+def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    """The code and the text with which a call fails."""
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    error = cast("grpc.Call", raised.value)
+    return error.code(), error.details() or ""

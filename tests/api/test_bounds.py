@@ -120,7 +120,7 @@ def test_what_waits_to_be_opened_is_refused_once_when_it_is_barred_meanwhile(
         call = server.stream(waiting.subscription_id)
         clock.now += 1
         server.engine.hits = {(subscription_key, found.key): 1_000_000}
-        wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
+        wait_for(lambda: server.subscriptions.arming.foreign.exceeded, "it to be noticed")
         server.in_control(server.subscriptions.housekeeping.clean_up)
         assert next_states() == [REFUSED]
         is_pending = False
@@ -142,7 +142,7 @@ def test_what_ended_meanwhile_counts_too(server: Served, clock: Clock, pids: lis
         server.subscriptions.unsubscribe(first.subscription_id, EndReason.UNSUBSCRIBED)
 
     server.in_control(end)
-    wait_for(lambda: server.subscriptions.foreign.exceeded, "it to be noticed")
+    wait_for(lambda: server.subscriptions.arming.foreign.exceeded, "it to be noticed")
     assert [status.state for status in server.subscribe().sites] == [REFUSED]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -321,6 +322,67 @@ def test_info(server: FakeServer, run: Run) -> None:
     assert (held["where"], held["scope"]["execnames"]) == ("arg1 > 5", ["psql"])
 
 
+@pytest.mark.parametrize(
+    ("inventory", "shown"),
+    [
+        (pb.Inventory(state=pb.Inventory.STATE_OFF), "off"),
+        (
+            pb.Inventory(state=pb.Inventory.STATE_SCANNING, files=1, probes=2),
+            "2 probes in 1 installed file, first scan under way",
+        ),
+        (
+            pb.Inventory(state=pb.Inventory.STATE_FAILED, files=2, probes=1, scanned_ns=1, problem="no reply"),
+            r"1 probe in 2 installed files, scanned \d+ h ago, the last scan failed: no reply",
+        ),
+    ],
+)
+def test_info_tells_of_the_inventory(server: FakeServer, run: Run, inventory: pb.Inventory, shown: str) -> None:
+    server.info.inventory.CopyFrom(inventory)
+    _, out, _ = run("info")
+    assert re.search(rf" inventory {shown} arming ", " ".join(out.split()))
+    _, out, _ = run("info", "--json")
+    told = json.loads(out)["inventory"]
+    assert (told["files"], told["problem"]) == (inventory.files, inventory.problem)
+    assert told["state"] in {"off", "scanning", "failed"}
+
+
+def test_list_installed(server: FakeServer, run: Run) -> None:
+    status, out, err = run("list", "--installed", "postgresql:*")
+    assert (status, err) == (0, "")
+    assert out
+    (request,) = server.asked("ListProbesRequest")
+    assert request == pb.ListProbesRequest(selectors=["postgresql:*"], installed=True, details=True)
+    server.listing.files_left_out = 1
+    assert run("list", "--installed")[2] == "stapsdt: 1 installed file left out: narrow it with a selector\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "arguments", "told"),
+    [
+        ("SCANNING", ["a:b"], (1, "installed files are still being scanned: try again in some seconds")),
+        ("CURRENT", [], (0, "no installed file has static probes")),
+        ("CURRENT", ["a:b"], (1, "a:b: no installed file has static probes yet")),
+        (
+            "CURRENT",
+            ["--pid", "1"],
+            (1, "no probe matches: run 'stapsdt list --installed' to see all probes in installed files"),
+        ),
+    ],
+)
+def test_why_nothing_is_installed(
+    server: FakeServer, run: Run, state: str, arguments: list[str], told: tuple[int, str]
+) -> None:
+    server.info.inventory.state = pb.Inventory.State.Value(f"STATE_{state}")
+    server.listing.Clear()
+    status, _, err = run("list", "--installed", *arguments)
+    assert (status, err) == (told[0], f"stapsdt: {told[1]}\n")
+
+
+def test_installed_or_named_files(run: Run) -> None:
+    status, _, err = run("list", "--installed", "--file", "/usr/bin/postgres")
+    assert (status, "--installed cannot be combined with --file" in err) == (2, True)
+
+
 @pytest.fixture
 def local_features(monkeypatch: pytest.MonkeyPatch) -> list[features.Feature]:
     found = [
@@ -338,6 +400,17 @@ def test_doctor_without_a_server(run: Run) -> None:
     assert "MISSING  tracefs: not mounted\n         mount it\n" in out
     assert "missing  server: cannot connect to unix:/nowhere/sock\n         start the server with" in out
     assert "ok       map_files: readable\n" in out
+
+
+@pytest.mark.usefixtures("local_features")
+def test_doctor_tells_of_a_failed_inventory(server: FakeServer, run: Run) -> None:
+    server.info.features.add(name="tracefs", available=True, required=True, detail="at /sys/kernel/tracing")
+    server.info.inventory.state = pb.Inventory.STATE_CURRENT
+    assert "inventory" not in run("doctor")[1]
+    server.info.inventory.CopyFrom(pb.Inventory(state=pb.Inventory.STATE_FAILED, problem="no reply"))
+    status, out, _ = run("doctor")
+    assert status == 0
+    assert "missing  inventory: installed files cannot be looked for: no reply\n" in out
 
 
 @pytest.mark.usefixtures("local_features")

@@ -26,11 +26,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from stapsdtd.api.access import Peer
 from stapsdtd.api.half import Half
 from stapsdtd.api.listeners import open_listeners
 from stapsdtd.api.peers import ADDRESS_PREFIX, PeerTable
 from stapsdtd.api.relay import Relay
+from stapsdtd.api.rights import Peer
 from stapsdtd.api.server import Server
 from stapsdtd.client import Client, ServerUnavailableError
 from stapsdtd.config import OPERATOR, USER, Listener, Quotas, Role

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import cast
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import PATIENCE_SECONDS, Served, processes, served
+from tests.api.served import PATIENCE_SECONDS, Served, processes, refused
 from tests.unit.samples import site
 
 ARMED, REFUSED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_REFUSED
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
 def pid() -> Iterator[int]:
     with processes(1) as (found,):
         yield found
-
-
-def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error = cast("grpc.Call", raised.value)
-    return error.code(), error.details() or ""
 
 
 def states(response: pb.SubscribeResponse) -> list[tuple[str, int]]:
@@ -64,7 +49,6 @@ def test_all_or_nothing(server: Served, pid: int) -> None:
     code, details = refused(lambda: server.subscribe("app:*", all_or_nothing=True))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert details == f"2 of 3 sites are not armed, such as app:b at {found.path}+0x2: no room"
-    server.settle()
     assert len(server.held()) == 1
     assert {key for key, _ in server.engine.armed} == {1}
     # of nothing that matches, all is armed

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import cast
+from collections.abc import Iterator
 
 import grpc
 import pytest
 
 from stapsdtd.model import Object
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from tests.api.served import Served, served
+from tests.api.served import Served, refused
 from tests.support import wait_for
 from tests.unit.samples import batch, site
 
 Processes = list[subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as started:
-        yield started
 
 
 @pytest.fixture
@@ -49,13 +41,6 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def subscribe(server: Served, *pids: int) -> pb.SubscribeResponse:
     return server.subscribe("app:*", scope=pb.Scope(pids=pids))
-
-
-def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error = cast("grpc.Call", raised.value)
-    return error.code(), error.details() or ""
 
 
 def events_of(messages: list[pb.StreamResponse]) -> list[int]:
@@ -123,7 +108,7 @@ def test_another_process_with_the_pid_is_not_meant(server: Served, children: Pro
     assert {target.object.key for target in server.engine.armed.values()} == {app.key}
     server.map(other, found, "later")
     armed = server.engine.armed[1, found.key]
-    assert [wanted.pids for wanted in armed.sites] == [frozenset({other})]
+    assert [wanted.scope for wanted in armed.sites] == [frozenset({other})]
 
 
 def test_unsubscribed_it_follows_no_process(server: Served, children: Processes) -> None:

@@ -488,7 +488,7 @@ class TestSubscribe:
         assert [status.site_id for status in answer.sites] == [1, 2]
         assert {(status.provider, status.path) for status in answer.sites} == {("app", found.path)}
         (target,) = server.engine.armed.values()
-        assert [(wanted.site.name, wanted.site_id, wanted.pids) for wanted in target.sites] == [
+        assert [(wanted.site.name, wanted.site_id, wanted.scope) for wanted in target.sites] == [
             ("a", 1, None), ("b", 2, None),
         ]  # fmt: skip
         assert (target.predicate, target.is_ephemeral, target.exclude_pids) == (None, False, frozenset())
@@ -612,7 +612,7 @@ class TestSubscribe:
         for selectors, scope, wanted in requests:
             answer = server.subscribe(*selectors.split(), scope=pb.Scope(pids=scope))
             (target,) = server.engine.armed.values()
-            assert [each.pids for each in target.sites] == wanted
+            assert [each.scope for each in target.sites] == wanted
             server.unsubscribe(answer.subscription_id)
 
 

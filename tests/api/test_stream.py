@@ -41,12 +41,6 @@ def pids() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
-    with served(tmp_path) as started:
-        yield started
-
-
-@pytest.fixture
 def app(server: Served, pids: list[int]) -> Object:
     """Probes `plain` (site 1 of app:*), `number` (2) and `text` (3), mapped by the first process."""
     unavailable = argument(Unavailable("no way to %xmm0"), 8, text="8f@%xmm0")

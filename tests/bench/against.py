@@ -27,6 +27,8 @@ PAIRS = 20
 _HITS = 50_000
 _BURSTS = 5
 _SECONDS = 2
+_IDLE_SECONDS = 12
+"""An idle daemon wakes up once in some seconds: of few wakes, a ratio would be chance."""
 _MOST = 1.03
 _CONFIDENCE = 0.95
 
@@ -97,7 +99,7 @@ class _Programs:
             sample[_SUBSCRIBE], sample[_UNSUBSCRIBE] = arming.through_the_api(client)
         storm = [str(self._storm), "/bin/true", str(watching.RATE), str(watching.RATE * _SECONDS)]
         sample[_EXEC] = 100 * watching.share(daemon.pid, storm)
-        sample[_IDLE] = 100 * watching.share(daemon.pid, ["/bin/sleep", str(_SECONDS)])
+        sample[_IDLE] = 100 * watching.share(daemon.pid, ["/bin/sleep", str(_IDLE_SECONDS)])
         sample[_MEMORY] = status_kib(daemon.pid, "RssAnon") / 1024
         return sample
 

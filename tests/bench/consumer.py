@@ -18,7 +18,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from stapsdtd.client import Client, Encoding, EventBatch, NumberColumn, SubscribeOptions, Subscription
-from stapsdtd.client.messages import ColumnBatch
+from stapsdtd.client.column_batch import ColumnBatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,7 +14,20 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.client import Client
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import TICKER, TIME_FACTOR, Daemon, Ticker, compile_target, require, running_daemon, wait_for
+from tests.support import (
+    TICKER,
+    TIME_FACTOR,
+    Daemon,
+    Ticker,
+    compile_target,
+    require,
+    running_daemon,
+    shared_folder,
+    wait_for,
+)
+
+_LONGEST = ("killed", "sandbox", "install", "access", "ground_truth", "clients", "faults", "named_files", "openjdk")
+"""What pytest-xdist begins with, since it takes long: none is then left for one process at the end."""
 
 _CHURN_SECONDS = 24.0
 _CHURN_SEED = 12
@@ -43,7 +56,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The churn takes as long as it is told to, whatever the limit of others is."""
+    """Begin with what takes longest. The churn takes as long as it is told to, whatever the limit of others is."""
+    longest = [f"test_{name}.py" for name in _LONGEST]
+    items.sort(key=lambda item: longest.index(item.path.name) if item.path.name in longest else len(longest))
     for item in items:
         if item.path.name == "test_churn.py":
             item.add_marker(pytest.mark.timeout(churn_options(config)[0] + 120))
@@ -76,12 +91,10 @@ def _nothing_left(tracefs: Tracefs) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what is compiled for all tests of the run, whichever of pytest-xdist's processes they are in."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    (folder / "compiled").mkdir(exist_ok=True)
+    folder = shared_folder(tmp_path_factory) / "compiled"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STAPSDTD_COMPILED", str(folder / "compiled"))
+        patch.setenv("STAPSDTD_COMPILED", str(folder))
         yield
 
 

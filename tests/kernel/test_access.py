@@ -22,6 +22,7 @@ from tests.support import (
     Daemon,
     Recorder,
     Ticker,
+    is_dead,
     running_daemon,
     stapsdt_command,
     wait_for,
@@ -119,6 +120,21 @@ class TestOwnProcesses:
             accounts = [figures(each.finish()) for each in recorders]
         assert accounts == [(5, 5, 0, 0), (5, 2, 3, 0), (7, 0, 7, 0), (23, 23, 0, 0)]
         assert {event.pid for each in recorders[:2] for event in each.events} == {anne.pid}
+
+    def test_process_whose_main_thread_ended_is_still_hers(self, folder: Path, program: Path, library: Path) -> None:
+        late = copied(library, folder / "late.so")
+        with daemon_with(folder) as daemon, ticker_of(ANNE, program) as anne:
+            recording = recorder(ANNE, daemon, late, "called(arg0)")
+            anne.begin("leave")
+            wait_for(lambda: is_dead(anne.pid), "the main thread to end")
+            anne.do(f"open {late}")
+            wait_for(recording.armed, "the library")
+            anne.do("call 3")
+            with client_of(ANNE, daemon) as client:
+                assert client.list_probes(of(late, ""), [anne.pid]).probes
+            with client_of(BERT, daemon) as client:
+                assert not client.list_probes(of(late, "")).probes
+            assert figures(recording.finish()) == (3, 3, 0, 0)
 
     def test_what_only_others_map_is_not_there(self, folder: Path, program: Path) -> None:
         with daemon_with(folder) as daemon, ticker_of(BERT, program) as bert:

@@ -40,7 +40,8 @@ _LISTENING = "00010000"
 
 def handing_over(descriptors: Sequence[int], *options: str) -> list[str]:
     """A command that becomes a daemon which has these as descriptors 3 and following."""
-    return [sys.executable, "-c", _HAND_OVER, ",".join(map(str, descriptors)), str(COMMANDS / "stapsdtd"), *options]
+    command = [str(COMMANDS / "stapsdtd"), "--no-inventory", *options]
+    return [sys.executable, "-c", _HAND_OVER, ",".join(map(str, descriptors)), *command]
 
 
 @contextmanager
@@ -71,7 +72,8 @@ def test_socket_activation(tmp_path: Path) -> None:
     require(activate, "systemd-socket-activate")
     assert activate
     path = tmp_path / "activated.sock"
-    with running(tmp_path / "log", [activate, "-l", str(path), "--", str(COMMANDS / "stapsdtd")]) as process:
+    command = [activate, "-l", str(path), "--", str(COMMANDS / "stapsdtd"), "--no-inventory"]
+    with running(tmp_path / "log", command) as process:
         wait_for(lambda: is_listening(path), "the socket")
         with Client(f"unix:{path}") as first:
             info = first.info()

@@ -9,7 +9,7 @@ import pytest
 from tests.churn import churn
 from tests.kernel.conftest import churn_options
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = [pytest.mark.kernel, pytest.mark.apart]
 
 
 def test_everything_comes_and_goes_and_every_hit_is_accounted_for(

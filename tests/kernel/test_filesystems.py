@@ -20,7 +20,7 @@ from tests.kernel.test_cold import begin, cold, fire_again
 from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = [pytest.mark.kernel, pytest.mark.apart]
 
 _KIND = "fuse.slowfiles"
 _ARMINGS = 5

@@ -108,6 +108,9 @@ def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker)
     assert files(root) == {"etc/stapsdtd/stapsdtd.toml"}
     assert not (root / _PREFIX).exists()
     assert not list((root / _UNITS).iterdir())
+    state = root / "var" / "lib" / "stapsdtd"
+    state.mkdir(parents=True)
+    (state / "inventory").touch()
     dev(checkout, root, "uninstall", "--purge")
     assert files(root) == set()
     assert dev(checkout, root, "uninstall") == "dev: uninstalled\n"

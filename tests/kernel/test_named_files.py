@@ -16,7 +16,8 @@ import pytest
 
 from stapsdtd.client import Client, RequestFailedError, SiteState, SubscribeOptions
 from stapsdtd.errors import FileRefusedError
-from stapsdtd.procs.named_files import COMMAND, Credentials, FileOpener, NamedFiles
+from stapsdtd.procs.file_opener import COMMAND, FileOpener
+from stapsdtd.procs.named_files import Credentials, NamedFiles
 from tests.support import (
     TICKER,
     Daemon,

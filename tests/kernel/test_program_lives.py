@@ -9,10 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client
+from stapsdtd.client import Client, Event
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.kernel.recovery import NOP, own, selector
-from tests.support import Daemon, Recorder, Ticker, children, compile_target, mapped_bytes, semaphores, wait_for
+from tests.support import (
+    TICKER,
+    Daemon,
+    Recorder,
+    Ticker,
+    children,
+    compile_target,
+    is_dead,
+    mapped_bytes,
+    semaphores,
+    wait_for,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -120,6 +131,44 @@ def test_child_that_outlives_the_subscription_has_its_semaphores_down(
         for probe in probes:
             assert mapped_bytes(child, probe.path, probe.sites[0].offset, 1, "x") == NOP
         assert parent.do("semaphores") == 0
+
+
+IN_A_MOUNT_NAMESPACE = """
+mount --make-rprivate / && mount -t tmpfs none "$0" && cp "$1" "$2" "$0" && exec "$0/${1##*/}"
+"""
+
+
+@pytest.mark.parametrize("where", ["on the host", "in a mount namespace"])
+def test_process_outlives_its_main_thread(
+    daemon: Daemon, ticker_program: Path, library: Path, tmp_path: Path, where: str
+) -> None:
+    """What it maps only then is listed and traced, too: /proc/PID shows no memory any more, but a thread does."""
+    late = Path(shutil.copy(library, tmp_path / f"late{os.getpid()}.so"))
+    command: list[Path | str] = [ticker_program]
+    if where == "in a mount namespace":
+        inside = tmp_path / "inside"
+        inside.mkdir()
+        command = ["unshare", "-m", "sh", "-c", IN_A_MOUNT_NAMESPACE, inside, ticker_program, late]
+        late = inside / late.name
+    with (
+        Ticker(*command) as ticker,
+        Client(daemon.target) as client,
+        Recorder(daemon.target, f"{TICKER}:tick(arg0)", f":{late}::called(arg0)") as recorder,
+    ):
+        ticker.begin("leave")
+        wait_for(lambda: is_dead(ticker.pid), "the main thread to end")
+        ticker.do("fire 2")
+        ticker.do(f"open {late}")
+        wait_for(lambda: any(each.path == str(late) for each in recorder.armed()), "the library to be armed")
+        ticker.do("call 3")
+        (probe,) = client.list_probes(f":{late}::called", pids=[ticker.pid]).probes
+        assert probe.pids == (ticker.pid,)
+        wait_for(lambda: len(of_process(recorder, ticker.pid)) == 5, "all events")
+        assert recorder.finish().lost == 0
+
+
+def of_process(recorder: Recorder, pid: int) -> list[Event]:
+    return [event for event in recorder.events if event.pid == pid]
 
 
 def test_file_is_replaced_while_armed(daemon: Daemon, ticker_program: Path, tmp_path: Path, tracefs: Tracefs) -> None:

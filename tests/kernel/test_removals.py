@@ -13,7 +13,7 @@ from tests.passing import SELECTOR, Passing
 from tests.support import Recorder, running_daemon, wait_for
 from tests.users import ANNE, BERT, public_folder
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kernel, pytest.mark.apart, pytest.mark.timeout(240)]
 
 MANY = 300
 SAMPLES = 12

@@ -24,7 +24,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import SERVICE, SOCKET, UNITS, settings
 
-pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+pytestmark = [pytest.mark.kernel, pytest.mark.apart]
 
 _SYSTEMD = "/lib/systemd/systemd"
 _BEGIN = """
@@ -173,6 +173,25 @@ def test_a_client_starts_it_and_the_sandbox_lets_it_work(
     assert not left_by(pid, tracefs)
     assert "unavailable on this host" not in manager.log(), manager.log()
     assert " ERROR " not in manager.log(), manager.log()
+
+
+@pytest.mark.timeout(360)
+def test_the_sandbox_lets_it_open_files(manager: Manager, tmp_path: Path, ticker_program: Path) -> None:
+    manager.do("start", "stapsdtd.service")
+    named = stapsdt(manager.target, "list", "--file", str(ticker_program), f"{TICKER}:tick", check=False)
+    assert str(ticker_program) in named.stdout, named.stderr
+    # it reads a whole /usr, at idle priority
+    wait_for(lambda: "files with probes, looked at in" in manager.log(), "the scan", seconds=300)
+    (state,) = wait_for(lambda: list(tmp_path.glob("**/stapsdtd/inventory")), "it to be kept")
+    assert state.stat().st_mode & 0o777 == 0o600
+    listed = stapsdt(manager.target, "list", "--installed", check=False)
+    assert "/usr/" in listed.stdout, listed.stderr + manager.log()
+    manager.do("restart", "stapsdtd.service")
+    with Client(manager.target) as client:
+        inventory = client.info().inventory
+    assert inventory is not None
+    assert inventory.files
+    assert "cannot" not in manager.log(), manager.log()
 
 
 def test_killed_it_is_cleaned_up_after_and_comes_back(manager: Manager, ticker: Ticker, tracefs: Tracefs) -> None:

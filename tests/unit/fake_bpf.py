@@ -45,6 +45,9 @@ PATIENCE_SECONDS = 20
 _PAGE = mmap.PAGESIZE
 _BUSY = 1 << 31
 _DISCARDED = 1 << 30
+UID, GID = 1000, 1001
+"""Of all threads that hit."""
+
 _ALL_BITS = (1 << 64) - 1
 _COMPARE: dict[int, Callable[[int, int], bool]] = {
     Relation.EQ: operator.eq, Relation.NE: operator.ne, Relation.LT: operator.lt,
@@ -349,11 +352,11 @@ class FakeEvent:
             self.places.append((os.readlink(path), int(offset, 0)))
         kernel.events[self._name] = self
 
-    def arm(self, pid: int | None, program: int, cookie: int) -> None:
+    def arm(self, armed: int | None, program: int, cookie: int) -> None:
         assert program == PROGRAM
-        self._kernel.step(f"arm {self._name} {pid}")
+        self._kernel.step(f"arm {self._name} {armed}")
         self.cookie = cookie
-        self.scopes.add(pid)
+        self.scopes.add(armed)
         self._kernel.after_arming()
 
     def reaches(self, path: str, offset: int, pid: int) -> bool:
@@ -364,8 +367,12 @@ class FakeEvent:
 
     disarm = unpatch
 
-    def unpatch_in(self, pid: int) -> None:
-        self.scopes.discard(pid)
+    def renew_in(self, pid: int) -> None:
+        if pid in self.scopes:
+            self._kernel.step(f"renew {self._name} in {pid}")
+
+    def unpatch_in(self, armed: int) -> None:
+        self.scopes.discard(armed)
 
     def remove(self) -> None:
         self._kernel.step(f"remove {self._name}", self.scopes.clear)
@@ -520,6 +527,8 @@ class _Hit:
         base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))
         if operand["kind"] == OperandKind.REGISTER:
             value = base
+        elif operand["kind"] == OperandKind.UID_GID:
+            value = GID << 32 | UID
         elif operand["kind"] != OperandKind.CONSTANT:
             value = value + base + index * int(operand["scale"]) & _ALL_BITS
             if operand["is_narrow"]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.reading import Channel, Reading
 from stapsdtd.capture.engine import TargetSite
 from stapsdtd.events.batch import EventBatch, ValueTable
 from stapsdtd.events.columns import COMM_BYTES, Numbers, Strings, ValueColumn
+from stapsdtd.kernel.cgroup_ids import CgroupGoneError
 from stapsdtd.model import (
     Argument,
     Capture,
@@ -132,3 +134,12 @@ def event_rows(events: EventBatch) -> list[tuple[object, ...]]:
         for row, *row_values in zip(rows, *map(value_list, table.columns), strict=True):
             values[row] = row_values
     return [(*cells[:-1], *cells[-1]) for cells in zip(*(column.tolist() for column in head), values, strict=True)]
+
+
+def no_cgroups() -> CgroupNames:
+    """Of a host that has no unified hierarchy."""
+
+    def path_of(cgroup_id: int) -> bytes:
+        raise CgroupGoneError(cgroup_id)
+
+    return CgroupNames(path_of)

@@ -17,7 +17,7 @@ from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
-from tests.unit.samples import batch, channels_of, columns_of, event_rows, signed, strings, value_list
+from tests.unit.samples import batch, channels_of, columns_of, event_rows, no_cgroups, signed, strings, value_list
 
 STRIDE = layout.STRIDES[3]
 DISCARDED = 1 << 30
@@ -80,7 +80,7 @@ def record(hit: Hit, stride: int = STRIDE) -> bytes:
 
 
 def decoder_of(memory: bytes | bytearray, stride: int = STRIDE) -> RecordDecoder:
-    return RecordDecoder(np.frombuffer(memory, record_dtype(stride)), memoryview(memory), stride)
+    return RecordDecoder(np.frombuffer(memory, record_dtype(stride)), memoryview(memory), stride, no_cgroups())
 
 
 def decoder(*hits: Hit) -> RecordDecoder:

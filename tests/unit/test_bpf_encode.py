@@ -260,18 +260,27 @@ class Wanted:
     excluded: frozenset[int]
     predicate: Expression | None
     owners: frozenset[int] | None
+    followed: int | None
 
     def verdict(self, arguments: Sequence[Argument], row: Row) -> str:
         if row.pid in self.excluded or (self.owners is not None and owner_of(row) not in self.owners):
             return "excluded"
-        if self.pids is not None and row.pid not in self.pids:
+        if self.followed is not None and not is_followed(self.followed, row):
+            return "filtered"
+        if self.followed is None and self.pids is not None and row.pid not in self.pids:
             return "filtered"
         is_accepted = self.predicate is None or accepts(self.predicate, site(arguments=arguments), row)
         return "accepted" if is_accepted else "filtered"
 
     def filter(self, arguments: Sequence[Argument]) -> Filter:
         program = None if self.predicate is None else compile_for(self.predicate, site(arguments=arguments))
-        return Filter(self.pids, self.excluded, program, self.owners)
+        pids = self.pids if self.followed is None else None
+        return Filter(pids, self.excluded, program, self.owners, self.followed)
+
+
+def is_followed(scope: int, row: Row) -> bool:
+    """Of each scope's processes, every second one is."""
+    return (row.pid + scope) % 2 == 0
 
 
 def owner_of(row: Row) -> int:
@@ -281,12 +290,14 @@ def owner_of(row: Row) -> int:
 
 COMMS = st.sampled_from([b"psql", b"fifteen bytes !", b""])
 PIDS = st.integers(0, 5)
+SCOPES = (0, 1, 63)
 WANTED = st.builds(
     Wanted,
     st.none() | st.frozensets(PIDS, min_size=1, max_size=3),
     st.frozensets(PIDS, max_size=2),
     st.none() | expressions(comms=COMMS),
     st.none() | st.frozensets(PIDS, max_size=3),
+    st.none() | st.sampled_from(SCOPES),
 )
 ARGUMENTS = st.tuples(
     *(st.builds(argument, st.just(Memory("rsp", 8 * number)), SIZES, signed=st.booleans()) for number in range(4))
@@ -304,6 +315,7 @@ def hit_of(row: Row) -> Hit:
     """Argument i is in memory at rsp + 8 * i."""
     stack = {0x1000 + 8 * number: raw.to_bytes(8, "little") for number, raw in row.arguments.items() if raw is not None}
     ids = {(int(Source.PID), 0): row.pid, (int(Source.TID), 0): row.tid, (int(Source.OWNER), 0): owner_of(row)}
+    ids |= {(int(Source.FOLLOWED), scope): is_followed(scope, row) for scope in SCOPES}
     return Hit({"rsp": 0x1000}, stack, ids, row.comm)
 
 
@@ -374,6 +386,7 @@ def test_no_filters_are_no_tests() -> None:
         (Filter(NOBODY, NOBODY, None), False),
         (Filter(None, NOBODY, None, frozenset({1})), False),
         (Filter(None, NOBODY, None, NOBODY), False),
+        (Filter(None, NOBODY, None, followed=0), False),
     ],
 )
 def test_which_filters_accept_all(wanted: Filter, expected: bool) -> None:

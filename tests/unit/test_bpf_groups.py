@@ -272,3 +272,15 @@ def test_processes_are_left_alone_when_another_one_cannot_be_armed(
         kernel.hit(A.site_offset, pid=pid)
     quiesced(engine)
     assert (sink.pids, other.pids) == ([7], [8, 9])
+
+
+@pytest.mark.usefixtures("sink", "other")
+def test_process_with_another_main_thread_is_armed_again(kernel: FakeKernel, engine: BpfEngine) -> None:
+    engine.arm(1, target(kernel, A, pids={10, 11}))
+    engine.arm(2, target(kernel, B))
+    kernel.steps()
+    engine.renew(10)
+    engine.renew(12)
+    assert kernel.steps() == ["renew g0 in 10"]
+    closed(engine, 1)
+    closed(engine, 2)

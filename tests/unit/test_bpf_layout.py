@@ -69,7 +69,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
     for name in (
         "INDEX_ENTRIES", "MAX_SLOTS", "MAX_PLANS", "PLAN_BITS", "MAX_OPERANDS", "MAX_TESTS", "MAX_COUNTERS",
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
-        "COUNTERS_OF_FILTER",
+        "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
@@ -99,7 +99,7 @@ def test_what_marks_an_unread_operand_is_no_part_of_an_address() -> None:
     ("prefix", "members_of"),
     [
         ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
-        ("SOURCE_", program.Source), ("RELATION_", program.Relation),
+        ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("MEMBER_", layout.Membership),
     ],
 )  # fmt: skip
 def test_enums_are_the_same(btf: Btf, prefix: str, members_of: type[enum.IntEnum]) -> None:
@@ -120,6 +120,7 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
         (".bss.plans", layout.PLAN.itemsize * layout.MAX_PLANS),
         (".bss.operands", layout.OPERAND.itemsize * layout.MAX_OPERANDS),
         (".bss.tests", layout.TEST.itemsize * layout.MAX_TESTS), (".bss.reader", 4),
+        (".bss.unfollowed", 8 * layout.MAX_FOLLOWING),
     ],
 )  # fmt: skip
 def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:

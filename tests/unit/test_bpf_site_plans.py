@@ -6,9 +6,9 @@ import pytest
 
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.engine import Target
-from stapsdtd.model import Capture, Constant, Register, Unavailable
+from stapsdtd.model import BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from tests.unit.bpf_rig import A, B, C, Traffic, closed, quiesced, taking, target, where
-from tests.unit.fake_bpf import FakeKernel, RecordingSink
+from tests.unit.fake_bpf import GID, UID, FakeKernel, RecordingSink
 from tests.unit.samples import argument, sample_object, site
 
 pytestmark = pytest.mark.timeout(60)
@@ -50,6 +50,19 @@ def test_subscriptions_take_different_values_of_one_record(
     closed(engine, 2)
     assert sink.values == [(1, 9, b"a long", -2)]
     assert other.values == [(1, b"a long string", 0x5000, None, None, None)]
+
+
+def test_built_ins_are_values_like_arguments(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
+    """Between those that tests read and the address of the hit, each where its reader expects it."""
+    found = sample_object(only := site("a", 0x10, [argument(Memory("rsp", 8)), argument(Register("rdi"))]))
+    captures = [Capture(BuiltIn.GID), Capture(0), Capture(BuiltIn.UID)]
+    wanted = taking(kernel, only, *captures, of=found)
+    assert engine.arm(1, Target(found, kernel.path, wanted.sites, where("arg1 == 3"))) == []
+    kernel.memory[0x1008] = (77).to_bytes(8, "little")
+    kernel.hit(0x10, rsp=0x1000, rdi=2)
+    kernel.hit(0x10, rsp=0x1000, rdi=3)
+    closed(engine, 1)
+    assert sink.values == [(1, GID, 77, UID)]
 
 
 def test_plan_is_swapped_amid_hits(

@@ -26,7 +26,7 @@ from stapsdtd.events.columns import Strings
 from stapsdtd.model import Argument, FileOffset, Memory, ReadOnlySegment, Register, Vaddr
 from stapsdtd.plan.values import Value
 from tests.unit.fake_bpf import RecordingSink
-from tests.unit.samples import argument, channels_of, columns_of, event_rows
+from tests.unit.samples import argument, channels_of, columns_of, event_rows, no_cgroups
 
 STRIDE = layout.STRIDES[3]
 ALL_BITS = (1 << 64) - 1
@@ -94,7 +94,7 @@ def record(
 
 def decoder(*records: bytes) -> RecordDecoder:
     memory = b"".join(records)
-    return RecordDecoder(np.frombuffer(memory, record_dtype(STRIDE)), memoryview(memory), STRIDE)
+    return RecordDecoder(np.frombuffer(memory, record_dtype(STRIDE)), memoryview(memory), STRIDE, no_cgroups())
 
 
 def plan(

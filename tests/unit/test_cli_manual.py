@@ -59,3 +59,8 @@ def test_examples_keep_their_lines() -> None:
 
 def test_what_roff_would_interpret_is_escaped() -> None:
     assert manual.escaped(".so x\n'y\n-a \\n") == "\\&.so x\n\\&'y\n\\-a \\en"
+
+
+def test_pages_of_what_runs_commands_tell_their_exit_codes() -> None:
+    telling = {name for name, page in PAGES.items() if "127 if there is no such command" in page}
+    assert telling == {"stapsdt-trace", "stapsdt-top"}

@@ -18,7 +18,7 @@ from stapsdtd.cli import stapsdt
         ([], "stapsdt: error: missing command; see 'stapsdt --help'\n"),
         (["dance"], "stapsdt: error: no such command 'dance'; see 'stapsdt --help'\n"),
         (["trace"], "stapsdt: error: missing argument 'SELECTOR...'; see 'stapsdt trace --help'\n"),
-        (["trace", "--foo"], "stapsdt: error: no such option '--foo'; see 'stapsdt trace --help'\n"),
+        (["trace", "--xyzzy"], "stapsdt: error: no such option '--xyzzy'; see 'stapsdt trace --help'\n"),
         (["completion", "cmd"], "see 'stapsdt completion --help'\n"),
         (
             ["--server", "/run/x.sock", "list"],

@@ -47,6 +47,27 @@ def test_host_without_probes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("selector", "reason", "nearest"),
+    [
+        ("ruby:gc__start", "no running program has it yet, though an installed file does", ()),
+        ("ruby:gc__stat", "no such probe yet", ("gc__start",)),
+        ("rubi:*", "no running program and no installed file has a provider rubi yet", ("ruby:*",)),
+        ("postgresql:query__strt", "no such probe yet", ("query__start",)),
+    ],
+)
+def test_installed_files(selector: str, reason: str, nearest: tuple[str, ...]) -> None:
+    installed = [*PROBES, Probe("ruby", "gc__start", "/usr/bin/ruby", None, "x86-64", (), ())]
+    assert why_unmatched(parse(selector), PROBES, installed) == Unmatched(selector, reason, nearest)
+
+
+def test_host_without_probes_that_run() -> None:
+    installed = PROBES[:1]
+    found = why_unmatched(parse("mysql:start"), [], installed)
+    assert found.reason == "no running program and no installed file has a provider mysql yet"
+    assert why_unmatched(parse("mysql:start"), (), ()).reason == "no running program has static probes yet"
+
+
+@pytest.mark.parametrize(
     ("nearest", "hint"),
     [
         ((), ""),

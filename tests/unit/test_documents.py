@@ -28,6 +28,7 @@ from tests.examples import DOCUMENTS, MODULES, Example, agrees, in_documents, in
 from tests.support import ROOT
 
 RUN = {
+    "c": "tests/kernel/test_first_hits.py",
     "console": "tests/kernel/test_documents.py",
     "python": "tests/kernel/test_documents.py",
     "promql": "here",

@@ -23,6 +23,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import I32
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
+from stapsdtd.procs.descendants import Descendants
 from stapsdtd.query.expression import Expression
 from stapsdtd.query.parse import parse
 from stapsdtd.runtime.mailbox import ThreadEndedError
@@ -77,7 +78,7 @@ def tracefs(tmp_path: Path) -> FakeTracefs:
 
 @pytest.fixture
 def engine(tracefs: FakeTracefs) -> Iterator[FtraceEngine]:
-    made = FtraceEngine(tracefs, OWNER, pids_of)
+    made = FtraceEngine(tracefs, OWNER, pids_of, Descendants())
     yield made
     tracefs.refuse = lambda _path, _line: False
     made.shutdown()
@@ -477,7 +478,7 @@ def test_close_does_all_that_can_be_done(
 
 
 def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) -> None:
-    engine = FtraceEngine(tracefs, OWNER, pids_of)
+    engine = FtraceEngine(tracefs, OWNER, pids_of, Descendants())
     for subscription_key in range(3):
         engine.open(subscription_key, RecordingSink(), 64)
         engine.arm(subscription_key, target())
@@ -491,7 +492,7 @@ def test_shutdown_ends_all_subscriptions_whatever_fails(tracefs: FakeTracefs) ->
 
 def test_rings_of_all_subscriptions_are_bounded(tracefs: FakeTracefs) -> None:
     each = 64 * 1024 * len(online_cpus())
-    engine = FtraceEngine(tracefs, OWNER, pids_of, 2 * each)
+    engine = FtraceEngine(tracefs, OWNER, pids_of, Descendants(), 2 * each)
     for subscription_key in (1, 2):
         engine.open(subscription_key, RecordingSink(), 64)
     with pytest.raises(LimitReachedError, match="64 KiB for each CPU are more than is left"):
@@ -513,7 +514,7 @@ def test_threads_are_looked_up_once_for_each_page_of_them(tracefs: FakeTracefs) 
         asked.append(len(tids))
         return np.full_like(tids, 42)
 
-    engine = FtraceEngine(tracefs, OWNER, processes)
+    engine = FtraceEngine(tracefs, OWNER, processes, Descendants())
     sink = RecordingSink()
     engine.open(TICKET, sink, 64)
     engine.arm(TICKET, target())
@@ -558,7 +559,7 @@ def test_reader_that_ended_and_tracefs_that_is_gone_are_problems(tracefs: FakeTr
     def exits(_tids: I32) -> I32:
         raise SystemExit
 
-    engine = FtraceEngine(tracefs, OWNER, exits)
+    engine = FtraceEngine(tracefs, OWNER, exits, Descendants())
     path = tracefs.folder / "uprobe_events"
     assert engine.problem() == f"{path} cannot be written: No such file or directory"
     path.touch()

@@ -7,9 +7,6 @@ import errno
 import io
 import mmap
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ParsedObject
 from stapsdtd.procs.file_keys import is_host_file, may_lead_to
 from stapsdtd.procs.objects import Copy, ObjectStore, Parse, open_object
 from stapsdtd.procs.parsed_files import DEFAULT_BOUNDS, CacheBounds, ParsedFiles
-from tests.support import descriptors
+from tests.support import descriptors, without_descriptors
 from tests.unit.elf_builder import TEXT_OFFSET, TEXT_VADDR, Elf
 
 PID = os.getpid()
@@ -65,17 +62,6 @@ def made_files(bounds: CacheBounds = DEFAULT_BOUNDS) -> ParsedFiles:
 
 def made_store(parse: Parse = parse_here, files: ParsedFiles | None = None) -> ObjectStore:
     return ObjectStore(parse, LOCAL, NoCopies(), files or made_files())
-
-
-@contextmanager
-def without_descriptors() -> Iterator[None]:
-    """Let this process open nothing."""
-    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
 
 
 def image(*names: bytes) -> bytes:

@@ -23,6 +23,9 @@ NO_DEFAULT = SubscribeOptions(
     require_match=True,
     all_or_nothing=True,
     files=("/bin/postgres",),
+    fields=("uid", "container"),
+    follow=True,
+    expected_files=("/bin/psql",),
 )
 
 

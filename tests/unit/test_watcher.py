@@ -26,6 +26,7 @@ from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import FileOffset, Mapping, Object, ParsedObject, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
+from stapsdtd.procs.descendants import Descendants
 from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.objects import ObjectStore
 from stapsdtd.procs.process_maps import ProcessMaps
@@ -117,8 +118,13 @@ class Host:
         self.changes: list[Change] = []
         self.registry.listen(self.changes.append)
         self.threads = Threads(tgid=lambda _tid: None)
+        self.descendants = Descendants()
         self.kernel = KernelEvents(
-            self.threads, cpus=lambda: [0], open_ring=lambda _cpu: self.ring, open_connector=lambda: self.connector
+            self.threads,
+            self.descendants,
+            cpus=lambda: [0],
+            open_ring=lambda _cpu: self.ring,
+            open_connector=lambda: self.connector,
         )
         self.memory = MemoryBudget()
         self.pace = Pace()
@@ -643,7 +649,7 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(host: Host, cap
     def refuse(*_: object) -> Source[Any]:
         raise KernelFeatureError("perf events", "not here", "go elsewhere")
 
-    host.kernel = KernelEvents(host.threads, open_ring=refuse, open_connector=refuse)
+    host.kernel = KernelEvents(host.threads, Descendants(), open_ring=refuse, open_connector=refuse)
 
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)
@@ -663,7 +669,9 @@ def test_rings_of_some_cpus_are_closed_where_another_one_has_none(host: Host) ->
             raise KernelFeatureError("perf events", "not here", "go elsewhere")
         return host.ring
 
-    events = KernelEvents(host.threads, cpus=lambda: [0, 1], open_ring=ring, open_connector=lambda: host.connector)
+    events = KernelEvents(
+        host.threads, Descendants(), cpus=lambda: [0, 1], open_ring=ring, open_connector=lambda: host.connector
+    )
     assert [error.feature for error in events.open()] == ["perf events"]
     assert host.ring.closed
     events.close()
@@ -694,7 +702,7 @@ def test_this_host_is_watched_and_whoever_was_held_up_is_looked_at_again(tmp_pat
 
     async def run() -> None:
         nonlocal is_slow
-        watcher = watch_host(registry, Threads(), parse, filesystems, finished)
+        watcher = watch_host(registry, KernelEvents(Threads(), Descendants()), parse, filesystems, finished)
         try:
             watcher.look_at([pid])
             assert registry.pids() == {pid}
