@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.model import Capture
 
 
@@ -12,6 +13,13 @@ class Emit:
     """Send an event; the order of captures is that of its values."""
 
     captures: tuple[Capture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Add the hit to the row of its key, where it happens. Only for engines that can; see `Engine.why_not_aggregated`."""
+
+    aggregation: Aggregation
 
 
 Action = Emit
