@@ -17,7 +17,7 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Add the hit to the row of its key, where it happens. Only for engines that can; see `Engine.why_not_aggregated`."""
+    """Add the hit to the row of its key, where it happens; see `Engine.why_not_aggregated`."""
 
     aggregation: Aggregation
 
