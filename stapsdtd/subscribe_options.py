@@ -13,6 +13,33 @@ FIELDS = ("uid", "gid", "cgroup", "container")
 """What an event may tell of the thread that hit, besides the probe's arguments."""
 
 
+HISTOGRAMS = ("quantize", "lquantize", "llquantize", "percentiles")
+"""The functions of an aggregation that have buckets, at most one of which is possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """What to compute of the hits instead of delivering them.
+
+    functions: `count`, `sum`, `min`, `max`, `avg`, `stddev`, and a histogram: `quantize` (powers of two),
+        `lquantize(low, high, step)`, `llquantize(factor, low, high, steps)`, or `percentiles` (32 buckets for each
+        power of two).
+    value: of which value, such as `arg0`; empty if count is all that is wanted.
+    by: compute them for each combination of these: arguments, such as `arg0` or `arg1:str[64]`, fields of events,
+        `pid`, `tid`, `cpu`, `execname`, `provider`, `module`, `function` and `name`.
+    max_keys: how many combinations are kept; 0 for the server's limit.
+    interval_ms: the time between snapshots; 0 for only one, at the end.
+    cumulative: a snapshot covers all hits so far, rather than those since the last one.
+    """
+
+    functions: Sequence[str] = ("count",)
+    value: str = ""
+    by: Sequence[str] = ()
+    max_keys: int = 0
+    interval_ms: int = 0
+    cumulative: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """The processes and threads whose events are delivered.

@@ -14,13 +14,16 @@ from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 class Snapshot:
     """The rows of an interval, or since the beginning.
 
-    number: counts from 1. begin_ns, end_ns: of what it covers, CLOCK_MONOTONIC.
+    number: counts from 1. begin_ns, end_ns: of what it covers, CLOCK_MONOTONIC. hits: in this and all before it.
+    is_final: nothing comes after it.
     """
 
     number: int
     begin_ns: int
     end_ns: int
     rows: Mapping[Key, Row]
+    hits: int = 0
+    is_final: bool = False
 
 
 class Table:
@@ -55,7 +58,7 @@ class Table:
                 self._hits += row.count
         return left_out
 
-    def take(self, now_ns: int) -> Snapshot:
+    def take(self, now_ns: int, *, is_final: bool = False) -> Snapshot:
         """Return the next snapshot, which `again` returns until another one is taken."""
         with self._lock:
             if self._aggregation.is_cumulative:
@@ -63,7 +66,7 @@ class Table:
             else:
                 rows, begin_ns = self._rows, self._last.end_ns
                 self._rows = {}
-            self._last = Snapshot(self._last.number + 1, begin_ns, now_ns, rows)
+            self._last = Snapshot(self._last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
             return self._last
 
     def again(self) -> Snapshot:

@@ -61,6 +61,7 @@ LOSS_STAGES = {
     LossStage.DECODE: pb.Loss.STAGE_DECODE,
     LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
     LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
+    LossStage.TABLE_FULL: pb.Loss.STAGE_TABLE_FULL,
 }
 
 
@@ -209,11 +210,13 @@ def account(account: Account) -> pb.Account:
     return pb.Account(
         fired=account.fired,
         delivered=account.delivered,
+        aggregated=account.aggregated,
         filtered=account.filtered,
         lost_kernel_buffer=account.lost_kernel_buffer,
         lost_queue=account.lost_queue,
         lost_decode=account.lost_decode,
         lost_quota=account.lost_quota,
+        lost_table_full=account.lost_table_full,
         in_flight=account.in_flight,
         sites=account.sites,
     )

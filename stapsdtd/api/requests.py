@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from stapsdtd.api import cgroup_scope
+from stapsdtd.api.aggregations import parse_aggregation
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
@@ -66,8 +67,9 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         pids=parse_pids("scope.pids", options.pids),
         exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
     )
+    parsed = parse_selectors(request.selectors, limits)
     return SubscriptionSpec(
-        parse_selectors(request.selectors, limits),
+        parsed,
         scope,
         _within("lease_seconds", options.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
         _within("queue_bytes", options.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
@@ -86,6 +88,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
         ),
         built_ins=_parse_fields(options.fields),
+        aggregation=parse_aggregation(request, parsed),
     )
 
 

@@ -17,8 +17,10 @@ from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.errors import Context, abort_on_error
+from stapsdtd.api.event_stream import EventStream
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
+from stapsdtd.api.snapshot_stream import SnapshotStream
 from stapsdtd.api.stream import SubscriptionStream
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
@@ -204,12 +206,8 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             if request.encoding not in {pb.StreamRequest.ENCODING_ROWS, pb.StreamRequest.ENCODING_COLUMNS}:
                 raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
             if request.HasField("from_seq") and request.from_seq == 0:
-                raise InvalidArgumentError("from_seq", "events are numbered from 1")
-            stream = SubscriptionStream(
-                self._subscribers.find(ident, caller),
-                request.encoding,
-                request.from_seq if request.HasField("from_seq") else None,
-            )
+                raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
+            stream = _stream_of(self._subscribers.find(ident, caller), request)
             async with self._calls.cleanup(lambda: subscriptions.stream_closed(ident)):
                 with self._streams.opened(stream, caller):
                     # within the cleanup: the client may cancel during this call
@@ -253,6 +251,14 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 if caller.rights.may_use(subscription)
             ]
         )
+
+
+def _stream_of(subscription: Subscription, request: pb.StreamRequest) -> SubscriptionStream:
+    first = request.from_seq if request.HasField("from_seq") else None
+    aggregation, table = subscription.spec.aggregation, subscription.table
+    if aggregation is None or table is None:
+        return EventStream(subscription, request.encoding, first)
+    return SnapshotStream(subscription, table, aggregation, first)
 
 
 def _shortened(selectors: Sequence[str]) -> str:

@@ -17,12 +17,16 @@ SubscriptionKey = int
 
 
 class LossStage(Enum):
-    """Where events that fired were lost: the first two in an engine, the others in a subscription."""
+    """Where events that fired were lost: the first two in an engine, the others in a subscription.
+
+    TABLE_FULL: an aggregation has no room for more keys.
+    """
 
     KERNEL_BUFFER = "kernel buffer"
     DECODE = "decode"
     QUEUE = "queue"
     QUOTA = "quota"
+    TABLE_FULL = "table full"
 
 
 class Followed(Protocol):

@@ -164,22 +164,25 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
     column = start
     for part in inside.split(",") if inside.strip() else []:
         place = column + len(part) - len(part.lstrip())
-        match = _CAPTURE.fullmatch(part)
-        if match is None:
-            raise InvalidArgumentError(
-                _FIELD,
-                f"{part.strip()!r} is not a capture; write arg0, arg0:int, arg0:hex, arg0:str or arg0:str[256]",
-                place,
-                text,
-            )
-        index, kind, max_bytes = match.groups()
-        if max_bytes and (kind != "str" or not 1 <= int(max_bytes) <= MAX_STRING_BYTES):
-            raise InvalidArgumentError(
-                _FIELD, f"{part.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes", place, text
-            )
-        captures.append(Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None, kind == "hex"))
+        try:
+            captures.append(parse_capture(part))
+        except ValueError as error:
+            raise InvalidArgumentError(_FIELD, str(error), place, text) from None
         column += len(part) + 1
     return tuple(captures)
+
+
+def parse_capture(text: str) -> Capture:
+    """Parse one element of a capture list. Raises ValueError."""
+    match = _CAPTURE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text.strip()!r} is not a capture; write arg0, arg0:int, arg0:hex, arg0:str or arg0:str[256]"
+        )
+    index, kind, max_bytes = match.groups()
+    if max_bytes and (kind != "str" or not 1 <= int(max_bytes) <= MAX_STRING_BYTES):
+        raise ValueError(f"{text.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes")
+    return Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None, kind == "hex")
 
 
 def normalized(name: str) -> str:

@@ -24,6 +24,7 @@ from stapsdtd.client.errors import (
     AccessDeniedError,
     CallCancelledError,
     ClientError,
+    InvalidAggregateError,
     InvalidRequestError,
     InvalidTargetError,
     LimitReachedError,
@@ -85,19 +86,22 @@ from stapsdtd.client.server import (
     ServerInfo,
     SubscriptionInfo,
 )
+from stapsdtd.client.snapshots import Bucket, Snapshot, SnapshotRow
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
-from stapsdtd.subscribe_options import Scope, SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, Scope, SubscribeOptions
 
 __all__ = [
     "Access",
     "AccessDeniedError",
     "Account",
     "Address",
+    "Aggregate",
     "Argument",
     "Arming",
     "AsyncClient",
     "AsyncSubscription",
+    "Bucket",
     "CallCancelledError",
     "CapturedArgument",
     "Client",
@@ -115,6 +119,7 @@ __all__ = [
     "EventBlock",
     "Feature",
     "Interruption",
+    "InvalidAggregateError",
     "InvalidRequestError",
     "InvalidTargetError",
     "Inventory",
@@ -144,7 +149,9 @@ __all__ = [
     "Site",
     "SiteState",
     "SiteStatus",
+    "Snapshot",
     "SnapshotComplete",
+    "SnapshotRow",
     "Status",
     "StillSubscribedError",
     "StreamTakenOverError",

@@ -19,6 +19,7 @@ from stapsdtd.client.column_batch import ColumnBatch
 from stapsdtd.client.entering import entering
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
 from stapsdtd.client.messages import Encoding, End, EventBatch, Interruption
+from stapsdtd.client.snapshots import Snapshot
 from stapsdtd.client.stream import StreamRetry, SubscriptionState, UnsubscribeRetry, closed_without_end
 from stapsdtd.client.target import Tls, resolve
 from stapsdtd.subscribe_options import SubscribeOptions
@@ -26,13 +27,14 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
     from stapsdtd.client.encode import Selectors
     from stapsdtd.client.messages import Event, Message
     from stapsdtd.client.probes import ProbeListing, WatchMessage
     from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
+    from stapsdtd.subscribe_options import Aggregate
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
 
 _DEFAULTS = SubscribeOptions()
@@ -127,6 +129,19 @@ class AsyncClient:
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout)
 
+    @entering
+    async def aggregate(
+        self, selectors: Selectors, aggregate: Aggregate, options: SubscribeOptions = _DEFAULTS
+    ) -> AsyncSubscription:
+        """Arm all probes that match, and have the server compute of their hits what snapshots() yields.
+
+        Raises InvalidAggregateError, too.
+        """
+        request = encode.aggregate_request(selectors, aggregate, options)
+        with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
+            response = await self._stub.Subscribe(request, timeout=self._timeout)
+        return AsyncSubscription(self._stub, response, self._target, self._timeout, aggregate.functions)
+
     async def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
         """Return this client's subscriptions, or everybody's if its role may manage them."""
         with translated(self._call("list subscriptions")):
@@ -137,14 +152,19 @@ class AsyncClient:
 class AsyncSubscription(SubscriptionState):
     """Armed probes and their events. An async context manager that unsubscribes on exit.
 
-    Iterate over events(), columns() or messages(), one of them at a time. A broken stream is reopened until the lease
-    expires. Each call resumes after the last event returned by the previous one, unless from_seq is given.
+    Iterate over events(), columns(), snapshots() or messages(), one of them at a time. A broken stream is reopened
+    until the lease expires. Each call resumes after what the previous one returned last, unless from_seq is given.
     """
 
     def __init__(
-        self, stub: StapsdtServiceAsyncStub, response: pb.SubscribeResponse, target: str, timeout: float
+        self,
+        stub: StapsdtServiceAsyncStub,
+        response: pb.SubscribeResponse,
+        target: str,
+        timeout: float,
+        functions: Sequence[str] = (),
     ) -> None:
-        super().__init__(response)
+        super().__init__(response, functions)
         self._stub = stub
         self._target = target
         self._timeout = timeout
@@ -178,6 +198,13 @@ class AsyncSubscription(SubscriptionState):
                 if isinstance(message, ColumnBatch):
                     yield message
 
+    async def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Yield the snapshots of an aggregation until the stream ends; the last one covers the time until then."""
+        async with aclosing(self.messages(Encoding.COLUMNS)) as messages:
+            async for message in messages:
+                if isinstance(message, Snapshot):
+                    yield message
+
     async def messages(
         self, encoding: Encoding = Encoding.ROWS, from_seq: int | None = None
     ) -> AsyncGenerator[Message, None]:
@@ -185,6 +212,7 @@ class AsyncSubscription(SubscriptionState):
         self.next_seq = self.next_seq if from_seq is None else from_seq
         retry = StreamRetry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
+            self._snapshots.restart()
             call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
             try:
                 async for response in call:

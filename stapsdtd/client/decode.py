@@ -32,6 +32,7 @@ _LOSS_STAGES: dict[int, messages.LossStage] = {
     pb.Loss.STAGE_QUEUE: messages.LossStage.QUEUE,
     pb.Loss.STAGE_DECODE: messages.LossStage.DECODE,
     pb.Loss.STAGE_QUOTA: messages.LossStage.QUOTA,
+    pb.Loss.STAGE_TABLE_FULL: messages.LossStage.TABLE_FULL,
 }
 _END_REASONS: dict[int, messages.EndReason] = {
     pb.End.REASON_UNSUBSCRIBED: messages.EndReason.UNSUBSCRIBED,
@@ -164,6 +165,8 @@ def account(message: pb.Account) -> server.Account:
         lost_quota=message.lost_quota,
         in_flight=message.in_flight,
         sites=message.sites,
+        aggregated=message.aggregated,
+        lost_table_full=message.lost_table_full,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, TypeAlias
 
+from stapsdtd.client.errors import InvalidAggregateError
 from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stapsdtd.subscribe_options import SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
 
 Selectors: TypeAlias = "str | Iterable[str]"
 
@@ -67,6 +68,31 @@ def subscribe_request(selectors: Selectors, options: SubscribeOptions) -> pb.Sub
     values = asdict(options)
     scope = pb.Scope(**{field.name: values.pop(field.name) for field in fields(Scope)})
     return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, **values)
+
+
+def aggregate_request(selectors: Selectors, aggregate: Aggregate, options: SubscribeOptions) -> pb.SubscribeRequest:
+    """Raises InvalidAggregateError."""
+    request = subscribe_request(selectors, options)
+    values = asdict(aggregate)
+    functions = map(_function, values.pop("functions"))
+    request.aggregation.CopyFrom(pb.Aggregation(functions=functions, **values))
+    return request
+
+
+def _function(text: str) -> pb.AggregateFunction:
+    name, _, rest = text.partition("(")
+    known = {
+        each.removeprefix("FUNCTION_").lower(): number
+        for each, number in pb.AggregateFunction.Function.items()
+        if number
+    }
+    parameters = rest.strip().removesuffix(")").split(",") if rest else []
+    try:
+        return pb.AggregateFunction(function=known[name.strip()], parameters=[int(each, 0) for each in parameters])
+    except KeyError:
+        raise InvalidAggregateError(f"there is no function {name.strip()}; there are {', '.join(known)}") from None
+    except ValueError:
+        raise InvalidAggregateError(f"{text}: the parameters must be integers of 64 bits") from None
 
 
 def stream_request(subscription_id: str, from_seq: int) -> pb.StreamRequest:

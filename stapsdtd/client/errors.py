@@ -21,6 +21,10 @@ class ClientError(StapsdtdError):
     """Base of all errors of the client. The text is meant for users."""
 
 
+class InvalidAggregateError(ClientError):
+    """An aggregation names a function that does not exist, or parameters that are no integers."""
+
+
 class InvalidTargetError(ClientError):
     """The address is malformed or requires TLS, or the files of Tls cannot be used."""
 

@@ -45,7 +45,7 @@ def _block(block: pb.ColumnBlock, sites: Mapping[int, DescribedSite]) -> EventBl
         comm=_comms(block.comm, count),
         site_id=site_ids,
         sites=sites,
-        values=tuple(_values(column, count) for column in block.values),
+        values=tuple(values_of(column, count) for column in block.values),
         unavailable=_unavailable(block, site_ids, sites),
     )
 
@@ -61,7 +61,8 @@ def _comms(data: bytes, count: int) -> Sequence[str]:
     return _map_keys(comms, {comm: _text(comm.rstrip(b"\0")) for comm in set(comms)})
 
 
-def _values(column: pb.Column, count: int) -> Sequence[Value]:
+def values_of(column: pb.Column, count: int) -> Sequence[Value]:
+    """Decode a column of so many values. Raises ProtocolError; if it has more or less, struct.error or ValueError."""
     values: Sequence[Value]
     match column.type:
         case pb.Column.TYPE_SIGNED:

@@ -11,16 +11,16 @@ from enum import Enum
 from functools import cached_property
 from itertools import chain, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
-
-from stapsdtd.client.column_batch import ColumnBatch
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from stapsdtd.client.column_batch import ColumnBatch
     from stapsdtd.client.errors import ClientError
     from stapsdtd.client.probes import Probe, Site
     from stapsdtd.client.server import Account
+    from stapsdtd.client.snapshots import Snapshot
 
 _T = TypeVar("_T")
 
@@ -200,12 +200,15 @@ class EventBatch:
 
 
 class LossStage(Enum):
-    """The kernel's buffer was full, the client was too slow, a record was invalid, or a quota was exceeded."""
+    """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, or an
+    aggregation has no room for more keys.
+    """
 
     KERNEL_BUFFER = "kernel_buffer"
     QUEUE = "queue"
     DECODE = "decode"
     QUOTA = "quota"
+    TABLE_FULL = "table_full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,4 +250,4 @@ class End:
     account: Account
 
 
-Message = Descriptions | EventBatch | ColumnBatch | Loss | Status | Interruption | End
+Message: TypeAlias = "Descriptions | EventBatch | ColumnBatch | Snapshot | Loss | Status | Interruption | End"

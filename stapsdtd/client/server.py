@@ -114,7 +114,10 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Numbers of events, where fired = delivered + filtered + lost + in_flight. sites: how many are, or were, armed."""
+    """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight.
+
+    aggregated: counted in rows of an aggregation. sites: how many are, or were, armed.
+    """
 
     fired: int
     delivered: int
@@ -125,10 +128,12 @@ class Account:
     in_flight: int
     sites: int
     lost_quota: int = 0
+    aggregated: int = 0
+    lost_table_full: int = 0
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota + self.lost_table_full
 
 
 @dataclass(frozen=True, slots=True)

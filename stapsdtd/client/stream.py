@@ -32,9 +32,10 @@ from stapsdtd.client.messages import (
     Status,
 )
 from stapsdtd.client.server import Account
+from stapsdtd.client.snapshots import SnapshotReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import grpc
 
@@ -58,10 +59,12 @@ class SubscriptionState:
     unusable_files: why expected files cannot be used, by path.
     appeared: how long after the server noticed them objects were armed, in nanoseconds, by path; without those of the
         beginning.
-    next_seq: the sequence number from which the next stream starts.
+    next_seq: the sequence number, of an event or a snapshot, from which the next stream starts.
     """
 
-    def __init__(self, response: pb.SubscribeResponse) -> None:
+    def __init__(self, response: pb.SubscribeResponse, functions: Sequence[str] = ()) -> None:
+        """functions: of an aggregation."""
+        self._snapshots = SnapshotReader(functions)
         self.id: str = response.subscription_id
         self.engine: str = response.engine
         self.lease_seconds: int = response.lease_seconds
@@ -108,6 +111,12 @@ class SubscriptionState:
                 batches = tuple(column_batch(block, self.described) for block in response.columns.blocks)
                 self.next_seq = response.columns.next_seq
                 return batches
+            case "snapshot":
+                snapshot = self._snapshots.read(response.snapshot)
+                if snapshot is None:
+                    return ()
+                self.next_seq = snapshot.number + 1
+                return (snapshot,)
             case "loss":
                 loss = decode.loss(response.loss)
                 self.lost[loss.stage] = loss.total

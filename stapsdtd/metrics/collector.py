@@ -53,7 +53,12 @@ class StapsdtdCollector(Collector):
             "stapsdtd_events",
             "Events by outcome, over all subscriptions, ended ones included; lost events are counted separately.",
             "outcome",
-            {"delivered": account.delivered, "filtered": account.filtered, "unread": totals.unread},
+            {
+                "delivered": account.delivered,
+                "aggregated": account.aggregated,
+                "filtered": account.filtered,
+                "unread": totals.unread,
+            },
         )
         yield self._counter(
             "stapsdtd_events_lost",
@@ -64,6 +69,7 @@ class StapsdtdCollector(Collector):
                 "decode": account.lost_decode,
                 "queue": account.lost_queue,
                 "quota": account.lost_quota,
+                "table_full": account.lost_table_full,
             },
         )
         yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues.", account.in_flight)

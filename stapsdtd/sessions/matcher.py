@@ -27,6 +27,10 @@ def selected_sites(
     by_name = (choose(subscription.spec.selectors, name, obj.parsed.sites) for name in names)
     chosen = next(filter(None, by_name), [])
     wanted = (selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
+    aggregation = subscription.spec.aggregation
+    if aggregation is not None:
+        captures = aggregation.captures
+        return tuple(replace(each, capture=replace(each.capture, captures=captures)) for each in wanted)
     built_ins = tuple(map(Capture, subscription.spec.built_ins))
     if not built_ins:
         return tuple(wanted)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
 from stapsdtd.sessions.principal import Principal
@@ -23,24 +24,28 @@ _ALWAYS_ROOM = 16
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """fired = delivered + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota + in_flight."""
+    """fired = delivered + aggregated + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota +
+    lost_table_full + in_flight.
+    """
 
-    delivered: int
-    filtered: int
-    lost_kernel_buffer: int
-    lost_queue: int
-    lost_decode: int
-    lost_quota: int
-    in_flight: int
-    sites: int
+    delivered: int = 0
+    aggregated: int = 0
+    filtered: int = 0
+    lost_kernel_buffer: int = 0
+    lost_queue: int = 0
+    lost_decode: int = 0
+    lost_quota: int = 0
+    lost_table_full: int = 0
+    in_flight: int = 0
+    sites: int = 0
 
     @property
     def fired(self) -> int:
-        return self.delivered + self.filtered + self.lost + self.in_flight
+        return self.delivered + self.aggregated + self.filtered + self.lost + self.in_flight
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota
+        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota + self.lost_table_full
 
 
 class EventFilter(Protocol):
@@ -51,7 +56,7 @@ class EventFilter(Protocol):
 
 
 class EventSink:
-    """Puts one subscription's events into its log. Implements `capture.engine.Sink`."""
+    """Puts one subscription's events into its log or its aggregation. Implements `capture.engine.Sink`."""
 
     def __init__(
         self,
@@ -60,15 +65,18 @@ class EventSink:
         client: Principal,
         filters: Sequence[EventFilter],
         on_loss: Callable[[], None],
+        *,
+        aggregator: Aggregator | None = None,
     ) -> None:
         """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
-        after each loss.
+        after each loss. aggregator: takes the events instead of the log.
         """
         self._name = name
         self._log = log
         self._client = client
         self._filters = filters
         self._on_loss = on_loss
+        self._aggregator = aggregator
         self._admission = Admission()
         self._fired = 0
         self._filtered = 0
@@ -83,6 +91,10 @@ class EventSink:
             batch = self._within_quota(batch)
             rest = len(batch)
             if not rest:
+                return
+            if self._aggregator is not None:
+                if left_out := self._aggregator.add(batch):
+                    self.lost(LossStage.TABLE_FULL, left_out)
                 return
             if self._left() - batch.nbytes > self._log.max_bytes // _RESERVE:
                 self._log.append(batch)
@@ -142,17 +154,24 @@ class EventSink:
         in_log = self._log.counts().lost
         return {**self._lost, LossStage.QUEUE: self._lost[LossStage.QUEUE] + in_log}
 
-    def account(self, sites: int) -> Account:
-        """Return the account as of now. Events in the kernel are included as of the last report of the engine."""
+    def account(self, sites: int, aggregated: int | None = None) -> Account:
+        """Return the account as of now. Events in the kernel are included as of the last report of the engine.
+
+        aggregated: how many are in rows, if not as of now.
+        """
+        if aggregated is None:
+            aggregated = self._aggregator.table.hits if self._aggregator else 0
         counts = self._log.counts()
-        accounted = counts.received + self._filtered + sum(self._lost.values())
+        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values())
         return Account(
             delivered=counts.delivered,
+            aggregated=aggregated,
             filtered=self._filtered,
             lost_kernel_buffer=self._lost[LossStage.KERNEL_BUFFER],
             lost_queue=counts.lost + self._lost[LossStage.QUEUE],
             lost_decode=self._lost[LossStage.DECODE],
             lost_quota=self._lost[LossStage.QUOTA],
+            lost_table_full=self._lost[LossStage.TABLE_FULL],
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
         )

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from stapsdtd.aggregate.aggregation import Aggregation
+from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, Scope, SubscriptionKey
 from stapsdtd.catalog.selectors import SelectedSite, Selector
 from stapsdtd.model import BuiltIn, Object, Site
 from stapsdtd.procs.named_files import Credentials
 from stapsdtd.query.expression import Expression
 from stapsdtd.runtime.futures import unfinished
+from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.principal import Principal
@@ -37,7 +40,8 @@ class SubscriptionSpec:
     whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
     own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
     restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
-    with whose rights installed files are opened; None to wait until a process maps them.
+    with whose rights installed files are opened; None to wait until a process maps them. aggregation: what is computed
+    instead of delivering events, None for events.
     """
 
     selectors: tuple[Selector, ...]
@@ -52,6 +56,7 @@ class SubscriptionSpec:
     files: frozenset[str] | None = None
     built_ins: tuple[BuiltIn, ...] = ()
     credentials: Credentials | None = None
+    aggregation: Aggregation | None = None
 
     def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
         """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""
@@ -124,8 +129,9 @@ class Subscription:
         filters: list[EventFilter] = [client_filter] if client_filter else []
         if spec.scope.pids and not spec.scope.follow:
             filters.append(self.processes)
-        self.sink = EventSink(ident, self.log, self.client, filters, self._notify)
         self._sites = SiteIds(why_not, clock)
+        self._aggregator = Aggregator(spec.aggregation, self._sites.known) if spec.aggregation else None
+        self.sink = EventSink(ident, self.log, self.client, filters, self._notify, aggregator=self._aggregator)
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._end: EndReason | None = None
@@ -202,6 +208,11 @@ class Subscription:
     # the stream's side
 
     @property
+    def table(self) -> Table | None:
+        """The rows of its aggregation, None if it delivers events."""
+        return self._aggregator.table if self._aggregator else None
+
+    @property
     def end_reason(self) -> EndReason | None:
         return self._end
 
@@ -222,6 +233,6 @@ class Subscription:
         """Return how many events were lost so far, by stage."""
         return self.sink.losses()
 
-    def account(self) -> Account:
-        """As of now; see `EventSink.account`."""
-        return self.sink.account(self._sites.armed)
+    def account(self, snapshot: Snapshot | None = None) -> Account:
+        """As of now, or of a snapshot that was taken now; see `EventSink.account`."""
+        return self.sink.account(self._sites.armed, None if snapshot is None else snapshot.hits)

@@ -68,17 +68,19 @@ class AccountTotals:
             )
 
 
-_NOTHING = Account(0, 0, 0, 0, 0, 0, 0, 0)
+_NOTHING = Account()
 
 
 def _sum(one: Account, other: Account) -> Account:
     return Account(
         delivered=one.delivered + other.delivered,
+        aggregated=one.aggregated + other.aggregated,
         filtered=one.filtered + other.filtered,
         lost_kernel_buffer=one.lost_kernel_buffer + other.lost_kernel_buffer,
         lost_queue=one.lost_queue + other.lost_queue,
         lost_decode=one.lost_decode + other.lost_decode,
         lost_quota=one.lost_quota + other.lost_quota,
+        lost_table_full=one.lost_table_full + other.lost_table_full,
         in_flight=one.in_flight + other.in_flight,
         sites=0,
     )

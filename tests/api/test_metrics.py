@@ -99,12 +99,13 @@ def scraped(server: Served) -> Scraped:
 
 
 def fates(figures: Figures) -> tuple[float, ...]:
-    """delivered, filtered, unread, in flight; lost in the kernel's buffer, in decoding, in the queue, by quota"""
+    """delivered, filtered, unread, in flight; lost in the kernel's buffer, decoding, the queue, by quota, full tables"""
     return tuple(
         figures[f"stapsdtd_events{name}"]
         for name in (
             *("_total[delivered]", "_total[filtered]", "_total[unread]", "_in_flight"),
             *("_lost_total[kernel_buffer]", "_lost_total[decode]", "_lost_total[queue]", "_lost_total[quota]"),
+            "_lost_total[table_full]",
         )
     )
 
@@ -188,9 +189,9 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     ident = server.subscribe().subscription_id
     server.fire(batch([1, 2, 3]))
     server.sink.filtered(10)
-    for count, stage in zip((20, 30, 40, 50), LossStage, strict=True):
+    for count, stage in zip((20, 30, 40, 50, 60), LossStage, strict=True):
         server.lose(stage, count)
-    assert fates(scraped.figures()) == (0, 10, 0, 3, 20, 30, 40, 50)
+    assert fates(scraped.figures()) == (0, 10, 0, 3, 20, 30, 40, 50, 60)
     messages = server.stream(ident)
     assert next(message for message in messages if message.HasField("rows"))
     wait_for(lambda: scraped["events_total[delivered]"] == 3, "the events to be delivered")
@@ -199,7 +200,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     end = next(message for message in messages if message.HasField("end")).end.account
     assert (account.in_flight + account.delivered, end.delivered) == (5, 5)
     wait_for(lambda: server.is_forgotten(ident), "the subscription to be forgotten")
-    assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50)
+    assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50, 60)
     # another one counts on, and leaves what nobody read
     ident = server.subscribe().subscription_id
     server.engine.last_events = []
@@ -207,7 +208,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     server.unsubscribe(ident)
     wait_for(lambda: scraped["events_total[unread]"] == 1, "the subscription to be forgotten")
     figures = scraped.figures()
-    assert fates(figures) == (5, 10, 1, 0, 20, 30, 40, 50)
+    assert fates(figures) == (5, 10, 1, 0, 20, 30, 40, 50, 60)
     assert (figures["stapsdtd_subscriptions"], figures["stapsdtd_queue_limit_bytes"]) == (0, 0)
 
 
@@ -288,9 +289,9 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         if label not in {"le", "version"}
     }
     assert values == {
-        ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
+        ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"), ("outcome", "aggregated"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
-        ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
+        ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"), ("stage", "table_full"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
     }  # fmt: skip
 

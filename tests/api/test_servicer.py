@@ -20,7 +20,7 @@ from grpc_status import rpc_status
 
 from stapsdtd import __version__
 from stapsdtd.api.server import SERVICE
-from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.api.event_stream import EventStream
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
@@ -459,7 +459,7 @@ class TestContainers:
 def test_unknown_subscription(server: Served) -> None:
     def streams() -> int:
         gc.collect()
-        return sum(type(each) is SubscriptionStream for each in gc.get_objects())
+        return sum(type(each) is EventStream for each in gc.get_objects())
 
     before = streams()
     for call in (lambda: server.stream("nobody"), lambda: server.unsubscribe("nobody")):

@@ -16,7 +16,8 @@ import grpc
 import numpy as np
 import pytest
 
-from stapsdtd.api.stream import SubscriptionStream, TakenOverError
+from stapsdtd.api.event_stream import EventStream
+from stapsdtd.api.stream import TakenOverError
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
@@ -284,10 +285,10 @@ class TestOrder:
         assert (end.end.account.filtered, end.end.account.delivered) == (2, 1)
 
 
-def streams_of(ident: str) -> list[SubscriptionStream]:
+def streams_of(ident: str) -> list[EventStream]:
     """Return the streams of a subscription that anything still refers to."""
     gc.collect()
-    streams = (each for each in gc.get_objects() if type(each) is SubscriptionStream)
+    streams = (each for each in gc.get_objects() if type(each) is EventStream)
     return [stream for stream in streams if stream.subscription.id == ident]
 
 
@@ -582,7 +583,7 @@ def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> N
     spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
     subscription = Subscription("id", 1, spec, 999, lambda *_: None)
     subscription.sink.deliver(batch([1, 2]))
-    stream = SubscriptionStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
+    stream = EventStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
 
     async def read() -> None:
         messages = stream.messages()

@@ -67,11 +67,13 @@ def fates(figures: Figures) -> Account:
     events, lost = "stapsdtd_events_total", "stapsdtd_events_lost_total"
     numbers = {
         "delivered": figures[f"{events}[delivered]"],
+        "aggregated": figures[f"{events}[aggregated]"],
         "filtered": figures[f"{events}[filtered]"],
         "lost_kernel_buffer": figures[f"{lost}[kernel_buffer]"],
         "lost_queue": figures[f"{lost}[queue]"],
         "lost_decode": figures[f"{lost}[decode]"],
         "lost_quota": figures[f"{lost}[quota]"],
+        "lost_table_full": figures[f"{lost}[table_full]"],
         "in_flight": figures["stapsdtd_events_in_flight"],
     }
     assert figures[f"{events}[unread]"] == 0

@@ -70,6 +70,7 @@ def test_losses_are_counted_by_stage() -> None:
         LossStage.DECODE: 1,
         LossStage.QUEUE: 0,
         LossStage.QUOTA: 0,
+        LossStage.TABLE_FULL: 0,
     }
     account = subscription.account()
     assert (account.lost_kernel_buffer, account.lost_decode, account.lost_queue) == (5, 1, 0)

@@ -10,7 +10,7 @@ from stapsdtd.sessions.totals import AccountTotals, SessionMetrics
 from tests.unit.samples import batch
 from tests.unit.test_subscription import make
 
-NOTHING = Account(0, 0, 0, 0, 0, 0, 0, 0)
+NOTHING = Account()
 
 
 def test_all_subscriptions_are_summed_up() -> None:
@@ -23,7 +23,19 @@ def test_all_subscriptions_are_summed_up() -> None:
         for number, stage in enumerate(LossStage, 1):
             subscription.sink.lost(stage, number)
     assert totals.metrics() == SessionMetrics(
-        2, Account(0, 6, 2, 6, 4, 8, 4, 0), 0, first.log.unread_bytes + second.log.unread_bytes, 3 << 20
+        2,
+        Account(
+            filtered=6,
+            lost_kernel_buffer=2,
+            lost_decode=4,
+            lost_queue=6,
+            lost_quota=8,
+            lost_table_full=10,
+            in_flight=4,
+        ),
+        0,
+        first.log.unread_bytes + second.log.unread_bytes,
+        3 << 20,
     )
     assert first.log.unread_bytes > 0
 

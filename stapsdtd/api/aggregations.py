@@ -1,0 +1,123 @@
+"""Checks what a request wants to have computed. Functions raise InvalidArgumentError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
+from stapsdtd.catalog.selectors import Selector, parse_capture
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.model import BuiltIn, Capture
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_MAX_KEYS = 10_000
+_MAX_PARTS = 8
+_MIN_INTERVAL_MS = 10
+_KEY_BYTES = 64
+
+_FUNCTIONS = {
+    pb.AggregateFunction.FUNCTION_COUNT: Function.COUNT,
+    pb.AggregateFunction.FUNCTION_SUM: Function.SUM,
+    pb.AggregateFunction.FUNCTION_MIN: Function.MIN,
+    pb.AggregateFunction.FUNCTION_MAX: Function.MAX,
+    pb.AggregateFunction.FUNCTION_AVG: Function.AVG,
+    pb.AggregateFunction.FUNCTION_STDDEV: Function.STDDEV,
+}
+_HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
+    pb.AggregateFunction.FUNCTION_QUANTIZE: (0, lambda _: POWERS_OF_TWO),
+    pb.AggregateFunction.FUNCTION_LQUANTIZE: (3, lambda given: linear(*given)),
+    pb.AggregateFunction.FUNCTION_LLQUANTIZE: (4, lambda given: log_linear(*given)),
+    pb.AggregateFunction.FUNCTION_PERCENTILES: (0, lambda _: FINE),
+}
+
+
+def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector]) -> Aggregation | None:
+    """Return what is to be computed; None if events are wanted."""
+    if not request.HasField("aggregation"):
+        return None
+    wanted = request.aggregation
+    for selector in selectors:
+        if selector.captures is not None:
+            raise InvalidArgumentError("selectors", f"{selector.text}: an aggregation has no use for a capture list")
+    if request.fields:
+        raise InvalidArgumentError("fields", "an aggregation has no events that could have them; use by")
+    functions, buckets = _functions(wanted.functions)
+    needs_value = functions != (Function.COUNT,)
+    if needs_value != bool(wanted.value):
+        reason = "say of which value, such as arg0" if needs_value else "count needs none"
+        raise InvalidArgumentError("aggregation.value", reason)
+    if wanted.max_keys > _MAX_KEYS:
+        raise InvalidArgumentError("aggregation.max_keys", f"{wanted.max_keys} is more than the {_MAX_KEYS} allowed")
+    if 0 < wanted.interval_ms < _MIN_INTERVAL_MS:
+        raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
+    return Aggregation(
+        functions,
+        _keys(wanted.by),
+        _value(wanted.value) if needs_value else None,
+        buckets,
+        max_keys=wanted.max_keys or _MAX_KEYS,
+        is_cumulative=wanted.cumulative,
+        interval_ms=wanted.interval_ms,
+    )
+
+
+def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, ...], Buckets | None]:
+    field = "aggregation.functions"
+    if not wanted:
+        raise InvalidArgumentError(field, "at least one is needed")
+    functions: list[Function] = []
+    buckets: Buckets | None = None
+    for each in wanted:
+        if each.function in _FUNCTIONS:
+            function, count = _FUNCTIONS[each.function], 0
+        elif each.function in _HISTOGRAMS:
+            function, (count, _) = Function.HISTOGRAM, _HISTOGRAMS[each.function]
+        else:
+            raise InvalidArgumentError(field, f"there is no function {each.function}")
+        name = pb.AggregateFunction.Function.Name(each.function).removeprefix("FUNCTION_").lower()
+        if len(each.parameters) != count:
+            raise InvalidArgumentError(field, f"{name} has {count} parameters, not {len(each.parameters)}")
+        if function in functions:
+            kind = "one histogram" if function is Function.HISTOGRAM else f"one {name}"
+            raise InvalidArgumentError(field, f"only {kind} is possible")
+        functions.append(function)
+        if function is Function.HISTOGRAM:
+            try:
+                buckets = _HISTOGRAMS[each.function][1](each.parameters)
+            except ValueError as error:
+                raise InvalidArgumentError(field, f"{name}: {error}") from None
+    return tuple(functions), buckets
+
+
+def _keys(texts: Sequence[str]) -> tuple[KeySource, ...]:
+    if len(texts) > _MAX_PARTS:
+        raise InvalidArgumentError("aggregation.by", f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
+    return tuple(map(_key, texts))
+
+
+def _key(text: str) -> KeySource:
+    name = text.strip()
+    if name in {each.value for each in HitField}:
+        return HitField(name)
+    if name in {each.value for each in BuiltIn}:
+        return Capture(BuiltIn(name))
+    names = ", ".join([*(each.value for each in BuiltIn), *(each.value for each in HitField)])
+    try:
+        capture = parse_capture(name)
+    except ValueError as error:
+        raise InvalidArgumentError("aggregation.by", f"{error}, or one of {names}") from None
+    if capture.is_string and capture.max_bytes is None:
+        return replace(capture, max_bytes=_KEY_BYTES)
+    return capture
+
+
+def _value(text: str) -> Capture:
+    try:
+        capture = parse_capture(text)
+    except ValueError:
+        capture = None
+    if capture is None or capture.is_string:
+        raise InvalidArgumentError("aggregation.value", f"{text!r} is not an argument that is a number, such as arg0")
+    return capture

@@ -1,0 +1,108 @@
+"""Encodes the snapshots of an aggregation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from stapsdtd.aggregate.aggregation import Aggregation, Function, Key, KeyValue, Row
+from stapsdtd.aggregate.buckets import GREATEST, LEAST, Buckets
+from stapsdtd.aggregate.table import Snapshot
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_BYTES_PER_MESSAGE = 1 << 20
+_NUMBER_BYTES = 8
+_BUCKET_BYTES = 32
+
+_LEAST_SIGNED, _GREATEST_SIGNED = -(1 << 63), (1 << 63) - 1
+
+_VALUES: dict[Function, Callable[[Row], int | float | None]] = {
+    Function.COUNT: lambda row: row.count,
+    Function.SUM: lambda row: row.total if row.values else None,
+    Function.MIN: lambda row: row.low,
+    Function.MAX: lambda row: row.high,
+    Function.AVG: lambda row: row.average,
+    Function.STDDEV: lambda row: row.deviation,
+}
+
+
+def messages(
+    snapshot: Snapshot, aggregation: Aggregation, account: pb.Account, realtime_offset_ns: int
+) -> Iterator[pb.Snapshot]:
+    """Yield a snapshot in messages of moderate size. account: as of the snapshot."""
+    parts = list(_parts(snapshot, aggregation)) or [[]]
+    for number, rows in enumerate(parts, 1):
+        message = pb.Snapshot(
+            number=snapshot.number,
+            begin_ns=snapshot.begin_ns + realtime_offset_ns,
+            end_ns=snapshot.end_ns + realtime_offset_ns,
+            count=len(rows),
+            keys=[_column([key[position] for key, _ in rows]) for position in range(len(aggregation.keys))],
+            values=[
+                _column([_VALUES[function](row) for _, row in rows])
+                for function in aggregation.functions
+                if function is not Function.HISTOGRAM
+            ],
+            histogram=_histogram([row for _, row in rows], aggregation.buckets) if aggregation.buckets else None,
+        )
+        if number < len(parts):
+            message.more = True
+        else:
+            message.account.CopyFrom(account)
+        yield message
+
+
+def _parts(snapshot: Snapshot, aggregation: Aggregation) -> Iterator[list[tuple[Key, Row]]]:
+    part: list[tuple[Key, Row]] = []
+    size = 0
+    for key, row in snapshot.rows.items():
+        texts = sum(len(value) for value in key if isinstance(value, bytes))
+        numbers = len(key) + len(aggregation.functions)
+        part.append((key, row))
+        size += texts + _NUMBER_BYTES * numbers + _BUCKET_BYTES * len(row.buckets)
+        if size > _BYTES_PER_MESSAGE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _column(values: Sequence[KeyValue]) -> pb.Column:
+    """Write values, which may differ in type where sites declare different ones."""
+    missing = bytes(value is None for value in values)
+    column = pb.Column(unavailable=missing if any(missing) else b"")
+    if any(isinstance(value, bytes) for value in values):
+        texts = [value if isinstance(value, bytes) else b"" if value is None else b"%d" % value for value in values]
+        column.type = pb.Column.TYPE_STRING
+        column.data = b"".join(texts)
+        column.ends = np.cumsum([len(text) for text in texts]).astype("<u4").tobytes()
+        return column
+    numbers = [value for value in values if isinstance(value, int | float)]
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    if any(isinstance(number, float) for number in numbers) or low < _LEAST_SIGNED or high > GREATEST:
+        column.type, dtype = pb.Column.TYPE_FLOAT, "<f8"
+    elif high <= _GREATEST_SIGNED:
+        column.type, dtype = pb.Column.TYPE_SIGNED, "<i8"
+    elif low >= 0:
+        column.type, dtype = pb.Column.TYPE_UNSIGNED, "<u8"
+    else:
+        column.type, dtype = pb.Column.TYPE_FLOAT, "<f8"
+    column.data = np.array([0 if value is None else value for value in values], dtype).tobytes()
+    return column
+
+
+def _histogram(rows: Sequence[Row], buckets: Buckets) -> pb.Histogram:
+    entries = [
+        (position, *buckets.bounds(bucket), row.buckets[bucket])
+        for position, row in enumerate(rows)
+        for bucket in sorted(row.buckets)
+    ]
+    positions, lows, highs, counts = zip(*entries, strict=True) if entries else ((), (), (), ())
+    return pb.Histogram(
+        count=len(entries),
+        row=np.array(positions, "<u4").tobytes(),
+        low=_column([None if low == LEAST else low for low in lows]),
+        high=_column([None if high == GREATEST else high for high in highs]),
+        counts=np.array(counts, "<u8").tobytes(),
+    )
