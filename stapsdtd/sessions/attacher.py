@@ -30,6 +30,7 @@ from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile, open_named
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.query.actions import Emit
+from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
@@ -168,16 +169,20 @@ class Attacher:
                 return {each.capture.site: error.reason for each in selected}
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
+            filters = {each.capture.site: SiteFilter.of(subscription.spec.predicate, each.capture) for each in selected}
             refusals = {
-                each.capture.site: reason for each in selected if (reason := self._why_refused(descriptor, obj, each))
+                each.capture.site: reason
+                for each in selected
+                if (reason := self._why_refused(descriptor, obj, each, filters[each.capture.site]))
             }
             armable = [each for each in selected if each.capture.site not in refusals]
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
             refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each in armable[granted:]}
+            to_arm = {each: filters[each.capture.site] for each in armable[:granted]}
             try:
-                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
+                by_engine = self._arm_in_engine(subscription, request, path, to_arm) if granted else {}
             except BaseException:
                 principal.free_sites(granted)
                 raise
@@ -197,17 +202,22 @@ class Attacher:
                     raise
         return self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
 
-    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite) -> str | None:
+    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite, site_filter: SiteFilter) -> str | None:
         """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
         architecture = obj.parsed.architecture
         return (
             why_foreign(architecture)
             or missing_argument(selected.capture)
+            or site_filter.why_not(lambda capture, subject: self._engine.why_not(capture, subject, architecture))
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )
 
     def _arm_in_engine(
-        self, subscription: Subscription, request: ArmRequest, file_path: str, selected: Sequence[SelectedSite]
+        self,
+        subscription: Subscription,
+        request: ArmRequest,
+        file_path: str,
+        selected: Mapping[SelectedSite, SiteFilter],
     ) -> dict[Site, str]:
         """Arm sites. Return why the engine refused some of them, or all if it failed."""
         obj, pids = request.object, request.mappings.keys()
@@ -219,12 +229,12 @@ class Attacher:
                 TargetSite(
                     each.capture.site,
                     subscription.id_to_arm(obj, each),
-                    Emit(each.capture.captures),
+                    Emit(site_filter.captures),
                     wanted_in(subscription, each),
+                    site_filter.tested,
                 )
-                for each in selected
+                for each, site_filter in selected.items()
             ),
-            spec.predicate,
             exclude_pids=subscription.excluded & pids,
             exclude_later=subscription.excluded - pids,
             is_ephemeral=request.is_ephemeral,
