@@ -104,7 +104,8 @@ def _add_values(aggregation: Aggregation, rows: list[Row], groups: Indices, colu
     as_floats = values.astype(np.float64)
     means = np.add.reduceat(as_floats, starts) / counts
     differences = as_floats - np.repeat(means, counts)
-    squares = np.add.reduceat(differences * differences, starts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.add.reduceat(differences * differences, starts)
     lows, highs = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     totals = _totals(values, starts)
     for position, number in enumerate(present.tolist()):

@@ -110,7 +110,7 @@ class Histograms:
         width, digits = max(map(len, ranges)), max(map(len, counts))
         most = max(bucket.count for bucket in buckets)
         return [
-            f"  {name:>{width}}  {count:>{digits}}  {bar(bucket.count / most, _BAR_CELLS)}"
+            f"  {name:>{width}}  {count:>{digits}}  {bar(bucket.count / most, _BAR_CELLS)}".rstrip()
             for name, count, bucket in zip(ranges, counts, buckets, strict=True)
         ]
 

@@ -18,9 +18,10 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 class Aggregator:
     """Adds events up in the daemon. `table` has the rows."""
 
-    def __init__(self, aggregation: Aggregation, known_sites: KnownSites) -> None:
+    def __init__(self, aggregation: Aggregation, known_sites: KnownSites, max_bytes: int) -> None:
+        """max_bytes: see `Table`."""
         self.aggregation = aggregation
-        self.table = Table(aggregation, time.monotonic_ns())
+        self.table = Table(aggregation, time.monotonic_ns(), max_bytes)
         self._known_sites = known_sites
 
     def add(self, batch: EventBatch) -> int:

@@ -130,7 +130,9 @@ class Subscription:
         if spec.scope.pids and not spec.scope.follow:
             filters.append(self.processes)
         self._sites = SiteIds(why_not, clock)
-        self._aggregator = Aggregator(spec.aggregation, self._sites.known) if spec.aggregation else None
+        self._aggregator = (
+            Aggregator(spec.aggregation, self._sites.known, spec.queue_bytes) if spec.aggregation else None
+        )
         self.sink = EventSink(ident, self.log, self.client, filters, self._notify, aggregator=self._aggregator)
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)

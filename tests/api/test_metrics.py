@@ -99,7 +99,7 @@ def scraped(server: Served) -> Scraped:
 
 
 def fates(figures: Figures) -> tuple[float, ...]:
-    """delivered, filtered, unread, in flight; lost in the kernel's buffer, decoding, the queue, by quota, full tables"""
+    """delivered, filtered, unread, in flight; lost in the kernel's buffer, decoding, queue, by quota, in full tables"""
     return tuple(
         figures[f"stapsdtd_events{name}"]
         for name in (
@@ -289,9 +289,10 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         if label not in {"le", "version"}
     }
     assert values == {
-        ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"), ("outcome", "aggregated"),
+        ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
-        ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"), ("stage", "table_full"),
+        ("outcome", "aggregated"), ("stage", "table_full"),
+        ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
     }  # fmt: skip
 

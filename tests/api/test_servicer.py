@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from stapsdtd import __version__
-from stapsdtd.api.server import SERVICE
 from stapsdtd.api.event_stream import EventStream
+from stapsdtd.api.server import SERVICE
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
