@@ -34,7 +34,7 @@ class Table(Protocol):
 
 def _left_out(snapshot: Snapshot, shown: int) -> list[str]:
     more = len(snapshot.rows) - shown
-    return [f"and {more:,} more keys"] if more else []
+    return [f"and {more:,} more {'key' if more == 1 else 'keys'}"] if more else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Histograms:
             f"p{percent} {format_quantity(_at_most(row.percentile(percent), greatest), self.unit)}"
             for percent in _PERCENTILES
         ]
-        return "  ".join([*keys, f"{values:,} values", *percentiles, f"max {format_quantity(greatest, self.unit)}"])
+        counted = f"{values:,} {'value' if values == 1 else 'values'}"
+        return "  ".join([*keys, counted, *percentiles, f"max {format_quantity(greatest, self.unit)}"])
 
     def _bars(self, row: SnapshotRow) -> list[str]:
         buckets = list(row.buckets if self.is_linear else powers_of_two(row.buckets))

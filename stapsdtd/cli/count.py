@@ -36,11 +36,10 @@ def command(
 ) -> int:
     """Count how often the matching probes fire, by key, until Ctrl-C.
 
-    The server counts, so that it costs the same however often probes fire: nothing is sent but the counts. --by names
-    the keys: arguments, such as arg0 or arg1:str[32], and pid, tid, cpu, execname, uid, gid, cgroup, container,
-    provider, module, function and name.
+    The server counts, and sends nothing but the counts. --by names the keys: arguments, such as arg0 or arg1:str[32],
+    and pid, tid, cpu, execname, uid, gid, cgroup, container, provider, module, function and name.
 
-    In a terminal, the counts so far are shown live; with --interval, those of each interval. At the end, a summary on
-    standard error says how many events were aggregated, filtered and lost.
+    In a terminal, the counts so far are shown live; with --interval, those of each interval one below the other. At the
+    end, a summary on standard error says how many events were aggregated, filtered and lost.
     """
     return aggregates.run(server, selectors, subscribe_options, shown, Rows(shown))

@@ -57,9 +57,10 @@ class Output(Protocol):
 def output_for(table: Table, shown: Shown) -> Output:
     if shown.as_json:
         return _JsonOutput(shown)
-    is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    # a command has the terminal for itself
-    return _TerminalOutput(table, shown) if is_terminal and not shown.command_line else _PipeOutput(table, shown)
+    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    # a command has the terminal for itself, and intervals are to be compared
+    is_redrawn = can_redraw and not shown.command_line and shown.interval is None
+    return _TerminalOutput(table) if is_redrawn else _PipeOutput(table, shown)
 
 
 class _JsonOutput:
@@ -124,9 +125,8 @@ class _TerminalOutput:
 
     is_live = True
 
-    def __init__(self, table: Table, shown: Shown) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
-        self._shown = shown
         self._screen = Screen()
         self._notices: list[str] = []
         self._last: Snapshot | None = None

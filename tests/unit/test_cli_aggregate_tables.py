@@ -77,7 +77,7 @@ def test_several_histograms_are_apart() -> None:
     rows = [SnapshotRow((pid,), {"count": 1, "max": 1}, (Bucket(1, 1, 1),)) for pid in (1, 2)]
     lines = Histograms(shown("pid")).lines(snapshot(*rows))
     assert [line for line in lines if not line or line.startswith("pid")] == [
-        "pid=1  1 values  p50 1  p90 1  p99 1  max 1", "", "pid=2  1 values  p50 1  p90 1  p99 1  max 1",
+        "pid=1  1 value  p50 1  p90 1  p99 1  max 1", "", "pid=2  1 value  p50 1  p90 1  p99 1  max 1",
     ]  # fmt: skip
 
 
