@@ -46,7 +46,8 @@ signed_hits = st.tuples(
 def batch_of(hits: Sequence[Hit], *, signed: bool = True) -> EventBatch:
     values, texts, pids, comms, cpus, sites = zip(*hits, strict=True)
     missing = np.array([value is None for value in values])
-    data = np.array([value or 0 for value in values], np.int64 if signed else np.uint64)
+    numbers = [value or 0 for value in values]
+    data = np.array(numbers, np.int64) if signed else np.array(numbers, np.uint64)
     columns = (Strings.of(texts), Numbers(data, missing if missing.any() else None))
     return EventBatch(
         np.arange(len(hits)), np.array(pids, np.int32), np.array(pids, np.int32), np.array(cpus, np.uint16),
