@@ -262,7 +262,7 @@ def filter_of(target: Target, wanted: TargetSite) -> Filter:
     if pids is not None:
         followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
         pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
-    excluded = target.exclude_pids
+    excluded = frozenset(target.exclude_pids)
     if isinstance(wanted.action, Aggregate):
         # the reader, which filters others' events, cannot take a hit out of a row
         excluded |= target.exclude_later
