@@ -9,7 +9,8 @@
  *     recipe ─► operands ─► key ─┐
  *                     └─► value ─┴─► row: count, total, least, greatest
  *
- * A histogram has a row for each bucket, whose number is part of the key. Each table has two banks. While hits use one,
+ * A histogram has a row for each bucket, whose number is part of the key. A hit of which something is not in memory is
+ * handed over to the daemon as a record: it knows constants from their files. Each table has two banks. While hits use one,
  * the daemon reads and empties the other (capture/bpf/draining.py).
  */
 
@@ -95,6 +96,7 @@ static long take_part(__u32 number, struct hit *hit)
 	}
 	if (!fetch_part(hit, op, &value)) {
 		workspace->missing |= 1U << (number & 31);
+		workspace->unread = 1;
 		value = 0;
 	}
 	if (op->take == TAKE_NUMBER) {
@@ -105,8 +107,11 @@ static long take_part(__u32 number, struct hit *hit)
 	if (limit > KEY_WORDS * sizeof(__u64))
 		return 1;
 	/* it reads nothing at 0, and leaves zeros where it fails */
-	if (bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value) < 0)
+	if (bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value) < 0) {
 		workspace->missing |= 1U << (number & 31);
+		if (value)
+			workspace->unread = 1;
+	}
 	workspace->used = at + (limit + sizeof(__u64) - 1) / sizeof(__u64);
 	return 0;
 }
@@ -212,6 +217,7 @@ static long add(__u32 number, struct hit *hit)
 	workspace->recipe = index;
 	workspace->used = 1;
 	workspace->missing = 0;
+	workspace->unread = 0;
 	bpf_loop(recipe->parts, take_part, hit, 0);
 	workspace->key[0] = recipe->variant | (__u64)workspace->missing << 32;
 	if (recipe->has_value) {
@@ -220,6 +226,10 @@ static long add(__u32 number, struct hit *hit)
 			workspace->key[0] |= (__u64)bucket_of(workspace, recipe, value) << 48;
 		else
 			workspace->key[0] |= (__u64)VALUE_MISSING << 32;
+	}
+	if (recipe->hands_over && (workspace->unread || (recipe->has_value && !has_value))) {
+		hit->handed_over |= 1ULL << (recipe->filter & 63);
+		return 0;
 	}
 	row = row_of(hit, workspace, recipe);
 	if (!row) {

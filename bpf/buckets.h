@@ -15,7 +15,7 @@ struct workspace {
 	__u32 used; /* words of the key */
 	__u32 missing;
 	__u32 at; /* a step's result, which the verifier is not to follow: it would go through all combinations */
-	__u32 unused;
+	__u32 unread; /* something that may have been there */
 	struct row nothing;
 	__u64 key[MOST_WORDS];
 };

@@ -104,6 +104,7 @@ int on_hit(const __u64 *registers)
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
+	hit.handed_over = 0;
 	hit.next_test = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
@@ -122,7 +123,7 @@ int on_hit(const __u64 *registers)
 #endif
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
-	hit.matched &= hit.plan->emitted;
+	hit.matched &= hit.plan->emitted | hit.handed_over;
 	if (hit.matched)
 		emit(&hit);
 	return 0;

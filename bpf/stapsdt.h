@@ -171,7 +171,8 @@ struct recipe {
 	__u8 compares;		/* the value to the least and the greatest */
 	__u8 buckets;
 	__u8 sub_bits;
-	__u8 unused[3];
+	__u8 hands_over;	/* a hit is recorded if a part of its key, or the value, is not in memory */
+	__u8 unused[2];
 };
 
 /*

@@ -64,7 +64,7 @@ def _coded(key: KeySource, batch: EventBatch, columns: Mapping[Capture, ValueCol
         return _coded_strings(column) if isinstance(column, Strings) else _coded_numbers(column)
     if key in SITE_FIELDS:
         ids, codes = np.unique(batch.site_id, return_inverse=True)
-        return codes, [site_value(site_id, key).encode(errors="surrogateescape") for site_id in ids.tolist()]
+        return codes, [site_value(site_id, key).encode() for site_id in ids.tolist()]
     if key is HitField.EXECNAME:
         names, codes = np.unique(batch.comm, return_inverse=True)
         return codes, list(names.tolist())

@@ -36,12 +36,12 @@ def command(
     subscribe_options: SubscribeOptions,
     shown: Shown,
 ) -> int:
-    """Show average, least, greatest, sum and standard deviation of the argument VALUE, such as arg0, until Ctrl-C.
+    """Show average, least and greatest value, and the sum, of the argument VALUE, such as arg0, until Ctrl-C.
 
     COUNT counts all hits, also those whose value could not be read. See stapsdt count for --by, --interval
     and the rest.
     """
-    functions = ("count", "avg", "min", "max", "sum", "stddev")
+    functions = ("count", "avg", "min", "max", "sum")
     return aggregates.run(
         server, selectors, subscribe_options, shown, Rows(shown, unit), functions=functions, value=value
     )

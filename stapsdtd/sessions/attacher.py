@@ -29,14 +29,14 @@ from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile, open_named
 from stapsdtd.procs.objects import Parse, open_object
-from stapsdtd.query.actions import Emit
+from stapsdtd.query.actions import Action, Aggregate, Emit
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class Attacher:
                 subscription.sink,
                 subscription.spec.kernel_buffer_kib,
                 owner_of(subscription.client),
+                subscription.sink if subscription.spec.aggregation else None,
             )
             session.is_open = True
             self._follow(subscription)
@@ -219,7 +220,7 @@ class Attacher:
                 TargetSite(
                     each.capture.site,
                     subscription.id_to_arm(obj, each),
-                    Emit(each.capture.captures),
+                    self._action(spec, obj, each),
                     wanted_in(subscription, each),
                 )
                 for each in selected
@@ -239,6 +240,13 @@ class Attacher:
             _log.warning("cannot arm %s: %s", obj.path, error)
             self._release(subscription, obj, is_awaited=False)
             return {each.capture.site: str(error) for each in selected}
+
+    def _action(self, spec: SubscriptionSpec, obj: Object, selected: SelectedSite) -> Action:
+        """Return what the engine is to do at a site: of an aggregation, as much as it can."""
+        site, aggregation = selected.capture.site, spec.aggregation
+        if aggregation and self._engine.why_not_aggregated(aggregation, site, obj.parsed.architecture) is None:
+            return Aggregate(aggregation)
+        return Emit(selected.capture.captures)
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""

@@ -131,6 +131,8 @@ def _counters_of(plan: ActivePlan) -> list[_Counters]:
 def write_off(plan: ActivePlan, totals: U64) -> None:
     """Report what was counted as a hit of an ended plan and never read as lost."""
     for reading in plan.readings:
+        if not reading.is_complete:
+            continue
         unaccounted = _unaccounted(plan, reading.bit, totals)
         if unaccounted > 0:
             _log.error("%d events of a site were counted by the kernel and never read", unaccounted)

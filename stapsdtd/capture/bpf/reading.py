@@ -134,13 +134,15 @@ class Channel:
 class Reading:
     """How one subscription reads a plan's records: those its filter accepted, as events of site_id.
 
-    bit: of its filter, in the record's `matched`.
+    bit: of its filter, in the record's `matched`. is_complete: whether all of the filter's hits have records, rather
+    than those that could not be added to a row.
     """
 
     channel: Channel
     bit: int
     site_id: int
     layout: Layout
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

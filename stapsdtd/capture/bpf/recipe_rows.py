@@ -19,13 +19,17 @@ from stapsdtd.events.columns import I64
 
 @dataclass(frozen=True, slots=True)
 class RecipeSpec:
-    """bit: of the filter that chooses the hits. table, variant: where their rows are, and which keys are theirs."""
+    """bit: of the filter that chooses the hits. table, variant: where their rows are, and which keys are theirs.
+
+    hands_over: whether a hit of which something is not in memory is recorded rather than added.
+    """
 
     recipe: Recipe
     bit: int
     table: int
     variant: int
     key_class: int
+    hands_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +108,4 @@ def _fields(spec: RecipeSpec, lost: int) -> tuple[int, ...]:
             kind, edge_count = BucketKind.EDGES, len(edges)
     is_signed = recipe.layout.is_signed
     of_value = is_signed is not None, bool(is_signed), recipe.adds, recipe.compares
-    return edge_count, lost, spec.bit, spec.key_class, recipe.parts, *of_value, kind, sub_bits
+    return edge_count, lost, spec.bit, spec.key_class, recipe.parts, *of_value, kind, sub_bits, spec.hands_over

@@ -60,11 +60,14 @@ def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """spec: for the program. bits: each filter's. emission: the record that hits write. summing: what they add to."""
+    """spec: for the program. bits: each filter's, one if its hits are recorded and one if they are added up.
+
+    emission: the record that hits write. summing: what they add to.
+    """
 
     spec: PlanSpec
     consumers: tuple[Consumer, ...]
-    bits: Mapping[Filter, int]
+    bits: Mapping[_Choice, int]
     emission: Emission
     summing: Summing
 
@@ -74,12 +77,12 @@ class SitePlan:
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
         emission = Emission.of(site)
-        bits = {each: bit for bit, each in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
-        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each in bits) > layout.MAX_STEPS:
+        bits = {each: bit for bit, each in enumerate(dict.fromkeys(map(_choice, consumers)))}
+        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each, _ in bits) > layout.MAX_STEPS:
             raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(bits)}")
         summing = Summing.of(site, bits)
-        emitted = {bits[consumer.filter] for consumer, _ in emission.layouts}
-        read = {Value(index) for each in bits for index in each.arguments}
+        emitted = {bit for (_, is_added), bit in bits.items() if not is_added}
+        read = {Value(index) for each, _ in bits for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
         operand_indexes = {
@@ -91,7 +94,7 @@ class SitePlan:
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],
-            {bit: each for each, bit in bits.items()},
+            {bit: each for (each, _), bit in bits.items()},
             operand_indexes,
             has_texts=emission.max_bytes > emission.min_bytes,
             emitted=sum(1 << bit for bit in emitted),
@@ -101,12 +104,18 @@ class SitePlan:
 
     def active(self, entry: PlanEntry) -> ActivePlan:
         """Return the plan for the reader, once it is in the kernel's table."""
-        channels = tuple((self.bits[consumer.filter], consumer.channel) for consumer in self.consumers)
+        channels = tuple((self.bits[_choice(consumer)], consumer.channel) for consumer in self.consumers)
         readings = tuple(
-            Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
+            Reading(
+                consumer.channel,
+                self.bits[_choice(consumer)],
+                consumer.target.site_id,
+                layout,
+                is_complete=isinstance(consumer.target.action, Emit),
+            )
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for each, bit in self.bits.items() if not each.accepts_all)
+        tested_bits = sum(1 << bit for (each, _), bit in self.bits.items() if not each.accepts_all)
         abs_ip_at = len(self.emission.operands) - 1
         constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
         return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
@@ -115,6 +124,8 @@ class SitePlan:
 @dataclass(frozen=True, slots=True)
 class Emission:
     """The one record that a hit writes for all consumers whose action is Emit, and how each of them reads it.
+
+    Also for consumers that add hits up, if these lack something that is not in memory: the daemon may know it.
 
     operands: of the record's values. positions: each value's among them. min_bytes, max_bytes: of a record.
     constants: of the file, if values may have to be read from it; then the last operand is abs_ip.
@@ -135,6 +146,9 @@ class Emission:
         for consumer in site.consumers.values():
             match consumer.target.action:
                 case Emit(captures):
+                    sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
+                case Aggregate(aggregation) if _hands_over(consumer, subjects):
+                    captures = aggregation.captures
                     sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [subjects.encode(value) for value in values]
@@ -177,21 +191,38 @@ class Summing:
     counted: tuple[Counted, ...]
 
     @classmethod
-    def of(cls, site: ArmedSite, bits: Mapping[Filter, int]) -> Summing:
+    def of(cls, site: ArmedSite, bits: Mapping[_Choice, int]) -> Summing:
         """bits: of the filters. Raises ValueError if the program cannot aggregate what a consumer wants."""
+        subjects = _Subjects(site)
         recipes, added, counted = [], [], []
         for consumer in site.consumers.values():
             match consumer.target.action:
                 case Aggregate(aggregation):
-                    bit, table = bits[consumer.filter], consumer.table
+                    bit, table = bits[_choice(consumer)], consumer.table
                     recipe = Recipe.of(aggregation, site.site, consumer.target.site_id, site.object.architecture)
                     if table is None:
                         counted.append(Counted(consumer.channel, bit, recipe.layout.site_id, recipe.layout.fixed_key))
                         continue
                     variant = table.variant(recipe.layout)
-                    recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class))
+                    hands_over = _hands_over(consumer, subjects)
+                    recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, hands_over))
                     added.append(Added(consumer.channel, table.number))
         return cls(tuple(recipes), tuple(added), tuple(counted))
+
+
+_Choice = tuple[Filter, bool]
+"""A filter, and whether the hits that it accepts are added up."""
+
+
+def _choice(consumer: Consumer) -> _Choice:
+    return consumer.filter, isinstance(consumer.target.action, Aggregate)
+
+
+def _hands_over(consumer: Consumer, subjects: _Subjects) -> bool:
+    """Report whether something that an aggregation adds up may not be in memory."""
+    sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
+    values = [source for source in sources if isinstance(source, Value)]
+    return consumer.table is not None and any(map(subjects.reads_memory, values))
 
 
 class _Subjects:
