@@ -42,6 +42,8 @@ struct slot slots[MAX_SLOTS] SEC(".bss.slots");
 struct plan plans[MAX_PLANS] SEC(".bss.plans");
 struct operand operands[MAX_OPERANDS] SEC(".bss.operands");
 struct test tests[MAX_TESTS] SEC(".bss.tests");
+struct recipe recipes[MAX_RECIPES] SEC(".bss.recipes");
+__s64 edges[MAX_EDGES] SEC(".bss.edges");
 
 /* The daemon, whose own hits would make events without end. */
 volatile const __s32 daemon_pid = 0;
@@ -87,7 +89,10 @@ struct hit {
 	struct cpu_counters *counters;
 	const struct plan *plan;
 	struct scratch *scratch;
+	struct workspace *workspace;
+	__u64 handed_over; /* filters of recipes that could not read all they need */
 	__u32 next_test;
+	__u32 bank;
 };
 
 static __always_inline __u64 register_of(const struct hit *hit, __u32 number)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
  * One program for all sites. It runs at every hit of every group and decides, before it does anything, for which
- * subscriptions the hit is (filter.h); it then writes one record for all of them (emit.h). Two small ones keep the sets
- * of processes that scopes follow (follow.h).
+ * subscriptions the hit is (filter.h); it then writes one record for all of them that want events (emit.h), and adds
+ * the hit to rows of those that want sums (aggregate.h). Two small ones keep the sets of processes that scopes follow
+ * (follow.h).
  *
  *     (cookie, ip) ─► index ─► slot ─► plan ─┬─► tests, for each filter ─► matched
- *                                            └─► operands ─► values ─► the ring of the record's size
+ *                                            ├─► operands ─► values ─► the ring of the record's size
+ *                                            └─► recipes ─► keys ─► the rows of a table (aggregate.h)
  *
  * It never waits. Whoever owns a page that is not resident, or the file system it comes from, decides how long a fault
  * takes, and while a hit waits nobody on the host can detach an uprobe program. So what is not resident is missing from
@@ -14,6 +16,7 @@
  * Where the kernel preempts, another hit may come on the same CPU in the middle of this one. Hence atomic counters,
  * scratch space that is claimed, and no private stack (see on_hit).
  */
+#include "aggregate.h"
 #include "emit.h"
 #include "filter.h"
 
@@ -39,6 +42,7 @@ struct {
 	enum test_jump test_jump;
 	enum counter counter;
 	enum record_class record_class;
+	enum bucket_kind bucket_kind;
 	enum membership membership;
 	struct record record;
 } layout SEC(".bss.layout");
@@ -100,6 +104,7 @@ int on_hit(const __u64 *registers)
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
+	hit.handed_over = 0;
 	hit.next_test = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
@@ -116,7 +121,11 @@ int on_hit(const __u64 *registers)
 	/* for tests of what becomes of hits that take long: see tests/kernel/test_late_hits.py */
 	bpf_loop(DELAY_STEPS, idle, NULL, 0);
 #endif
-	emit(&hit);
+	if (hit.plan->recipe_count)
+		aggregate(&hit);
+	hit.matched &= hit.plan->emitted | hit.handed_over;
+	if (hit.matched)
+		emit(&hit);
 	return 0;
 }
 

@@ -26,6 +26,14 @@ enum limit {
 	MAX_FOLLOWING = 64,	/* scopes that follow processes */
 	MAX_FOLLOWED = 1 << 16,	/* processes at a time, of each */
 
+	MAX_RECIPES = 1 << 14,
+	MAX_EDGES = 1 << 16,
+	MAX_TABLES = 128,	/* of rows, each with two banks */
+	MAX_PARTS = 15,		/* of a key */
+	KEY_WORDS = 32,		/* of a key, at most */
+	KEY_CLASSES = 5,	/* sizes of keys: 2, 4, 8, 16, 32 words */
+	WORKSPACES = 16,	/* of a CPU, where keys are made */
+
 	SHARES = 4096,		/* processes that met a full ring lately */
 	SHARE_PER_SECOND = 256,	/* records of a process for which there is room even then */
 };
@@ -38,12 +46,16 @@ enum operand_kind {
 	OPERAND_MEMORY = 3,	/* width bytes there */
 	OPERAND_UID_GID = 4,	/* of the thread, as bpf_get_current_uid_gid() */
 	OPERAND_CGROUP = 5,	/* its id in the unified hierarchy */
+	OPERAND_PID = 6,	/* this and what follows: in keys alone */
+	OPERAND_TID = 7,
+	OPERAND_CPU = 8,
 };
 
 enum operand_take {
 	TAKE_NUMBER = 0,
 	TAKE_STRING = 1,	/* the operand points to it */
 	TAKE_BYTES = 2,		/* the same, `limit` bytes with NULs and all */
+	TAKE_COMM = 3,		/* the thread's name, in keys alone */
 };
 
 struct operand {
@@ -123,14 +135,59 @@ struct test {
  */
 struct plan {
 	__u64 always;		/* filters that accept every hit */
+	__u64 emitted;		/* filters whose hits are written as records */
 	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
-	__u32 counters;		/* enum counter, the last three for each filter */
+	__u32 counters;		/* enum counter, the last three for each filter; behind them, one for each recipe */
+	__u32 recipes;		/* first */
+	__u32 recipe_count;
 	__u8 values;
 	__u8 has_tests;
 	__u8 has_texts;
 	__u8 unused;
+};
+
+enum bucket_kind {
+	BUCKETS_NONE = 0,
+	BUCKETS_LOG_LINEAR = 1,	/* 1 << sub_bits for each power of two; negative numbers for negative values */
+	BUCKETS_EDGES = 2,	/* numbered by how many edges are not above the value */
+};
+
+/* How one consumer's hits are added up: which key a hit has, and what becomes of the value in the key's row. */
+struct recipe {
+	__u32 table;
+	__u32 variant;		/* tells apart keys whose parts mean different things */
+	__u32 operands;		/* of the key's parts; behind them, of the value */
+	__u32 edges;		/* first */
+	__u16 edge_count;
+	__u16 lost;		/* the counter of hits for whose key there was no room, from plan.counters on */
+	__u8 filter;		/* the bit that chooses the hits */
+	__u8 key_class;
+	__u8 parts;
+	__u8 has_value;
+	__u8 is_signed;		/* the value */
+	__u8 adds;		/* the value to a sum */
+	__u8 compares;		/* the value to the least and the greatest */
+	__u8 buckets;
+	__u8 sub_bits;
+	__u8 hands_over;	/* a hit is recorded if a part of its key, or the value, is not in memory */
+	__u8 unused[2];
+};
+
+/*
+ * A key begins with variant | missing << 32 | bucket << 48. A bit of missing stands for a part that could not be read, or
+ * for the value. Then come the parts: numbers, and texts that are padded with zeros, as the key is as a whole.
+ */
+#define VALUE_MISSING 0x8000
+
+/* What the hits of one key add up to. All is 0 at first. */
+struct row {
+	__u64 count;
+	__u64 total;		/* of the values: its lower half, and */
+	__s64 carry;		/* its upper half */
+	__u64 low;		/* the greatest of ~value, so that 0 is the least */
+	__u64 high;		/* the greatest value; signed ones have their sign bit turned over in both */
 };
 
 /* The first of all cells: hits that were not what they had been when they began, which have no record. */

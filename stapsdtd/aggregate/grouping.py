@@ -64,7 +64,7 @@ def _coded(key: KeySource, batch: EventBatch, columns: Mapping[Capture, ValueCol
         return _coded_strings(column) if isinstance(column, Strings) else _coded_numbers(column)
     if key in SITE_FIELDS:
         ids, codes = np.unique(batch.site_id, return_inverse=True)
-        return codes, [site_value(site_id, key).encode(errors="surrogateescape") for site_id in ids.tolist()]
+        return codes, [site_value(site_id, key).encode() for site_id in ids.tolist()]
     if key is HitField.EXECNAME:
         names, codes = np.unique(batch.comm, return_inverse=True)
         return codes, list(names.tolist())
@@ -104,7 +104,8 @@ def _add_values(aggregation: Aggregation, rows: list[Row], groups: Indices, colu
     as_floats = values.astype(np.float64)
     means = np.add.reduceat(as_floats, starts) / counts
     differences = as_floats - np.repeat(means, counts)
-    squares = np.add.reduceat(differences * differences, starts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.add.reduceat(differences * differences, starts)
     lows, highs = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     totals = _totals(values, starts)
     for position, number in enumerate(present.tolist()):

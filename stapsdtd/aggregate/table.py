@@ -9,6 +9,10 @@ from dataclasses import dataclass
 
 from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 
+_ROW_BYTES = 512
+_BUCKET_BYTES = 128
+"""Of Python's objects, about."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -29,8 +33,11 @@ class Snapshot:
 class Table:
     """Filled by the engine's reader thread, and read by the API's."""
 
-    def __init__(self, aggregation: Aggregation, now_ns: int) -> None:
+    def __init__(self, aggregation: Aggregation, now_ns: int, max_bytes: int) -> None:
+        """max_bytes: of the rows that no snapshot has yet, or of all if snapshots are cumulative, about."""
         self._aggregation = aggregation
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._lock = threading.Lock()
         self._rows: dict[Key, Row] = {}
         self._hits = 0
@@ -43,19 +50,22 @@ class Table:
         return self._hits
 
     def add(self, rows: Mapping[Key, Row]) -> int:
-        """Add what hits add up to. Return how many of them had no room, since their key is new and the table full."""
+        """Add what hits add up to. Return how many had no room, since their key or bucket is new and the table full."""
         left_out = 0
         with self._lock:
             for key, row in rows.items():
                 known = self._rows.get(key)
-                if known is not None:
-                    known.add(row)
-                elif len(self._rows) < self._aggregation.max_keys:
-                    self._rows[key] = row
-                else:
+                more = _bytes_of(key, row) if known is None else _more_bytes(known, row)
+                has_room = not more or self._bytes + more <= self._max_bytes
+                if not has_room or (known is None and len(self._rows) >= self._aggregation.max_keys):
                     left_out += row.count
                     continue
+                self._bytes += more
                 self._hits += row.count
+                if known is None:
+                    self._rows[key] = row
+                else:
+                    known.add(row)
         return left_out
 
     def take(self, now_ns: int, *, is_final: bool = False) -> Snapshot:
@@ -66,6 +76,7 @@ class Table:
             else:
                 rows, begin_ns = self._rows, self._last.end_ns
                 self._rows = {}
+                self._bytes = 0
             self._last = Snapshot(self._last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
             return self._last
 
@@ -73,3 +84,11 @@ class Table:
         """Return the snapshot that was taken last, for a client that may lack it; its number is 0 if none was."""
         with self._lock:
             return self._last
+
+
+def _bytes_of(key: Key, row: Row) -> int:
+    return _ROW_BYTES + sum(len(part) for part in key if isinstance(part, bytes)) + _BUCKET_BYTES * len(row.buckets)
+
+
+def _more_bytes(row: Row, added: Row) -> int:
+    return _BUCKET_BYTES * len(added.buckets.keys() - row.buckets.keys())

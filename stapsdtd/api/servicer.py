@@ -208,13 +208,20 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
             if request.HasField("from_seq") and request.from_seq == 0:
                 raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
-            stream = _stream_of(self._subscribers.find(ident, caller), request)
+            stream = self._stream_of(self._subscribers.find(ident, caller), request)
             async with self._calls.cleanup(lambda: subscriptions.stream_closed(ident)):
                 with self._streams.opened(stream, caller):
                     # within the cleanup: the client may cancel during this call
                     await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
                     async for message in stream.messages():
                         yield message
+
+    def _stream_of(self, subscription: Subscription, request: pb.StreamRequest) -> SubscriptionStream:
+        first = request.from_seq if request.HasField("from_seq") else None
+        aggregation, table = subscription.spec.aggregation, subscription.table
+        if aggregation is None or table is None:
+            return EventStream(subscription, request.encoding, first)
+        return SnapshotStream(subscription, table, aggregation, first, self._backend.subscriptions.collect)
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
@@ -252,14 +259,6 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 if caller.rights.may_use(subscription)
             ]
         )
-
-
-def _stream_of(subscription: Subscription, request: pb.StreamRequest) -> SubscriptionStream:
-    first = request.from_seq if request.HasField("from_seq") else None
-    aggregation, table = subscription.spec.aggregation, subscription.table
-    if aggregation is None or table is None:
-        return EventStream(subscription, request.encoding, first)
-    return SnapshotStream(subscription, table, aggregation, first)
 
 
 def _shortened(selectors: Sequence[str]) -> str:

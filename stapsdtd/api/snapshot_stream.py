@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.api import convert, snapshots
 from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
+
+Collect = Callable[[SubscriptionKey], Future[None]]
+
+_COLLECT_SECONDS = 1.0
 
 
 class SnapshotStream(SubscriptionStream):
@@ -24,13 +30,16 @@ class SnapshotStream(SubscriptionStream):
         table: Table,
         aggregation: Aggregation,
         from_number: int | None,
+        collect: Collect,
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """from_number: of the first snapshot that the client lacks."""
+        """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`."""
         super().__init__(subscription)
         self._table = table
         self._aggregation = aggregation
         self._from_number = from_number
+        self._collect = collect
         self._clock = clock
         self._due = clock() + aggregation.interval_ms / 1000 if aggregation.interval_ms else None
 
@@ -60,3 +69,8 @@ class SnapshotStream(SubscriptionStream):
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(super()._wait(), max(self._due - self._clock(), 0))
+        if self._clock() >= self._due and self._subscription.end_reason is None:
+            # what fired until now belongs to this interval; if the engine has failed, so much is known
+            collected = asyncio.wrap_future(self._collect(self._subscription.subscription_key))
+            await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
+            collected.cancel()

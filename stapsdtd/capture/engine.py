@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
@@ -57,6 +59,16 @@ class Sink(Protocol):
 
     def lost(self, stage: LossStage, count: int) -> None:
         """Count more hits whose events will not be delivered."""
+
+
+class RowSink(Protocol):
+    """Receives what the hits of one subscription add up to, on the engine's reader thread; it must not block."""
+
+    def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
+        """Take rows of hits that were not taken before. The sink's fired() counts these, too.
+
+        site_id: of the site, if properties of the probe are keys; None stands for them in each Key. 0 otherwise.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,7 @@ class EngineMetrics:
     """attachments: armed sites; one that subscriptions share counts once. groups: tracefs events.
 
     strays: hits and records that belong to no subscription; 0 unless the engine or the kernel has a defect.
+    table_bytes: of the kernel's memory, about, for rows that hits add up to.
     """
 
     attachments: int
@@ -141,10 +154,11 @@ class EngineMetrics:
     rings: tuple[RingMetrics, ...]
     strays: int = 0
     unread: UnreadMetrics = UnreadMetrics()
+    table_bytes: int = 0
 
 
 class Engine(Protocol):
-    """Called from one thread, except for `ask`, `problem` and `metrics`, which any thread may call."""
+    """Called from one thread, except for `ask`, `collect`, `problem` and `metrics`, which any thread may call."""
 
     @property
     def name(self) -> str: ...
@@ -152,8 +166,23 @@ class Engine(Protocol):
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         """Return why something cannot be captured as wanted, or None if it can. architecture: the object's."""
 
-    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
-        """Open a subscription with nothing armed. owner: names the client that it belongs to."""
+    def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:
+        """Return why hits of a site are to be emitted rather than aggregated in the kernel, or None if they can be.
+
+        Where they cannot, arm() refuses Aggregate.
+        """
+
+    def open(
+        self,
+        subscription_key: SubscriptionKey,
+        sink: Sink,
+        kernel_buffer_kib: int,
+        owner: str = "",
+        rows: RowSink | None = None,
+    ) -> None:
+        """Open a subscription with nothing armed. owner: names the client that it belongs to. rows: takes what hits add
+        up to, where sites are armed with Aggregate.
+        """
 
     def follow(self, subscription_key: SubscriptionKey, pids: frozenset[int]) -> Followed:
         """Follow processes, and what they fork from now on, until the subscription is closed. Scopes may name them.
@@ -174,6 +203,9 @@ class Engine(Protocol):
         """Disarm everything, and end the subscription. The future is done, in any thread, when the sink has its last
         events and losses; it is not called after that.
         """
+
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+        """Return a future that is done, in any thread, when the sinks have all hits so far. It may have an error."""
 
     def ask(self) -> Future[None]:
         """Return a future that is done when the reader thread gets to it, or has an error if that thread has ended."""

@@ -31,6 +31,7 @@ _FAILURES = {
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count.
+    is_aggregated: events were not delivered but counted in rows.
 
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
@@ -47,6 +48,12 @@ class Summary:
     silent: tuple[str, ...] = ()
     appeared: int = 0
     armed_after_ms: float = 0.0
+    is_aggregated: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """What became of the events that are called delivered."""
+        return "aggregated" if self.is_aggregated else "delivered"
 
     @property
     def is_silent(self) -> bool:
@@ -59,7 +66,7 @@ class Summary:
 
     def as_record(self) -> dict[str, object]:
         record: dict[str, object] = {
-            "delivered": self.delivered,
+            self.outcome: self.delivered,
             "filtered": self.filtered,
             "lost": self.lost,
             "sites": self.sites,
@@ -165,6 +172,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
             "queue": account.lost_queue,
             "decode": account.lost_decode,
             "quota": account.lost_quota,
+            "table_full": account.lost_table_full,
         },
         sites=sites,
         refused=refused,

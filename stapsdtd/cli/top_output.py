@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 from stapsdtd.cli.following import Summary
 from stapsdtd.cli.render import paint, plural, print_stderr, wants_color
+from stapsdtd.cli.screen import Screen
 from stapsdtd.cli.top_rates import Interval, ProbeRow, ProcessRow
 from stapsdtd.cli.trace_output import print_summary, print_unmatched
 from stapsdtd.cli.unmatched import Hints
@@ -31,9 +32,6 @@ from stapsdtd.runtime.text import escape
 _Row = TypeVar("_Row")
 
 _PIPE_ROWS_PER_TABLE = 100
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
-_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_CLEAR, _HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[2J", "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 class Output(Protocol):
@@ -92,14 +90,14 @@ class TerminalOutput:
     """Redraws the tables in place, and leaves the last ones on the screen."""
 
     def __init__(self) -> None:
+        self._screen = Screen()
         self._color = wants_color(sys.stdout)
         self._notice = ""
         self._hint = ""
 
     def begin(self, hints: Hints) -> None:
         self._hint = self._notice = next(iter(hints.lines), "")
-        # without wrapping, lines that are wider than computed, as in some scripts, are cut off
-        _write(_NO_WRAP + _HIDE_CURSOR + _CLEAR + _HOME)
+        self._screen.open()
 
     def show(self, interval: Interval) -> None:
         width, height = shutil.get_terminal_size()
@@ -107,14 +105,13 @@ class TerminalOutput:
         lines = frame(interval, notice=notice, rows=max(height - _OTHER_LINES, 2), width=width, color=self._color)
         self._notice = ""
         # the cursor stays on the last line of the screen
-        shown = lines[: height - 1]
-        _write(_HOME + "".join(f"{line}{_REST_OF_LINE}\n" for line in shown) + _REST_OF_SCREEN)
+        self._screen.draw(lines[: height - 1])
 
     def interrupted(self, message: str) -> None:
         self._notice = message
 
     def close(self) -> None:
-        _write(_WRAP + _SHOW_CURSOR)
+        self._screen.close()
 
     def end(self, summary: Summary) -> None:
         print_summary(summary)
@@ -237,8 +234,3 @@ def _process_cells(row: ProcessRow) -> tuple[int, int, int, str]:
 def _rate(interval: Interval, count: int) -> str:
     rate = interval.rate(count)
     return f"{rate:,.0f}" if rate >= 100 or not count else f"{rate:.1f}"
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

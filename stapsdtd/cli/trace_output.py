@@ -112,10 +112,10 @@ class HumanOutput:
             if (count := sum(site.state is state for site in sites))
         ]
         print_stderr(", ".join(counts) + more)
-        print_grouped("refused", [_refused(site) for site in sites if site.state is SiteState.REFUSED])
+        print_grouped("refused", [refused(site) for site in sites if site.state is SiteState.REFUSED])
 
 
-def _refused(site: SiteStatus) -> tuple[str, str]:
+def refused(site: SiteStatus) -> tuple[str, str]:
     """Return why it was refused, and what."""
     return site.reason, f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}"
 
@@ -152,7 +152,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def format_summary(summary: Summary) -> str:
-    parts = [f"{plural(summary.delivered, 'event')} delivered", f"{summary.filtered} filtered"]
+    parts = [f"{plural(summary.delivered, 'event')} {summary.outcome}", f"{summary.filtered} filtered"]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")

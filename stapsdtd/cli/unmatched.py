@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.catalog.selectors import Selector
     from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
-    from stapsdtd.subscribe_options import SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
 
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
@@ -69,14 +69,17 @@ class NothingMatchesError(ClientError):
 
 @asynccontextmanager
 async def subscribed(
-    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate | None = None
 ) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
-    """Subscribe, and find out why selectors match nothing yet.
+    """Subscribe to events or an aggregation, and find out why selectors match nothing yet.
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
     try:
-        subscription = await client.subscribe(selectors, options)
+        if aggregate is None:
+            subscription = await client.subscribe(selectors, options)
+        else:
+            subscription = await client.aggregate(selectors, aggregate, options)
     except NotFoundError:
         if not options.require_match:
             raise

@@ -63,6 +63,11 @@ class Snapshot:
     rows: tuple[SnapshotRow, ...]
     account: Account
 
+    def most_frequent(self, limit: int | None = None) -> list[SnapshotRow]:
+        """Return the rows by falling count, which must be one of the functions; all of them or at most limit."""
+        rows = sorted(self.rows, key=lambda row: (-(row.values["count"] or 0), str(row.key)))
+        return rows[:limit]
+
 
 @dataclass(slots=True)
 class SnapshotReader:

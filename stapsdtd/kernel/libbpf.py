@@ -19,7 +19,7 @@ from stapsdtd.kernel.bpf_refusal import Host, refusal
 
 _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
-_MAP_TYPE_HASH = 1
+MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
 _FLAG_NO_PREALLOC = 1
 _ATTACH_TYPE_PERF_EVENT = 41
@@ -103,6 +103,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
     "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
+    "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
@@ -110,21 +111,22 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    """Raises KernelFeatureError if libbpf is not installed."""
+def library() -> ctypes.CDLL:
+    """Return libbpf with its functions typed. Raises KernelFeatureError if it is not installed."""
     try:
-        library = ctypes.CDLL(_LIBRARY, use_errno=True)
+        found = ctypes.CDLL(_LIBRARY, use_errno=True)
     except OSError as error:
         raise KernelFeatureError("bpf", f"{_LIBRARY} cannot be loaded: {error}", "apt-get install libbpf1") from error
     for name, (result, *arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
+        function = getattr(found, name)
         function.restype = result
         function.argtypes = arguments
-    library.libbpf_set_print(_QUIET)
-    return library
+    found.libbpf_set_print(_QUIET)
+    return found
 
 
-def _last_error() -> OSError:
+def last_error() -> OSError:
+    """Return what the last call failed with, in this thread."""
     error = ctypes.get_errno()
     return OSError(error, os.strerror(error))
 
@@ -137,7 +139,7 @@ class BpfObject:
 
         Raises KernelFeatureError with the kernel's or libbpf's reason.
         """
-        self._library = _library()
+        self._library = library()
         log = ctypes.create_string_buffer(_LOG_BYTES)
         options = _OpenOptions(
             sz=ctypes.sizeof(_OpenOptions),
@@ -147,7 +149,7 @@ class BpfObject:
         )
         self._object = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
         if not self._object:
-            raise refusal(path, _last_error(), "", Host.here())
+            raise refusal(path, last_error(), "", Host.here())
         try:
             for name, entries in max_entries.items():
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
@@ -160,7 +162,7 @@ class BpfObject:
 
     def _load(self, path: str, log: ctypes.Array[ctypes.c_char]) -> None:
         if self._library.bpf_object__load(self._object):
-            raise refusal(path, _last_error(), log.value.decode(errors="replace"), Host.here())
+            raise refusal(path, last_error(), log.value.decode(errors="replace"), Host.here())
 
     def _map(self, name: str) -> int:
         handle: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
@@ -210,9 +212,9 @@ class BpfObject:
 
 def create_ring(size: int) -> int:
     """Create a ring buffer of size bytes, a power of two and at least a page. Return its descriptor. Raises OSError."""
-    ring: int = _library().bpf_map_create(_MAP_TYPE_RINGBUF, b"stapsdt_ring", 0, 0, size, None)
+    ring: int = library().bpf_map_create(_MAP_TYPE_RINGBUF, b"stapsdt_ring", 0, 0, size, None)
     if ring < 0:
-        raise _last_error()
+        raise last_error()
     return ring
 
 
@@ -223,24 +225,24 @@ class NumberMap:
         self._max_entries = max_entries
         options = _MapOptions(sz=ctypes.sizeof(_MapOptions), map_flags=_FLAG_NO_PREALLOC)
         self.descriptor = int(
-            _library().bpf_map_create(_MAP_TYPE_HASH, b"stapsdt_numbers", 4, 4, max_entries, ctypes.byref(options))
+            library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_numbers", 4, 4, max_entries, ctypes.byref(options))
         )
         if self.descriptor < 0:
-            raise _last_error()
+            raise last_error()
 
     def __setitem__(self, key: int, value: int) -> None:
         pair = ctypes.c_uint32(key), ctypes.c_uint32(value)
-        if _library().bpf_map_update_elem(self.descriptor, *map(ctypes.byref, pair), _UPDATE_ANY):
-            raise _last_error()
+        if library().bpf_map_update_elem(self.descriptor, *map(ctypes.byref, pair), _UPDATE_ANY):
+            raise last_error()
 
     def get(self, key: int) -> int | None:
         value = ctypes.c_uint32()
-        if _library().bpf_map_lookup_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)), ctypes.byref(value)):
+        if library().bpf_map_lookup_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)), ctypes.byref(value)):
             return None
         return value.value
 
     def discard(self, key: int) -> None:
-        _library().bpf_map_delete_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)))
+        library().bpf_map_delete_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)))
 
     def keys(self) -> frozenset[int]:
         """Return the keys, among them each that is in the map all the time."""
@@ -248,8 +250,8 @@ class NumberMap:
         position, count = ctypes.c_uint32(), ctypes.c_uint32(self._max_entries)
         arguments = ctypes.byref(position), keys, values, ctypes.byref(count), None
         # one call has room for all, and ENOENT says that there are no more
-        if _library().bpf_map_lookup_batch(self.descriptor, None, *arguments) and ctypes.get_errno() != errno.ENOENT:
-            raise _last_error()
+        if library().bpf_map_lookup_batch(self.descriptor, None, *arguments) and ctypes.get_errno() != errno.ENOENT:
+            raise last_error()
         return frozenset(keys[: count.value])
 
     def close(self) -> None:
@@ -259,22 +261,22 @@ class NumberMap:
 def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
-    if _library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
-        raise _last_error()
+    if library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
+        raise last_error()
 
 
 def remove_map(outer: int, index: int) -> None:
     """Remove a map from an array of maps. Raises OSError."""
     key = ctypes.c_uint32(index)
-    if _library().bpf_map_delete_elem(outer, ctypes.byref(key)):
-        raise _last_error()
+    if library().bpf_map_delete_elem(outer, ctypes.byref(key)):
+        raise last_error()
 
 
 def attach_to_tracepoint(program: int) -> int:
     """Run a program at the tracepoint that it was made for, until the returned descriptor is closed. Raises OSError."""
-    link: int = _library().bpf_raw_tracepoint_open(None, program)
+    link: int = library().bpf_raw_tracepoint_open(None, program)
     if link < 0:
-        raise _last_error()
+        raise last_error()
     return link
 
 
@@ -284,7 +286,7 @@ def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
     The program runs for all perf events of the same tracefs event. Raises OSError.
     """
     options = _LinkOptions(sz=ctypes.sizeof(_LinkOptions), bpf_cookie=cookie)
-    link: int = _library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
+    link: int = library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
     if link < 0:
-        raise _last_error()
+        raise last_error()
     return link

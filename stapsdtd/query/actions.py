@@ -21,6 +21,10 @@ class Aggregate:
 
     aggregation: Aggregation
 
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        return self.aggregation.captures
 
-Action = Emit
+
+Action = Emit | Aggregate
 """A union that other actions can join; an engine that supports an action matches it where it plans a site."""

@@ -20,24 +20,22 @@ from typing import Protocol
 
 from stapsdtd import model
 from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import Engine, Target, TargetSite
+from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, Site
-from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.named_files import NamedFile, open_named
+from stapsdtd.procs.named_files import open_named
 from stapsdtd.procs.objects import Parse, open_object
-from stapsdtd.query.actions import Emit
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
-from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.targets import ArmRequest, target_of
 
 _log = logging.getLogger(__name__)
 
@@ -50,20 +48,6 @@ class Session:
     is_open: bool = False
     is_closed: bool = False
     error: StapsdtdError | OSError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ArmRequest:
-    """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet: see
-    `ConsideredObject`.
-    """
-
-    object: Object
-    selected_sites: tuple[SelectedSite, ...]
-    mappings: Mapping[int, model.Mapping]
-    is_ephemeral: bool
-    named: NamedFile | None = None
-    is_quiet: bool = False
 
 
 class Opener(Protocol):
@@ -126,6 +110,7 @@ class Attacher:
                 subscription.sink,
                 subscription.spec.kernel_buffer_kib,
                 owner_of(subscription.client),
+                subscription.sink if subscription.spec.aggregation else None,
             )
             session.is_open = True
             self._follow(subscription)
@@ -220,27 +205,8 @@ class Attacher:
         selected: Mapping[SelectedSite, SiteFilter],
     ) -> dict[Site, str]:
         """Arm sites. Return why the engine refused some of them, or all if it failed."""
-        obj, pids = request.object, request.mappings.keys()
-        spec = subscription.spec
-        target = Target(
-            obj,
-            file_path,
-            tuple(
-                TargetSite(
-                    each.capture.site,
-                    subscription.id_to_arm(obj, each),
-                    Emit(site_filter.captures),
-                    wanted_in(subscription, each),
-                    site_filter.tested,
-                )
-                for each, site_filter in selected.items()
-            ),
-            exclude_pids=subscription.excluded & pids,
-            exclude_later=subscription.excluded - pids,
-            is_ephemeral=request.is_ephemeral,
-            owners=spec.owners,
-            owner=_objects_owner(pids) if request.is_ephemeral else "",
-        )
+        obj = request.object
+        target = target_of(self._engine, subscription, request, file_path, selected)
         try:
             with self.latency.measured():
                 refusals = self._engine.arm(subscription.subscription_key, target)
@@ -290,8 +256,3 @@ class Attacher:
 def owner_of(principal: Principal) -> str:
     """Name a client's subscriptions as an owner of events (see `capture.bpf.turns`)."""
     return f"subscriptions of {principal.name}"
-
-
-def _objects_owner(pids: Iterable[int]) -> str:
-    """Name the user of the first process as an owner of ephemeral objects' events."""
-    return next((f"objects of uid {user_of(pid)}" for pid in pids), "")

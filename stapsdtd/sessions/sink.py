@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.sessions.aggregator import Aggregator
@@ -56,7 +57,7 @@ class EventFilter(Protocol):
 
 
 class EventSink:
-    """Puts one subscription's events into its log or its aggregation. Implements `capture.engine.Sink`."""
+    """Puts one subscription's events into its log, or adds them up. Implements `Sink` and `RowSink`."""
 
     def __init__(
         self,
@@ -144,6 +145,11 @@ class EventSink:
         if lost := len(batch) - len(kept):
             self.lost(stage, lost)
         return kept
+
+    def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
+        """Take rows of hits, which fired() counts, too. Implements `capture.engine.RowSink`."""
+        if self._aggregator is not None and (left_out := self._aggregator.add_rows(site_id, rows)):
+            self.lost(LossStage.TABLE_FULL, left_out)
 
     def fired(self, count: int) -> None:
         self._fired += count

@@ -126,12 +126,15 @@ class Subscription:
         self.excluded = frozenset(spec.scope.exclude_pids) | {own_pid}
         self.log = EventLog(spec.queue_bytes, self._notify)
         self.processes = ScopedProcesses(spec.scope.pids)
-        client_filter = None if clients is None else spec.filter_of(clients)
+        # nobody is made to fire by what hits add up to
+        client_filter = None if clients is None or spec.aggregation else spec.filter_of(clients)
         filters: list[EventFilter] = [client_filter] if client_filter else []
         if spec.scope.pids and not spec.scope.follow:
             filters.append(self.processes)
         self._sites = SiteIds(why_not, clock)
-        self._aggregator = Aggregator(spec.aggregation, self._sites.known) if spec.aggregation else None
+        self._aggregator = (
+            Aggregator(spec.aggregation, self._sites.known, spec.queue_bytes) if spec.aggregation else None
+        )
         self.sink = EventSink(
             ident,
             self.log,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from stapsdtd.capture.engine import Engine
+from stapsdtd.capture.engine import Engine, SubscriptionKey
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
@@ -208,6 +208,10 @@ class Subscriptions:
                 self.unsubscribe(ident, reason)
             except Exception:  # noqa: BLE001 - the others are to end as well
                 _log.exception("subscription %s did not end cleanly", ident)
+
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+        """See `Engine.collect`."""
+        return self._engine.collect(subscription_key)
 
     def get(self, ident: str) -> Subscription:
         """Return a subscription that is live or ended a moment ago. Raises UnknownSubscriptionError."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import grpc
 import pytest
 
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.api.access import Gate
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Hierarchy
@@ -32,6 +33,7 @@ from stapsdtd.capture.engine import (
     LossStage,
     Refusal,
     RingMetrics,
+    RowSink,
     Sink,
     SubscriptionKey,
     Target,
@@ -153,7 +155,17 @@ class FakeEngine:
         if method in self.failures:
             raise self.failures[method]
 
-    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
+    def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
+        return "it sends events"
+
+    def open(
+        self,
+        subscription_key: SubscriptionKey,
+        sink: Sink,
+        kernel_buffer_kib: int,  # noqa: ARG002
+        owner: str = "",  # noqa: ARG002
+        rows: RowSink | None = None,  # noqa: ARG002
+    ) -> None:
         self._begin("open")
         self.sinks[subscription_key] = sink
 
@@ -197,6 +209,9 @@ class FakeEngine:
             return None
         assert not capture.is_string or subject.size == 8
         return subject.operand.reason if isinstance(subject.operand, Unavailable) else None
+
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002
+        return self.ask()
 
     def ask(self) -> Future[None]:
         done: Future[None] = Future()

@@ -46,7 +46,7 @@ Scalar = int | float | bytes | bool
 _COMPARE: dict[Operator, Callable[[Scalar, Scalar], bool]] = {
     Operator.EQ: operator.eq, Operator.NE: operator.ne, Operator.LT: operator.lt,
     Operator.LE: operator.le, Operator.GT: operator.gt, Operator.GE: operator.ge,
-}  # type: ignore[dict-item] # fmt: skip
+}  # fmt: skip
 
 
 def integers(bits: int, *, signed: bool) -> st.SearchStrategy[int]:
@@ -69,15 +69,14 @@ def numbers() -> st.SearchStrategy[Value]:
 
 def _grown_numbers(inner: st.SearchStrategy[Value]) -> st.SearchStrategy[Value]:
     either = inner | _NUMBER_LITERALS
-    calculations = st.builds(Calculation, st.sampled_from(Arithmetic), inner, either).filter(
-        is_no_division_by_literal_0
-    )
+    calculations = st.builds(Calculation, st.sampled_from(Arithmetic), inner, either).filter(_is_accepted)
     mirrored = st.builds(Calculation, st.sampled_from(Arithmetic), either, inner)
     compared = st.builds(Compared, st.sampled_from(Operator), inner, either)
     return st.one_of(calculations, mirrored, st.builds(Conditional, compared, inner, either))
 
 
-def is_no_division_by_literal_0(calculation: Calculation) -> bool:
+def _is_accepted(calculation: Calculation) -> bool:
+    """Whether it is no division by the constant 0, which the parser refuses."""
     divides = calculation.operator in {Arithmetic.DIVIDE, Arithmetic.REMAINDER}
     return not (divides and calculation.right == Literal(0))
 
@@ -142,8 +141,9 @@ def _of(expression: Expression, at: Site, row: Row) -> Scalar | _Typed:
         case Literal(value):
             return (value, value >= 1 << 63) if isinstance(value, int) else value
         case ArgumentValue(index):
-            declared = at.arguments[index]
-            return _known(row.values[Capture(index)]), declared.size == 8 and not declared.signed
+            number = _known(row.values[Capture(index)])
+            assert isinstance(number, int)
+            return number, is_unsigned(expression, at)
         case StringAt(_, length):
             text = _known(row.values[capture_of(expression)])
             assert isinstance(text, bytes)
@@ -163,9 +163,9 @@ def _of(expression: Expression, at: Site, row: Row) -> Scalar | _Typed:
         case Or(operands):
             return any(_of(each, at, row) for each in operands)
         case Matched(subject, pattern):
-            text = _of(subject, at, row)
-            assert isinstance(text, bytes)
-            return fnmatchcase(text.decode("latin-1"), pattern.decode("latin-1"))
+            matched = _of(subject, at, row)
+            assert isinstance(matched, bytes)
+            return fnmatchcase(matched.decode("latin-1"), pattern.decode("latin-1"))
         case Compared(how, left, right):
             return _COMPARE[how](_plain(_of(left, at, row)), _plain(_of(right, at, row)))
         case _:

@@ -31,7 +31,9 @@ from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanId, PlanSpec,
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
+from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
+from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
 from tests.unit.samples import event_rows
 
 P = ParamSpec("P")
@@ -198,10 +200,13 @@ class FakeLoaded(Loaded):
             ".bss.plans": mmap.mmap(-1, layout.PLAN.itemsize * layout.MAX_PLANS),
             ".bss.operands": mmap.mmap(-1, layout.OPERAND.itemsize * layout.MAX_OPERANDS),
             ".bss.tests": mmap.mmap(-1, layout.TEST.itemsize * layout.MAX_TESTS),
+            ".bss.recipes": mmap.mmap(-1, layout.RECIPE.itemsize * layout.MAX_RECIPES),
+            ".bss.edges": mmap.mmap(-1, 8 * layout.MAX_EDGES),
             "counters": mmap.mmap(-1, 8 * layout.MAX_COUNTERS * CPUS),
         }
         self.reader_waits = False
         self.is_closed = False
+        self.row_tables = FakeRowTables()
         self.made: list[MemoryRing] = []
         self.rings: dict[int, MemoryRing] = {}
         self.puts: list[tuple[int, int]] = []
@@ -248,6 +253,30 @@ class FakeLoaded(Loaded):
 
     def take_ring(self, record_class: int) -> None:
         del self.rings[record_class]
+
+    def make_rows(self, key_bytes: int, max_entries: int) -> MemoryRows:
+        return MemoryRows(key_bytes, max_entries)
+
+    def put_rows(self, key_class: int, bank: int, rows: RowMap) -> None:
+        assert isinstance(rows, MemoryRows)
+        self.row_tables.banks[key_class, bank] = rows
+
+    def take_rows(self, key_class: int, bank: int) -> None:
+        del self.row_tables.banks[key_class, bank]
+
+    def filled(self, bank: int) -> int:
+        return self.row_tables.filled[bank]
+
+    def set_empty(self, bank: int) -> None:
+        self.row_tables.filled[bank] = 0
+
+    @property
+    def parity(self) -> int:
+        return self.row_tables.parity
+
+    def flip(self) -> int:
+        self.row_tables.parity ^= 1
+        return 1 - self.row_tables.parity
 
     def set_reader_waits(self, waits: bool) -> None:
         self.before_reader_waits(waits)
@@ -460,7 +489,7 @@ class _Hit:
         self._cpu = cpu
         self._registers = registers
         self._plan: Any = None
-        self._generation = 0
+        self._generation = self._parity = 0
 
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
         return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
@@ -475,17 +504,41 @@ class _Hit:
         # what is read of it later is what stands there then
         self._plan = self._row(".bss.plans", layout.PLAN, int(slot["plan"]))
         self._generation = int(self._plan["generation"])
+        self._parity = self._loaded.parity
         self._loaded.hit_begins(self)
         return self._end
 
     def _end(self) -> None:
         matched = self._matched()
         self._count(layout.Counter.HITS)
+        self._aggregate(matched)
+        matched &= int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
                     self._count(layout.Counter.LOST, bit)
         self._loaded.hit_is_over(self)
+
+    def _aggregate(self, matched: int) -> None:
+        edges = np.frombuffer(self._loaded.tables[".bss.edges"], "i8").tolist()
+        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
+        for number in range(int(self._plan["recipe_count"])):
+            recipe = self._row(".bss.recipes", layout.RECIPE, int(self._plan["recipes"]) + number)
+            if not matched >> int(recipe["filter"]) & 1:
+                continue
+            count = int(recipe["parts"]) + int(recipe["has_value"])
+            firsts = range(int(recipe["operands"]), int(recipe["operands"]) + count)
+            operands = [self._row(".bss.operands", layout.OPERAND, first) for first in firsts]
+            key, value = made_key(recipe, operands, self._text_or_number, edges, head)
+            if not self._loaded.row_tables.add(recipe, key, value, self._parity):
+                self._count_cell(int(self._plan["counters"]) + int(recipe["lost"]))
+
+    def _text_or_number(self, operand: Any) -> tuple[int, bool, bytes]:
+        value, is_there = self._fetched(operand)
+        if not is_there or operand["take"] == Take.NUMBER:
+            return value, is_there, b""
+        text = self._memory.get(value)
+        return value, text is not None, (text or b"").partition(b"\0")[0][: int(operand["limit"]) - 1]
 
     def _count(self, counter: layout.Counter, bit: int = 0) -> None:
         self._count_cell(int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit)

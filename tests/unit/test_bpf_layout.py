@@ -30,7 +30,14 @@ def members(dtype: np.dtype[Any]) -> dict[str, Member]:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("operand", layout.OPERAND), ("test", layout.TEST), ("plan", layout.PLAN), ("slot", layout.SLOT)],
+    [
+        ("operand", layout.OPERAND),
+        ("test", layout.TEST),
+        ("plan", layout.PLAN),
+        ("slot", layout.SLOT),
+        ("recipe", layout.RECIPE),
+        ("row", layout.ROW),
+    ],
 )
 def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) -> None:
     assert btf.struct(name) == (dtype.itemsize, members(dtype))
@@ -42,6 +49,7 @@ def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) ->
         (layout.PACKED_OPERAND, layout.OPERAND),
         (layout.PACKED_TEST, layout.TEST),
         (layout.PACKED_PLAN, layout.PLAN),
+        (layout.PACKED_RECIPE, layout.RECIPE),
     ],
 )
 def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any]) -> None:
@@ -69,7 +77,8 @@ def test_constants_are_the_same(btf: Btf) -> None:
     for name in (
         "INDEX_ENTRIES", "MAX_SLOTS", "MAX_PLANS", "PLAN_BITS", "MAX_OPERANDS", "MAX_TESTS", "MAX_COUNTERS",
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
-        "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED",
+        "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
+        "KEY_WORDS", "KEY_CLASSES", "WORKSPACES",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
@@ -78,7 +87,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
     assert enumerators["RECORD_CLASSES"] == len(layout.STRIDES)
 
 
-@pytest.mark.parametrize("name", ["STRAY_HITS", "UNREAD_OPERAND", "ADDRESS_MASK"])
+@pytest.mark.parametrize("name", ["STRAY_HITS", "UNREAD_OPERAND", "ADDRESS_MASK", "VALUE_MISSING"])
 def test_macros_are_the_same(name: str) -> None:
     """Enumerators of 64 bits are none in the BTF of Debian 12's clang, so the compiler is asked."""
 
@@ -100,6 +109,7 @@ def test_what_marks_an_unread_operand_is_no_part_of_an_address() -> None:
     [
         ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
         ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("MEMBER_", layout.Membership),
+        ("BUCKETS_", layout.BucketKind),
     ],
 )  # fmt: skip
 def test_enums_are_the_same(btf: Btf, prefix: str, members_of: type[enum.IntEnum]) -> None:
@@ -120,7 +130,8 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
         (".bss.plans", layout.PLAN.itemsize * layout.MAX_PLANS),
         (".bss.operands", layout.OPERAND.itemsize * layout.MAX_OPERANDS),
         (".bss.tests", layout.TEST.itemsize * layout.MAX_TESTS), (".bss.reader", 4),
-        (".bss.unfollowed", 8 * layout.MAX_FOLLOWING),
+        (".bss.unfollowed", 8 * layout.MAX_FOLLOWING), (".bss.recipes", layout.RECIPE.itemsize * layout.MAX_RECIPES),
+        (".bss.edges", 8 * layout.MAX_EDGES), (".bss.filled", 16 * layout.MAX_TABLES), (".bss.epoch", 4),
     ],
 )  # fmt: skip
 def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:

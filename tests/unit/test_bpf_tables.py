@@ -31,6 +31,8 @@ DTYPES = {
     ".bss.plans": (layout.PLAN, layout.MAX_PLANS),
     ".bss.operands": (layout.OPERAND, layout.MAX_OPERANDS),
     ".bss.tests": (layout.TEST, layout.MAX_TESTS),
+    ".bss.recipes": (layout.RECIPE, layout.MAX_RECIPES),
+    ".bss.edges": (np.dtype("i8"), layout.MAX_EDGES),
     "counters": (np.dtype("u8"), CPUS * layout.MAX_COUNTERS),
 }
 

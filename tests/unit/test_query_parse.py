@@ -237,7 +237,8 @@ def test_what_is_written_out_is_read_back(expression: Condition) -> None:
         st.text(max_size=200),
         st.lists(
             st.sampled_from(["arg0", "pid", "execname", "cgroup", "(", ")", "!", "&&", "||", "&", "==", "<", "5", "-1",
-                             "0x1f", "1.5", "str(", "?", ":", "+", "-", "*", "/", "~", "|", "<<", ",", '"a"', "'/system.slice'", " ", "'", "\\"]),
+                             "0x1f", "1.5", "str(", "?",
+                             ":", "+", "-", "*", "/", "~", "|", "<<", ",", '"a"', "'/system.slice'", " ", "'", "\\"]),
             max_size=40,
         ).map(" ".join),
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import Filter
+from stapsdtd.capture.bpf.hit_tables import HitTable
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
@@ -36,11 +37,12 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What one subscription wants of a site."""
+    """What one subscription wants of a site. table: where its hits are added up, if that is what it wants."""
 
     channel: Channel
     target: TargetSite
     filter: Filter
+    table: HitTable | None = None
 
     @property
     def patched(self) -> Scope:

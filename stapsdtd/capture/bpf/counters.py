@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Protocol
 
 import numpy as np
 
+from stapsdtd.aggregate.aggregation import Row
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.reading import ActivePlan
@@ -23,7 +25,7 @@ class CounterReader:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._by_cell: dict[int, list[_FilterCounters]] = {}
+        self._by_cell: dict[int, list[_Counters]] = {}
         self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
         self._reported_ns = 0
 
@@ -56,6 +58,15 @@ class CounterReader:
         return totals
 
 
+class _Counters(Protocol):
+    """Counters that are reported together."""
+
+    @property
+    def cells(self) -> list[int]: ...
+
+    def report(self, totals: U64) -> None: ...
+
+
 class _FilterCounters:
     """The kernel's counters of one filter, and how much of them was reported."""
 
@@ -63,7 +74,9 @@ class _FilterCounters:
         self._entry = plan.entry
         self._bit = bit
         self._channels = [channel for filter_bit, channel in plan.channels if filter_bit == bit]
-        self._fired = self._filtered = self._lost = 0
+        self._emitting = [reading.channel for reading in plan.readings if reading.bit == bit]
+        self._counting = [counted for counted in plan.counted if counted.bit == bit]
+        self._fired = self._filtered = self._lost = self._accepted = 0
 
     @property
     def cells(self) -> list[int]:
@@ -79,18 +92,47 @@ class _FilterCounters:
                 channel.fired(fired - self._fired)
             if filtered > self._filtered:
                 channel.filtered(filtered - self._filtered)
-            if lost > self._lost:
+        if lost > self._lost:
+            for channel in self._emitting:
                 channel.lost(LossStage.KERNEL_BUFFER, lost - self._lost)
+        # the same may be true of what was filtered
+        accepted = fired - filtered
+        if accepted > self._accepted:
+            for counted in self._counting:
+                counted.channel.aggregated(counted.site_id, {counted.key: Row(accepted - self._accepted)})
         self._fired, self._filtered, self._lost = max(fired, self._fired), filtered, lost
+        self._accepted = max(accepted, self._accepted)
 
 
-def _counters_of(plan: ActivePlan) -> list[_FilterCounters]:
-    return [_FilterCounters(plan, bit) for bit in plan.entry.bits]
+class _RecipeCounter:
+    """The counter of hits for which a table had no room."""
+
+    def __init__(self, plan: ActivePlan, recipe: int) -> None:
+        self._cell = plan.entry.lost_by(recipe)
+        self._channel = plan.added[recipe].channel
+        self._lost = 0
+
+    @property
+    def cells(self) -> list[int]:
+        return [self._cell]
+
+    def report(self, totals: U64) -> None:
+        lost = int(totals[self._cell])
+        if lost > self._lost:
+            self._channel.lost(LossStage.TABLE_FULL, lost - self._lost)
+        self._lost = lost
+
+
+def _counters_of(plan: ActivePlan) -> list[_Counters]:
+    filters = [_FilterCounters(plan, bit) for bit in plan.entry.bits]
+    return [*filters, *(_RecipeCounter(plan, recipe) for recipe in range(len(plan.added)))]
 
 
 def write_off(plan: ActivePlan, totals: U64) -> None:
     """Report what was counted as a hit of an ended plan and never read as lost."""
     for reading in plan.readings:
+        if not reading.is_complete:
+            continue
         unaccounted = _unaccounted(plan, reading.bit, totals)
         if unaccounted > 0:
             _log.error("%d events of a site were counted by the kernel and never read", unaccounted)

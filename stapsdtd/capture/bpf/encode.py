@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, PACKED_OPERAND, PACKED_TEST, OperandKind, Take
 from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
@@ -35,6 +36,17 @@ def _built_in(built_in: BuiltIn) -> bytes:
     # the helper returns gid << 32 | uid
     left, right = {BuiltIn.UID: (32, 32), BuiltIn.GID: (0, 32)}.get(built_in, (0, 0))
     return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, left, right, 0, 0)
+
+
+def encode_hit_field(field: HitField) -> bytes:
+    """Encode a part of a key that is neither an argument nor a built-in, nor the site."""
+    kind, take = {
+        HitField.PID: (OperandKind.PID, Take.NUMBER),
+        HitField.TID: (OperandKind.TID, Take.NUMBER),
+        HitField.CPU: (OperandKind.CPU, Take.NUMBER),
+        HitField.EXECNAME: (OperandKind.CONSTANT, Take.COMM),
+    }[field]
+    return PACKED_OPERAND.pack(0, 0, take, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
 
 
 def _argument(value: Value, argument: Argument, architecture: str) -> bytes:

@@ -13,33 +13,43 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
-from stapsdtd.capture.bpf.encode import Filter
+from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups, MakeEvent
+from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
-from stapsdtd.capture.bpf.reading import Channel
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.capture.bpf.recipes import why_not
 from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
-from stapsdtd.capture.bpf.site_plans import source_of
+from stapsdtd.capture.bpf.site_plans import filter_of, source_of
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
-from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target, TargetSite, UnreadMetrics
+from stapsdtd.capture.engine import (
+    EngineMetrics,
+    Refusal,
+    RowSink,
+    Sink,
+    SubscriptionKey,
+    Target,
+    UnreadMetrics,
+)
 from stapsdtd.capture.names import Owner
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
-from stapsdtd.query.program import compile_for
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +86,9 @@ class BpfEngine:
         self._tables = tables or Tables(loaded.table, loaded.cpus)
         self._paging = paging
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
-        self._endings = Endings(loaded.wait_for_hits, self._reader.end)
+        self._hit_tables = HitTables(loaded)
+        self._drainer = Drainer(loaded, self._hit_tables, self._reader.post, self._reader.end)
+        self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
         groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
@@ -89,6 +101,7 @@ class BpfEngine:
             groups=groups,
             endings=self._endings,
             foreign=self._foreign,
+            hit_tables=self._hit_tables,
         )
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects: dict[ObjectKey, ArmedObject] = {}
@@ -97,9 +110,20 @@ class BpfEngine:
         source = source_of(capture, subject, architecture)
         return source.reason if isinstance(source, Unavailable) else None
 
-    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:
+    def why_not_aggregated(self, aggregation: Aggregation, site: ModelSite, architecture: str) -> str | None:
+        return why_not(aggregation, site, architecture)
+
+    def open(
+        self,
+        subscription_key: SubscriptionKey,
+        sink: Sink,
+        kernel_buffer_kib: int,
+        owner: str = "",
+        rows: RowSink | None = None,
+    ) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
-        self._subscriptions[subscription_key] = _Subscription(Channel(subscription_key, sink), buffer_bytes, owner)
+        channel = Channel(subscription_key, sink, rows=rows)
+        self._subscriptions[subscription_key] = _Subscription(channel, buffer_bytes, owner)
         # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):
             self._rings.provide([0], buffer_bytes)
@@ -121,8 +145,11 @@ class BpfEngine:
         for wanted in target.sites:
             try:
                 site = self._site(armed, wanted.site)
-                site.consumers[subscription_key] = Consumer(subscription.channel, wanted, _filter(target, wanted))
-            except (TableFullError, ValueError) as error:
+                table = self._drainer.table_for(subscription.channel, subscription.owner, wanted, armed.architecture)
+                site.consumers[subscription_key] = Consumer(
+                    subscription.channel, wanted, filter_of(target, wanted), table
+                )
+            except (TableFullError, ValueError, OSError) as error:
                 refusals[wanted.site] = str(error)
             else:
                 sites.append(site)
@@ -157,10 +184,16 @@ class BpfEngine:
         del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._rings.drop_large()
+        self._hit_tables.close(subscription.channel)
         delivered = self._endings.begin([], [subscription.channel])
         if subscription.followed is not None:
             self._following.end(subscription.followed, delivered)
         return delivered
+
+    def _end(self, plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:
+        """See `Endings`: no hit uses the plans any more."""
+        self._drainer.drain_last(closing)
+        return self._reader.end(plans, closing)
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
         for site in sites:
@@ -178,6 +211,9 @@ class BpfEngine:
         """Return how large a ring has to be for all subscriptions."""
         return max(subscription.buffer_bytes for subscription in self._subscriptions.values())
 
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
+        return self._drainer.collect()
+
     def ask(self) -> Future[None]:
         return self._reader.ask()
 
@@ -192,7 +228,12 @@ class BpfEngine:
         unread = UnreadMetrics(
             self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
         )
-        return EngineMetrics(len(groups), len({id(group) for group in groups}), self._rings.metrics(), strays, unread)
+        events, rings, table_bytes = (
+            len({id(group) for group in groups}),
+            self._rings.metrics(),
+            self._hit_tables.byte_count,
+        )
+        return EngineMetrics(len(groups), events, rings, strays, unread, table_bytes)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)
@@ -203,12 +244,14 @@ class BpfEngine:
     def retry_cleanup(self) -> None:
         self._reaper.try_again()
         self._following.collect()
+        self._reconciler.collect()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._loaded.close)
             steps.callback(self._following.close)
             steps.callback(self._reader.stop)
+            steps.callback(self._drainer.finish)
             steps.callback(self._reaper.finish)
             steps.callback(self._endings.finish)
             for subscription_key in list(self._subscriptions):
@@ -241,13 +284,3 @@ class BpfEngine:
         if not armed.sites and self._objects.pop(armed.key, None) is not None:
             # records of plans that ended before may still need constants from the file
             self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
-
-
-def _filter(target: Target, wanted: TargetSite) -> Filter:
-    """Raises ValueError if the predicate does not fit the site."""
-    program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
-    pids, followed = wanted.scope, None
-    if pids is not None:
-        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
-        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
-    return Filter(pids, frozenset(target.exclude_pids), program, target.owners, followed)

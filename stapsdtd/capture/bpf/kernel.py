@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.libbpf import BpfObject, NumberMap, attach_to_tracepoint, create_ring, put_map, remove_map
 from stapsdtd.kernel.perf import possible_cpus
@@ -34,14 +35,18 @@ class Loaded:
             )
         self.cpus = max(possible_cpus()) + 1
         constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
+        sizes = {"counters": self.cpus, "scratches": 2 * self.cpus, "workspaces": layout.WORKSPACES * self.cpus}
         with nullcontext(object_path) if object_path else _packaged() as path:
-            self._object = BpfObject(path, {"counters": self.cpus, "scratches": 2 * self.cpus}, {".rodata": constants})
+            self._object = BpfObject(path, sizes, {".rodata": constants})
         self.program = self._object.program("on_hit")
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._following = self._object.map("following")
         self._unfollowed = np.frombuffer(self.table(".bss.unfollowed"), "u8", layout.MAX_FOLLOWING)
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
+        self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
+        self._epoch = np.frombuffer(self.table(".bss.epoch"), "u4", 1)
+        self._filled = np.frombuffer(self.table(".bss.filled"), "u8", 2 * layout.MAX_TABLES)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
         self._any_map = create_ring(mmap.PAGESIZE)
 
@@ -89,6 +94,37 @@ class Loaded:
     def unfollowed(self, scope: int) -> int:
         """Return how many processes a scope's set had no room for."""
         return int(self._unfollowed[scope])
+
+    def make_rows(self, key_bytes: int, max_entries: int) -> RowMap:
+        """Raises OSError where the kernel has no memory for it."""
+        return RowMap(key_bytes, layout.ROW.itemsize, max_entries)
+
+    def put_rows(self, key_class: int, bank: int, rows: RowMap) -> None:
+        """Let hits use a bank. Raises OSError."""
+        put_map(self._row_tables[key_class], bank, rows.descriptor)
+
+    def take_rows(self, key_class: int, bank: int) -> None:
+        """Have hits find no such bank. Raises OSError."""
+        remove_map(self._row_tables[key_class], bank)
+
+    def filled(self, bank: int) -> int:
+        """Return how many rows hits have added to a bank."""
+        return int(self._filled[bank])
+
+    def set_empty(self, bank: int) -> None:
+        """Note that a bank that no hit uses has no rows."""
+        self._filled[bank] = 0
+
+    @property
+    def parity(self) -> int:
+        """Return which bank of each table hits use."""
+        return int(self._epoch[0]) & 1
+
+    def flip(self) -> int:
+        """Have hits that begin from now on use the other bank of each table. Return the parity of the old ones."""
+        parity = self.parity
+        self._epoch[0] = 1 - parity
+        return parity
 
     def set_reader_waits(self, waits: bool) -> None:
         self._waits[0] = waits

@@ -20,6 +20,14 @@ MAX_FILTERS = 64
 MAX_STEPS = 1024
 MAX_TEXT = 4096
 
+MAX_RECIPES = 1 << 14
+MAX_EDGES = 1 << 16
+MAX_TABLES = 128
+MAX_PARTS = 15
+KEY_WORDS = 32
+KEY_CLASSES = 5
+WORKSPACES = 16
+
 MAX_FOLLOWING = 64
 MAX_FOLLOWED = 1 << 16
 
@@ -34,12 +42,16 @@ class OperandKind(IntEnum):
     MEMORY = 3
     UID_GID = 4
     CGROUP = 5
+    PID = 6
+    TID = 7
+    CPU = 8
 
 
 class Take(IntEnum):
     NUMBER = 0
     STRING = 1
     BYTES = 2
+    COMM = 3
 
 
 class Counter(IntEnum):
@@ -47,6 +59,12 @@ class Counter(IntEnum):
     FILTERED = 1
     EXCLUDED = 2
     LOST = 3
+
+
+class BucketKind(IntEnum):
+    NONE = 0
+    LOG_LINEAR = 1
+    EDGES = 2
 
 
 class Membership(IntEnum):
@@ -97,10 +115,13 @@ TEST = np.dtype(
 PLAN = np.dtype(
     [
         ("always", "u8"),
+        ("emitted", "u8"),
         ("generation", "u8"),
         ("operands", "u4"),
         ("tests", "u4"),
         ("counters", "u4"),
+        ("recipes", "u4"),
+        ("recipe_count", "u4"),
         ("values", "u1"),
         ("has_tests", "u1"),
         ("has_texts", "u1"),
@@ -108,10 +129,41 @@ PLAN = np.dtype(
     ]
 )
 
+RECIPE = np.dtype(
+    [
+        ("table", "u4"),
+        ("variant", "u4"),
+        ("operands", "u4"),
+        ("edges", "u4"),
+        ("edge_count", "u2"),
+        ("lost", "u2"),
+        ("filter", "u1"),
+        ("key_class", "u1"),
+        ("parts", "u1"),
+        ("has_value", "u1"),
+        ("is_signed", "u1"),
+        ("adds", "u1"),
+        ("compares", "u1"),
+        ("buckets", "u1"),
+        ("sub_bits", "u1"),
+        ("hands_over", "u1"),
+        ("unused", "u1", 2),
+    ]
+)
+
+VALUE_MISSING = 0x8000
+
+ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8"), ("high", "u8")])
+"""A row of a table, behind its key."""
+
+KEY_BYTES = (16, 32, 64, 128, 256)
+"""Of each class."""
+
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQIII3Bx")
-"""As OPERAND, TEST and PLAN; packing a row takes a tenth of the time of filling one of numpy's."""
+PACKED_PLAN = struct.Struct("=QQQ5I3Bx")
+PACKED_RECIPE = struct.Struct("=4IHH10B2x")
+"""As OPERAND, TEST, PLAN and RECIPE; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
 

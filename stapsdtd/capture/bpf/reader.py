@@ -165,6 +165,10 @@ class Reader:
         self._jobs.post(job).add_done_callback(tell_failure)
         return done
 
+    def post(self, work: Callable[[], None]) -> None:
+        """Have the reader thread do some work, such as to hand rows to a sink; any thread may call this."""
+        self._jobs.post(work)
+
     def stop(self) -> None:
         def job() -> None:
             self._stopping = True

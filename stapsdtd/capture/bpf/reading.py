@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
+from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.tables import PlanEntry
-from stapsdtd.capture.engine import LossStage, Sink, SubscriptionKey
+from stapsdtd.capture.engine import LossStage, RowSink, Sink, SubscriptionKey
 from stapsdtd.events.batch import EventBatch, merge
 
 _log = logging.getLogger(__name__)
@@ -69,13 +70,15 @@ class Channel:
     """A subscription as the reader sees it.
 
     excluded: processes whose events are left out; they may have mapped an object after the program was told. is_open:
-    false once the subscription has ended, though plans that could not be replaced may still bring it events.
+    false once the subscription has ended, though plans that could not be replaced may still bring it events. rows:
+    takes what hits add up to.
     """
 
     subscription_key: SubscriptionKey
     sink: Sink
     excluded: frozenset[int] = frozenset()
     is_open: bool = True
+    rows: RowSink | None = None
 
     def deliver(self, batches: Sequence[EventBatch]) -> None:
         """Deliver events of one stretch of time."""
@@ -89,6 +92,15 @@ class Channel:
         except Exception:  # noqa: BLE001 - one subscription's failure must not affect others
             _log.exception("events could not be delivered")
             self.lost(LossStage.DECODE, sum(map(len, kept)))
+
+    def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
+        if not self.is_open or self.rows is None:
+            return
+        try:
+            self.rows.aggregated(site_id, rows)
+        except Exception:  # noqa: BLE001 - as above
+            _log.exception("rows could not be delivered")
+            self.lost(LossStage.DECODE, sum(row.count for row in rows.values()))
 
     def fired(self, count: int) -> None:
         self._report(self.sink.fired, count)
@@ -122,13 +134,36 @@ class Channel:
 class Reading:
     """How one subscription reads a plan's records: those its filter accepted, as events of site_id.
 
-    bit: of its filter, in the record's `matched`.
+    bit: of its filter, in the record's `matched`. is_complete: whether all of the filter's hits have records, rather
+    than those that could not be added to a row.
     """
 
     channel: Channel
     bit: int
     site_id: int
     layout: Layout
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A consumer for which hits have to be counted only, since all have the same key and no value.
+
+    bit: of its filter. site_id: as `RowSink.aggregated` takes it.
+    """
+
+    channel: Channel
+    bit: int
+    site_id: int
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A consumer whose hits the program adds to rows of a table. table: its number."""
+
+    channel: Channel
+    table: int
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +172,8 @@ class ActivePlan:
 
     channels: of all consumers, with their filters' bits. readings: of those that want events. constants: the read-only
     part of the file, for values that hits could not read; abs_ip_at: the position of the value that relates a hit to
-    it. received: how many records each filter accepted, by its bit.
+    it. counted: consumers that aggregate without a table. added: those with one, in the order of the plan's recipes.
+    received: how many records each filter accepted, by its bit.
     """
 
     entry: PlanEntry
@@ -146,4 +182,6 @@ class ActivePlan:
     tested: int
     constants: SiteConstants | None = None
     abs_ip_at: int = 0
+    counted: tuple[Counted, ...] = ()
+    added: tuple[Added, ...] = ()
     received: dict[int, int] = field(default_factory=dict)

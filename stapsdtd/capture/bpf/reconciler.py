@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf.armed import ArmedSite
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups
+from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan
@@ -40,6 +41,7 @@ class Reconciler:
         groups: Groups,
         endings: Endings,
         foreign: ForeignHits,
+        hit_tables: HitTables,
     ) -> None:
         self._tables = tables
         self._rings = rings
@@ -47,6 +49,7 @@ class Reconciler:
         self._groups = groups
         self._endings = endings
         self._foreign = foreign
+        self._hit_tables = hit_tables
 
     def reconcile(
         self,
@@ -63,8 +66,7 @@ class Reconciler:
         to move to another group. owner: of the events to be removed, see `turns`. buffer_bytes: of each ring.
         """
         refused: dict[ArmedSite, str] = {}
-        for plan in self._endings.collect():
-            self._tables.free_plan(plan.entry)
+        self.collect()
         plans = self._new_plans(sites, buffer_bytes, refused)
         _forget_consumers(newcomer, refused)
         if plans:
@@ -81,6 +83,12 @@ class Reconciler:
         if ended:
             self._endings.begin(ended)
         return refused
+
+    def collect(self) -> None:
+        """Free what plans had that have ended."""
+        for plan in self._endings.collect():
+            self._tables.free_plan(plan.entry)
+            self._hit_tables.end(plan)
 
     def _new_plans(
         self, sites: Iterable[ArmedSite], buffer_bytes: int, refused: dict[ArmedSite, str]
@@ -99,7 +107,9 @@ class Reconciler:
         """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
         plan = SitePlan.of(site)
         self._rings.provide(plan.emission.record_classes, buffer_bytes)
-        return plan.active(self._tables.allocate_plan(plan.spec))
+        active = plan.active(self._tables.allocate_plan(plan.spec))
+        self._hit_tables.begin(active)
+        return active
 
     def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:
         """Point the sites' slots to their groups and new plans. Return the plans that were replaced."""

@@ -1,9 +1,10 @@
 """Plans what the program does at a site: test the consumers' filters, and carry out their actions.
 
     consumers ──► filters, each once ───────────────────► tests ────┐
-              └─► Emit: a record's values, each once ──► operands ──┴─► SitePlan ──Tables.allocate_plan──► ActivePlan
+              ├─► Emit: a record's values, each once ──► operands ──┼─► SitePlan ──Tables.allocate_plan──► ActivePlan
+              └─► Aggregate: keys, values ─────────────► recipes ───┘
 
-A new action gets a case in `Emission.of`, which ignores it, and a class of its own beside `Emission`.
+A new action gets a class of its own beside `Emission` and `Summing`, which ignore it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,28 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_abs_ip, encode_value
-from stapsdtd.capture.bpf.reading import ActivePlan, CgroupAt, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.following import FollowedProcesses
+from stapsdtd.capture.bpf.reading import (
+    ActivePlan,
+    Added,
+    CgroupAt,
+    Counted,
+    Fixed,
+    Layout,
+    NoText,
+    NumberAt,
+    Reading,
+    Source,
+    TextAt,
+)
+from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
+from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
+from stapsdtd.capture.engine import Target, TargetSite
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
 from stapsdtd.plan.values import Value, united, value_of, value_of_built_in
-from stapsdtd.query.actions import Emit
+from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.query.program import compile_for
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only if there is room for the longest one."""
@@ -42,12 +60,16 @@ def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """spec: for the program. bits: each filter's. emission: the record that hits write."""
+    """spec: for the program. bits: each filter's, one if its hits are recorded and one if they are added up.
+
+    emission: the record that hits write. summing: what they add to.
+    """
 
     spec: PlanSpec
     consumers: tuple[Consumer, ...]
-    bits: Mapping[Filter, int]
+    bits: Mapping[_Choice, int]
     emission: Emission
+    summing: Summing
 
     @classmethod
     def of(cls, site: ArmedSite) -> SitePlan:
@@ -55,10 +77,12 @@ class SitePlan:
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
         emission = Emission.of(site)
-        bits = {each: bit for bit, each in enumerate(dict.fromkeys(consumer.filter for consumer in consumers))}
-        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each in bits) > layout.MAX_STEPS:
+        bits = {each: bit for bit, each in enumerate(dict.fromkeys(map(_choice, consumers)))}
+        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each, _ in bits) > layout.MAX_STEPS:
             raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(bits)}")
-        read = {Value(index) for each in bits for index in each.arguments}
+        summing = Summing.of(site, bits)
+        emitted = {bit for (_, is_added), bit in bits.items() if not is_added}
+        read = {Value(index) for each, _ in bits for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
         operand_indexes = {
@@ -70,27 +94,38 @@ class SitePlan:
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],
-            {bit: each for each, bit in bits.items()},
+            {bit: each for (each, _), bit in bits.items()},
             operand_indexes,
             has_texts=emission.max_bytes > emission.min_bytes,
+            emitted=sum(1 << bit for bit in emitted),
+            recipes=summing.recipes,
         )
-        return cls(spec, consumers, bits, emission)
+        return cls(spec, consumers, bits, emission, summing)
 
     def active(self, entry: PlanEntry) -> ActivePlan:
         """Return the plan for the reader, once it is in the kernel's table."""
-        channels = tuple((self.bits[consumer.filter], consumer.channel) for consumer in self.consumers)
+        channels = tuple((self.bits[_choice(consumer)], consumer.channel) for consumer in self.consumers)
         readings = tuple(
-            Reading(consumer.channel, self.bits[consumer.filter], consumer.target.site_id, layout)
+            Reading(
+                consumer.channel,
+                self.bits[_choice(consumer)],
+                consumer.target.site_id,
+                layout,
+                is_complete=isinstance(consumer.target.action, Emit),
+            )
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for each, bit in self.bits.items() if not each.accepts_all)
+        tested_bits = sum(1 << bit for (each, _), bit in self.bits.items() if not each.accepts_all)
         abs_ip_at = len(self.emission.operands) - 1
-        return ActivePlan(entry, channels, readings, tested_bits, self.emission.constants, abs_ip_at)
+        constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
+        return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
     """The one record that a hit writes for all consumers whose action is Emit, and how each of them reads it.
+
+    Also for consumers that add hits up, if these lack something that is not in memory: the daemon may know it.
 
     operands: of the record's values. positions: each value's among them. min_bytes, max_bytes: of a record.
     constants: of the file, if values may have to be read from it; then the last operand is abs_ip.
@@ -111,6 +146,9 @@ class Emission:
         for consumer in site.consumers.values():
             match consumer.target.action:
                 case Emit(captures):
+                    sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
+                case Aggregate(aggregation) if _hands_over(consumer, subjects):
+                    captures = aggregation.captures
                     sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [subjects.encode(value) for value in values]
@@ -139,6 +177,52 @@ class Emission:
     def record_classes(self) -> range:
         """Return the classes of record sizes that hits may write."""
         return range(layout.record_class(self.min_bytes), layout.record_class(self.max_bytes) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """How hits are added up for the consumers whose action is Aggregate: by the program, or by its counters alone.
+
+    added: whose the recipes are.
+    """
+
+    recipes: tuple[RecipeSpec, ...]
+    added: tuple[Added, ...]
+    counted: tuple[Counted, ...]
+
+    @classmethod
+    def of(cls, site: ArmedSite, bits: Mapping[_Choice, int]) -> Summing:
+        """bits: of the filters. Raises ValueError if the program cannot aggregate what a consumer wants."""
+        subjects = _Subjects(site)
+        recipes, added, counted = [], [], []
+        for consumer in site.consumers.values():
+            match consumer.target.action:
+                case Aggregate(aggregation):
+                    bit, table = bits[_choice(consumer)], consumer.table
+                    recipe = Recipe.of(aggregation, site.site, consumer.target.site_id, site.object.architecture)
+                    if table is None:
+                        counted.append(Counted(consumer.channel, bit, recipe.layout.site_id, recipe.layout.fixed_key))
+                        continue
+                    variant = table.variant(recipe.layout)
+                    hands_over = _hands_over(consumer, subjects)
+                    recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, hands_over))
+                    added.append(Added(consumer.channel, table.number))
+        return cls(tuple(recipes), tuple(added), tuple(counted))
+
+
+_Choice = tuple[Filter, bool]
+"""A filter, and whether the hits that it accepts are added up."""
+
+
+def _choice(consumer: Consumer) -> _Choice:
+    return consumer.filter, isinstance(consumer.target.action, Aggregate)
+
+
+def _hands_over(consumer: Consumer, subjects: _Subjects) -> bool:
+    """Report whether something that an aggregation adds up may not be in memory."""
+    sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
+    values = [source for source in sources if isinstance(source, Value)]
+    return consumer.table is not None and any(map(subjects.reads_memory, values))
 
 
 class _Subjects:
@@ -200,3 +284,17 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     steps = sum(each.steps for each in filters)
     if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:
         raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")
+
+
+def filter_of(target: Target, wanted: TargetSite) -> Filter:
+    """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
+    program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
+    pids, followed = wanted.scope, None
+    if pids is not None:
+        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
+        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
+    excluded = frozenset(target.exclude_pids)
+    if isinstance(wanted.action, Aggregate):
+        # the reader, which filters others' events, cannot take a hit out of a row
+        excluded |= target.exclude_later
+    return Filter(pids, excluded, program, target.owners, followed)

@@ -21,6 +21,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.pool import Pool, Shared
+from stapsdtd.capture.bpf.recipe_rows import RecipePools, RecipeRows, RecipeRun, RecipeSpec
 from stapsdtd.events.columns import U64
 from stapsdtd.plan.groups import Window
 
@@ -30,10 +31,16 @@ PlanId = int
 Generation = int
 """Identifies a plan in its records; never used twice by one daemon."""
 
+_NO_RECIPES = RecipeRun()
+_ALL_FILTERS = (1 << layout.MAX_FILTERS) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order."""
+    """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order.
+
+    recipes: of its consumers that aggregate.
+    """
 
     generation: Generation
     counters: int
@@ -41,6 +48,7 @@ class PlanEntry:
     first_test: int
     tests: int
     bits: tuple[int, ...]
+    recipes: RecipeRun = _NO_RECIPES
 
     @property
     def id(self) -> PlanId:
@@ -50,9 +58,18 @@ class PlanEntry:
         """Return the index of one of its counters. bit: names the filter of all but HITS."""
         return self.counters + counter + layout.COUNTERS_OF_FILTER * bit
 
+    def lost_by(self, recipe: int) -> int:
+        """Return the index of the counter of hits for which a table had no room."""
+        return self.counters + _cells_of(self.bits) + recipe
+
     @property
     def cells(self) -> int:
-        return 1 + layout.COUNTERS_OF_FILTER * (max(self.bits, default=-1) + 1)
+        return _cells_of(self.bits) + self.recipes.count
+
+
+def _cells_of(bits: Sequence[int]) -> int:
+    """Return how many counters a plan has for itself and its filters."""
+    return 1 + layout.COUNTERS_OF_FILTER * (max(bits, default=-1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,7 @@ class PlanSpec:
 
     values: operands of the record's values. has_texts: there are strings or raw bytes among those. tested: operands
     that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
+    emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
     """
 
     values: Sequence[bytes]
@@ -68,6 +86,8 @@ class PlanSpec:
     filters: Mapping[int, Filter]
     operand_indexes: Mapping[int, int]
     has_texts: bool
+    emitted: int = _ALL_FILTERS
+    recipes: Sequence[RecipeSpec] = ()
 
 
 class Pools:
@@ -80,6 +100,7 @@ class Pools:
         self.operands = Pool("operands", layout.MAX_OPERANDS)
         self.tests = Pool("tests", layout.MAX_TESTS)
         self.counters = Pool("counters", layout.MAX_COUNTERS, layout.STRAY_HITS + 1)
+        self.recipes = RecipePools()
 
 
 class Tables:
@@ -95,6 +116,7 @@ class Tables:
         self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
         self._pools = pools or Pools()
+        self._recipes = RecipeRows(table, self._pools.recipes)
         self._shared_operands = Shared[bytes](self._pools.operands)
         self._cells_used = layout.STRAY_HITS + 1
         self._generations = itertools.count(1)
@@ -129,7 +151,9 @@ class Tables:
     def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
         """Write a plan that no slot names yet. Raises TableFullError."""
         tested = [(bit, each) for bit, each in plan.filters.items() if not each.accepts_all]
-        operands, tests = b"".join((*plan.values, *plan.tested)), encode_filters(tested, plan.operand_indexes)
+        of_recipes = [operand for spec in plan.recipes for operand in spec.recipe.operands]
+        operands = b"".join((*plan.values, *plan.tested, *of_recipes))
+        tests = encode_filters(tested, plan.operand_indexes)
         rows = np.frombuffer(tests, layout.TEST)
         with contextlib.ExitStack() as undo:
             plan_id = self._pools.plans.allocate(1)
@@ -140,7 +164,11 @@ class Tables:
             first_test = self._pools.tests.allocate(len(rows)) if tests else 0
             undo.callback(self._pools.tests.free, first_test, len(rows))
             generation = next(self._generations) << layout.PLAN_BITS | plan_id
-            entry = PlanEntry(generation, 0, operands, first_test, len(rows), tuple(plan.filters))
+            bits = tuple(plan.filters)
+            first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
+            recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
+            undo.callback(self._recipes.free, recipes)
+            entry = PlanEntry(generation, 0, operands, first_test, len(rows), bits, recipes)
             first_counter = self._pools.counters.allocate(entry.cells)
             undo.pop_all()
         entry = replace(entry, counters=first_counter)
@@ -148,10 +176,10 @@ class Tables:
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
-        firsts = first_operand, first_test, first_counter
+        numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter, recipes.first, recipes.count
         flags = len(plan.values), bool(tested), plan.has_texts
         begin = plan_id * layout.PACKED_PLAN.size
-        layout.PACKED_PLAN.pack_into(self._plans, begin, always, entry.generation, *firsts, *flags)
+        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *flags)
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
@@ -170,6 +198,7 @@ class Tables:
             self._shared_operands.free(plan.operands)
         self._pools.tests.free(plan.first_test, plan.tests)
         self._pools.counters.free(plan.counters, plan.cells)
+        self._recipes.free(plan.recipes)
 
     def totals(self) -> U64:
         """Return each counter's sum over all CPUs: a plan's at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""

@@ -6,9 +6,11 @@ from stapsdtd.capture.engine import Refusal, Target
 from stapsdtd.capture.ftrace.decode import EVERYTHING, SiteConsumer
 from stapsdtd.model import Capture, Site, SiteCapture, Unavailable
 from stapsdtd.plan.fetch import fetch
-from stapsdtd.query.actions import Emit
+from stapsdtd.query.actions import Aggregate, Emit
 from stapsdtd.query.expression import ArgumentValue, Condition, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
+
+NOT_AGGREGATED = "the ftrace engine sends events"
 
 _TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
 
@@ -30,6 +32,8 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
                 tested = [each for each in map(Capture, program.arguments) if each not in captures]
                 fetched = SiteCapture(wanted.site, (*captures, *tested))
                 consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.scope, program)
+            case Aggregate():
+                refusals.append(Refusal(wanted.site, NOT_AGGREGATED))
     return consumers, refusals
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from stapsdtd.capture.engine import EngineMetrics, Refusal, Sink, SubscriptionKey, Target
-from stapsdtd.capture.ftrace.consumers import consumers_of
+from stapsdtd.aggregate.aggregation import Aggregation
+from stapsdtd.capture.engine import EngineMetrics, Refusal, RowSink, Sink, SubscriptionKey, Target
+from stapsdtd.capture.ftrace.consumers import NOT_AGGREGATED, consumers_of
 from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, SiteConsumer
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.instances import Instances
@@ -19,7 +20,7 @@ from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, Unavailable
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
 from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.plan.steps import Enable, changes
@@ -80,7 +81,17 @@ class FtraceEngine:
         self._descendants = descendants
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
 
-    def open(self, subscription_key: SubscriptionKey, sink: Sink, kernel_buffer_kib: int, owner: str = "") -> None:  # noqa: ARG002
+    def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
+        return NOT_AGGREGATED
+
+    def open(
+        self,
+        subscription_key: SubscriptionKey,
+        sink: Sink,
+        kernel_buffer_kib: int,
+        owner: str = "",  # noqa: ARG002
+        rows: RowSink | None = None,  # noqa: ARG002
+    ) -> None:
         subscription = _Subscription(sink, kernel_buffer_kib)
         self._reader.open(subscription_key, sink)
         try:
@@ -224,6 +235,9 @@ class FtraceEngine:
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         fetched = fetch(capture, subject, architecture)
         return fetched.reason if isinstance(fetched, Unavailable) else None
+
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+        return self._reader.collect(subscription_key)
 
     def ask(self) -> Future[None]:
         return self._reader.ask()

@@ -125,6 +125,17 @@ class Reader:
 
         self._jobs.call(job)
 
+    def collect(self, subscription_key: SubscriptionKey) -> Future[None]:
+        """Return a future that is done when a subscription has all events so far. Any thread may call this."""
+
+        def job() -> None:
+            channel = self._channels.get(subscription_key)
+            if channel is not None:
+                self._drain(channel)
+                self._report_losses(channel)
+
+        return self._jobs.post(job)
+
     def close(self, subscription_key: SubscriptionKey) -> None:
         """Forget a subscription, all of whose instances are finished."""
 

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+#ifndef STAPSDT_AGGREGATE_H
+#define STAPSDT_AGGREGATE_H
+
+/*
+ * Rows that hits add up to, in place of records. A plan's recipes say how to make a key of a hit; the row of that key is
+ * in a table of the subscription's own, so that a full one costs nobody else.
+ *
+ *     recipe ─► operands ─► key ─┐
+ *                     └─► value ─┴─► row: count, total, least, greatest
+ *
+ * A histogram has a row for each bucket, whose number is part of the key. A hit of which something is not in memory is
+ * handed over to the daemon as a record: it knows constants from their files. Each table has two banks. While hits use one,
+ * the daemon reads and empties the other (capture/bpf/draining.py).
+ */
+
+#include "buckets.h"
+
+#define RAISE_STEPS (1 << 16)
+
+/* Whose lowest bit is the bank that hits use. */
+__u32 epoch SEC(".bss.epoch");
+
+/* By bank: its rows. */
+__u64 filled[2 * MAX_TABLES] SEC(".bss.filled");
+
+/*
+ * More than a CPU needs unless many hits on it are preempted right here. Those that find none are lost.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WORKSPACES); /* WORKSPACES * cpus, set when it is loaded */
+	__type(key, __u32);
+	__type(value, struct workspace);
+} workspaces SEC(".maps");
+
+#define TABLES_OF(words)                                   \
+	struct rows_##words {                              \
+		__uint(type, BPF_MAP_TYPE_HASH);           \
+		__uint(max_entries, 1);                    \
+		__uint(key_size, words * sizeof(__u64));   \
+		__uint(value_size, sizeof(struct row));    \
+	};                                                 \
+	struct {                                           \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);  \
+		__uint(max_entries, 2 * MAX_TABLES);       \
+		__type(key, __u32);                        \
+		__array(values, struct rows_##words);      \
+	} tables_##words SEC(".maps")
+
+TABLES_OF(2);
+TABLES_OF(4);
+TABLES_OF(8);
+TABLES_OF(16);
+TABLES_OF(32);
+
+static __always_inline struct workspace *claim_workspace(void)
+{
+	__u32 first = bpf_get_smp_processor_id() * WORKSPACES;
+
+	for (__u32 number = 0; number < WORKSPACES; number++) {
+		__u32 index = first + number;
+		struct workspace *workspace = bpf_map_lookup_elem(&workspaces, &index);
+
+		if (workspace && !__sync_val_compare_and_swap(&workspace->busy, 0, 1))
+			return workspace;
+	}
+	return NULL;
+}
+
+static __always_inline bool fetch_part(const struct hit *hit, const struct operand *op, __u64 *out)
+{
+	switch (op->kind) {
+	case OPERAND_PID: *out = hit->task->tgid; return true;
+	case OPERAND_TID: *out = hit->task->pid; return true;
+	case OPERAND_CPU: *out = bpf_get_smp_processor_id(); return true;
+	default: return fetch(hit, op, out);
+	}
+}
+
+/* Append a part to the key. What could not be read is zero, and marked as missing. */
+static long take_part(__u32 number, struct hit *hit)
+{
+	struct workspace *workspace = hit->workspace;
+	const struct recipe *recipe = &recipes[workspace->recipe & (MAX_RECIPES - 1)];
+	const struct operand *op = &operands[(recipe->operands + number) & (MAX_OPERANDS - 1)];
+	__u32 at = workspace->used & (KEY_WORDS - 1), limit = op->limit;
+	__u64 value = 0;
+
+	if (op->take == TAKE_COMM) {
+#pragma unroll
+		for (int byte = 0; byte < COMM_BYTES; byte++)
+			((char *)&workspace->key[at])[byte] = hit->task->comm[byte];
+		workspace->used = at + COMM_BYTES / sizeof(__u64);
+		return 0;
+	}
+	if (!fetch_part(hit, op, &value)) {
+		workspace->missing |= 1U << (number & 31);
+		workspace->unread = 1;
+		value = 0;
+	}
+	if (op->take == TAKE_NUMBER) {
+		workspace->key[at] = value;
+		workspace->used = at + 1;
+		return 0;
+	}
+	if (limit > KEY_WORDS * sizeof(__u64))
+		return 1;
+	/* it reads nothing at 0, and leaves zeros where it fails */
+	if (bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value) < 0) {
+		workspace->missing |= 1U << (number & 31);
+		if (value)
+			workspace->unread = 1;
+	}
+	workspace->used = at + (limit + sizeof(__u64) - 1) / sizeof(__u64);
+	return 0;
+}
+
+#define FIND_IN(words) find(bpf_map_lookup_elem(&tables_##words, &bank), workspace, bank)
+
+static __always_inline struct row *find(void *rows, struct workspace *workspace, __u32 bank)
+{
+	struct row *row;
+	long error;
+
+	if (!rows)
+		return NULL;
+	row = bpf_map_lookup_elem(rows, workspace->key);
+	if (row)
+		return row;
+	error = bpf_map_update_elem(rows, workspace->key, &workspace->nothing, BPF_NOEXIST);
+	if (!error)
+		__sync_fetch_and_add(&filled[bank & (2 * MAX_TABLES - 1)], 1);
+	return bpf_map_lookup_elem(rows, workspace->key);
+}
+
+static __always_inline struct row *row_of(struct hit *hit, struct workspace *workspace, const struct recipe *recipe)
+{
+	__u32 bank = 2 * recipe->table + hit->bank;
+
+	switch (recipe->key_class) {
+	case 0: return FIND_IN(2);
+	case 1: return FIND_IN(4);
+	case 2: return FIND_IN(8);
+	case 3: return FIND_IN(16);
+	default: return FIND_IN(32);
+	}
+}
+
+struct raising {
+	__u64 *cell;
+	__u64 value;
+};
+
+static long try_to_raise(__u32 number __attribute__((unused)), struct raising *raising)
+{
+	__u64 found = *(volatile __u64 *)raising->cell;
+
+	return found >= raising->value ||
+	       __sync_val_compare_and_swap(raising->cell, found, raising->value) == found;
+}
+
+/* Each step that fails is another hit that has raised it, so that there are steps enough for all. */
+static __always_inline void raise(__u64 *cell, __u64 value)
+{
+	struct raising raising = { cell, value };
+
+	if (*(volatile __u64 *)cell < value)
+		bpf_loop(RAISE_STEPS, try_to_raise, &raising, 0);
+}
+
+static __always_inline void add_value(struct row *row, const struct recipe *recipe, __u64 value)
+{
+	bool is_negative = recipe->is_signed && (__s64)value < 0;
+
+	if (recipe->adds) {
+		__u64 before = __sync_fetch_and_add(&row->total, value);
+		__s64 carry = (__s64)(before + value < before) - is_negative;
+
+		if (carry)
+			__sync_fetch_and_add(&row->carry, carry);
+	}
+	if (recipe->compares) {
+		if (recipe->is_signed)
+			value ^= 1ULL << 63;
+		raise(&row->low, ~value);
+		raise(&row->high, value);
+	}
+}
+
+static __always_inline void clear(struct workspace *workspace, __u32 key_class)
+{
+	__builtin_memset(workspace->key, 0, 2 * sizeof(__u64));
+	if (key_class > 0)
+		__builtin_memset(workspace->key + 2, 0, 2 * sizeof(__u64));
+	if (key_class > 1)
+		__builtin_memset(workspace->key + 4, 0, 4 * sizeof(__u64));
+	if (key_class > 2)
+		__builtin_memset(workspace->key + 8, 0, 8 * sizeof(__u64));
+	if (key_class > 3)
+		__builtin_memset(workspace->key + 16, 0, 16 * sizeof(__u64));
+}
+
+/* Carry out one recipe. */
+static long add(__u32 number, struct hit *hit)
+{
+	__u32 index = (hit->plan->recipes + number) & (MAX_RECIPES - 1);
+	struct workspace *workspace = hit->workspace;
+	const struct recipe *recipe = &recipes[index];
+	bool has_value = false;
+	__u64 value = 0;
+	struct row *row;
+
+	if (!(hit->matched >> (recipe->filter & 63) & 1))
+		return 0;
+	clear(workspace, recipe->key_class);
+	workspace->recipe = index;
+	workspace->used = 1;
+	workspace->missing = 0;
+	workspace->unread = 0;
+	bpf_loop(recipe->parts, take_part, hit, 0);
+	workspace->key[0] = recipe->variant | (__u64)workspace->missing << 32;
+	if (recipe->has_value) {
+		has_value = fetch(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], &value);
+		if (has_value)
+			workspace->key[0] |= (__u64)bucket_of(workspace, recipe, value) << 48;
+		else
+			workspace->key[0] |= (__u64)VALUE_MISSING << 32;
+	}
+	if (recipe->hands_over && (workspace->unread || (recipe->has_value && !has_value))) {
+		hit->handed_over |= 1ULL << (recipe->filter & 63);
+		return 0;
+	}
+	row = row_of(hit, workspace, recipe);
+	if (!row) {
+		count(hit, recipe->lost);
+		return 0;
+	}
+	if (has_value)
+		add_value(row, recipe, value);
+	__sync_fetch_and_add(&row->count, 1);
+	return 0;
+}
+
+static long count_unkeyed(__u32 number, struct hit *hit)
+{
+	const struct recipe *recipe = &recipes[(hit->plan->recipes + number) & (MAX_RECIPES - 1)];
+
+	if (hit->matched >> (recipe->filter & 63) & 1)
+		count(hit, recipe->lost);
+	return 0;
+}
+
+static __always_inline void aggregate(struct hit *hit)
+{
+	hit->bank = *(volatile __u32 *)&epoch & 1;
+	hit->workspace = claim_workspace();
+	if (!hit->workspace) {
+		bpf_loop(hit->plan->recipe_count, count_unkeyed, hit, 0);
+		return;
+	}
+	bpf_loop(hit->plan->recipe_count, add, hit, 0);
+	*(volatile __u32 *)&hit->workspace->busy = 0;
+}
+
+#endif

@@ -1,0 +1,188 @@
+"""Takes rows out of the kernel while hits go on.
+
+    flip the epoch ──► wait for hits that use the old bank ──► take its rows ──► the reader thread ──► sinks
+                       (one grace period for all tables)
+
+A table is drained each second, sooner when it is half full, and whenever somebody asks for what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.cgroup_names import CgroupNames
+from stapsdtd.capture.bpf.endings import Ends
+from stapsdtd.capture.bpf.hit_tables import HitTable, HitTables
+from stapsdtd.capture.bpf.reading import Channel
+from stapsdtd.capture.bpf.recipes import Recipe
+from stapsdtd.capture.bpf.row_decoder import RowDecoder, Rows
+from stapsdtd.capture.engine import LossStage, TargetSite
+from stapsdtd.kernel.bpf_rows import Octets
+from stapsdtd.kernel.cgroup_ids import CgroupIds
+from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.runtime.futures import unfinished
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.05
+_DRAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
+_HALF = 0.5
+
+
+Post = Callable[[Callable[[], None]], None]
+
+
+class Epoch(Protocol):
+    """See `capture.bpf.kernel.Loaded`."""
+
+    def flip(self) -> int: ...
+
+    def wait_for_hits(self) -> None: ...
+
+    @property
+    def parity(self) -> int: ...
+
+
+class Drainer:
+    """Owns the thread that drains tables."""
+
+    def __init__(self, kernel: Epoch, tables: HitTables, post: Post, settle: Ends) -> None:
+        """post, settle: as `Reader.post` and `Reader.end`."""
+        self._kernel = kernel
+        self._tables = tables
+        self._post = post
+        self._settle = settle
+        self._cgroup_ids = CgroupIds()
+        self._decoder = RowDecoder(CgroupNames(self._cgroup_ids.path_of))
+        self._decoding = threading.Lock()
+        self._drained_at = time.monotonic()
+        self._requests: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._collecting: list[Future[None]] = []
+        self._thread = threading.Thread(target=self._run, name="stapsdtd-draining", daemon=True)
+        self._thread.start()
+
+    def table_for(self, channel: Channel, owner: str, wanted: TargetSite, architecture: str) -> HitTable | None:
+        """Return the table that a site's hits are to be added up in, if they need one.
+
+        Raises TableFullError, ValueError and OSError.
+        """
+        match wanted.action:
+            case Aggregate(aggregation):
+                if Recipe.of(aggregation, wanted.site, wanted.site_id, architecture).is_counted:
+                    return None
+                table = self._tables.open(channel, owner, aggregation)
+                # from now on it drains by itself
+                self._requests.put(lambda: None)
+                return table
+            case Emit():
+                return None
+
+    def collect(self) -> Future[None]:
+        """Return a future that is done when the sinks have all hits so far. For any thread."""
+        done = unfinished()
+        self._requests.put(lambda: self._collecting.append(done))
+        return done
+
+    def drain_last(self, channels: Collection[Channel]) -> None:
+        """Take what is left of subscriptions whose last hit is over. For any thread."""
+        for table in self._tables.of(channels):
+            self._drain(table, (0, 1))
+
+    def finish(self) -> None:
+        self._requests.put(None)
+        self._thread.join()
+        self._tables.remove_all()
+        self._cgroup_ids.close()
+
+    def _run(self) -> None:
+        while True:
+            if self._handle_requests():
+                return
+            if self._collecting or self._is_due():
+                self._drain_all()
+            for table in self._tables.unused():
+                self._drain(table, (0, 1))
+                self._tables.remove(table)
+
+    def _handle_requests(self) -> bool:
+        """Wait for requests as long as there is nothing else to do, and return whether to stop."""
+        try:
+            request = self._requests.get(timeout=_LOOK_SECONDS if self._tables.all() else None)
+            while request is not None:
+                request()
+                request = self._requests.get_nowait()
+        except Empty:
+            return False
+        return True
+
+    def _is_due(self) -> bool:
+        levels = [self._tables.fill_level(table, self._kernel.parity) for table in self._tables.all()]
+        if not any(levels):
+            return False
+        return max(levels) > _HALF or time.monotonic() - self._drained_at > _DRAIN_SECONDS
+
+    def _drain_all(self) -> None:
+        self._drained_at = time.monotonic()
+        parity = self._kernel.flip()
+        self._wait()
+        for table in self._tables.all():
+            self._drain(table, (parity,))
+        collecting, self._collecting = self._collecting, []
+        if collecting:
+            # behind the rows, and the records of hits that only now are over
+            self._settle((), ()).add_done_callback(partial(_tell, collecting))
+
+    def _wait(self) -> None:
+        while True:
+            try:
+                self._kernel.wait_for_hits()
+            except OSError as error:
+                _log.warning("cannot wait until hits have left a table, trying again: %s", error)
+                time.sleep(_RETRY_SECONDS)
+            else:
+                return
+
+    def _drain(self, table: HitTable, parities: Sequence[int]) -> None:
+        # until they are posted, so that nobody takes what comes after them and closes the subscription first
+        with table.lock:
+            try:
+                taken = self._tables.take(table, parities)
+            except OSError:
+                _log.exception("the rows of a table could not be read, which is tried again")
+                return
+            for keys, rows in taken:
+                self._post(self._delivery(table, keys, rows))
+
+    def _delivery(self, table: HitTable, keys: Octets, rows: Octets) -> Callable[[], None]:
+        """Return what the reader thread has to do with some rows."""
+        try:
+            with self._decoding:
+                decoded = self._decoder.decode(table.aggregation, table.layouts, keys, rows)
+        except Exception:  # noqa: BLE001 - other tables are to be drained nevertheless
+            _log.exception("%d rows of a table could not be decoded", len(rows))
+            return partial(table.channel.lost, LossStage.DECODE, int(rows.view(layout.ROW)["count"].sum()))
+        return partial(_deliver, table.channel, decoded)
+
+
+def _deliver(channel: Channel, rows: Rows) -> None:
+    for site_id, of_site in rows.items():
+        channel.aggregated(site_id, of_site)
+
+
+def _tell(waiting: Sequence[Future[None]], settled: Future[None]) -> None:
+    """Pass what became of one future on to others."""
+    error = settled.exception()
+    for each in waiting:
+        if error is None:
+            each.set_result(None)
+        else:
+            each.set_exception(error)

@@ -1,0 +1,232 @@
+"""The tables in the kernel that hits are added up in: one for each subscription that aggregates, of two banks.
+
+hits ──► bank 0      (epoch is even)
+         bank 1 ──► take() ──► rows of a sink
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation
+from stapsdtd.aggregate.buckets import Edges, LogLinear
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.recipes import KeyLayout, key_class
+from stapsdtd.kernel.bpf_rows import Octets, RowMap
+
+_log = logging.getLogger(__name__)
+
+_PER_OWNER = layout.MAX_TABLES // 4
+_MAX_BANK_BYTES = 8 << 20
+_MAX_BYTES = 256 << 20
+_PER_OWNER_BYTES = _MAX_BYTES // 4
+_ENTRY_BYTES = 64
+"""struct htab_elem and its share of the buckets."""
+_BUCKETS_OF_A_KEY = 16
+_LEAST_ROWS = 64
+
+
+class Kernel(Protocol):
+    """See `capture.bpf.kernel.Loaded`."""
+
+    def make_rows(self, key_bytes: int, max_entries: int) -> RowMap: ...
+
+    def put_rows(self, key_class: int, bank: int, rows: RowMap) -> None: ...
+
+    def take_rows(self, key_class: int, bank: int) -> None: ...
+
+    def filled(self, bank: int) -> int: ...
+
+    def set_empty(self, bank: int) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class HitTable:
+    """banks: by parity. users: how many plans name it. is_unused: it may be removed. lock: held from taking rows until
+    they are posted.
+    """
+
+    number: int
+    channel: Channel
+    owner: str
+    aggregation: Aggregation
+    key_class: int
+    banks: tuple[RowMap, RowMap]
+    users: int = 0
+    is_closed: bool = False
+    is_unused: bool = False
+    is_removed: bool = False
+    layouts: dict[int, KeyLayout] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _variants: dict[KeyLayout, int] = field(default_factory=dict)
+
+    def variant(self, key_layout: KeyLayout) -> int:
+        """Return the number by which keys of this layout are known."""
+        number = self._variants.setdefault(key_layout, len(self._variants))
+        # before a hit can name it
+        self.layouts[number] = key_layout
+        return number
+
+    def bank(self, parity: int) -> int:
+        """Return the number of a bank among those of all tables."""
+        return 2 * self.number + parity
+
+    @property
+    def byte_count(self) -> int:
+        return 2 * self.banks[0].max_entries * _row_bytes(self.key_class)
+
+
+class HitTables:
+    """Tables are opened and closed by one thread, and read and removed by another."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._lock = threading.Lock()
+        self._tables: dict[int, HitTable] = {}
+
+    @property
+    def byte_count(self) -> int:
+        """Return about how much of the kernel's memory they take."""
+        return sum(table.byte_count for table in self.all())
+
+    def all(self) -> list[HitTable]:
+        with self._lock:
+            return list(self._tables.values())
+
+    def of(self, channels: Collection[Channel]) -> list[HitTable]:
+        return [table for table in self.all() if table.channel in channels]
+
+    def open(self, channel: Channel, owner: str, aggregation: Aggregation) -> HitTable:
+        """Return a subscription's table, a new one the first time. Raises TableFullError, ValueError and OSError."""
+        for table in self.all():
+            if table.channel is channel:
+                if table.aggregation != aggregation:
+                    raise ValueError("a subscription has one aggregation")
+                return table
+        size_class = key_class(aggregation)
+        entries = _entries(aggregation, size_class)
+        number = self._free_number(owner, 2 * entries * _row_bytes(size_class))
+        banks: list[RowMap] = []
+        try:
+            for parity in (0, 1):
+                banks.append(self._kernel.make_rows(layout.KEY_BYTES[size_class], entries))
+                self._kernel.set_empty(2 * number + parity)
+                self._kernel.put_rows(size_class, 2 * number + parity, banks[-1])
+        except BaseException:
+            for rows in banks:
+                rows.close()
+            raise
+        table = HitTable(number, channel, owner, aggregation, size_class, (banks[0], banks[1]))
+        with self._lock:
+            self._tables[number] = table
+        return table
+
+    def _free_number(self, owner: str, byte_count: int) -> int:
+        tables = self.all()
+        own = [table for table in tables if table.owner == owner]
+        if len(own) >= _PER_OWNER or sum(table.byte_count for table in own) + byte_count > _PER_OWNER_BYTES:
+            raise TableFullError(f"{owner}'s aggregations take as much of the kernel's memory as one client's may")
+        if sum(table.byte_count for table in tables) + byte_count > _MAX_BYTES:
+            raise TableFullError("aggregations take as much of the kernel's memory as they may")
+        used = {table.number for table in tables}
+        free = next(number for number in itertools.count() if number not in used)
+        if free >= layout.MAX_TABLES:
+            raise TableFullError("the bpf engine's tables of aggregations are all in use")
+        return free
+
+    def begin(self, plan: ActivePlan) -> None:
+        """Keep the tables that a plan names."""
+        for table in self._named_by(plan):
+            table.users += 1
+
+    def end(self, plan: ActivePlan) -> None:
+        """Let go of the tables that a plan names, which no hit uses any more."""
+        for table in self._named_by(plan):
+            table.users -= 1
+            self._let_go(table)
+
+    def close(self, channel: Channel) -> None:
+        """Let go of a subscription's table, which goes once no plan names it."""
+        for table in self.of([channel]):
+            table.is_closed = True
+            self._let_go(table)
+
+    def unused(self) -> list[HitTable]:
+        """Return the tables to be removed."""
+        return [table for table in self.all() if table.is_unused]
+
+    def _let_go(self, table: HitTable) -> None:
+        table.is_unused = table.is_closed and not table.users
+
+    def _named_by(self, plan: ActivePlan) -> list[HitTable]:
+        numbers = {added.table for added in plan.added}
+        return [table for table in self.all() if table.number in numbers]
+
+    def take(self, table: HitTable, parities: Sequence[int]) -> list[tuple[Octets, Octets]]:
+        """Take the keys and rows out of banks that no hit uses. The table is locked. Raises OSError."""
+        taken: list[tuple[Octets, Octets]] = []
+        if table.is_removed:
+            return taken
+        for parity in parities:
+            if self._kernel.filled(table.bank(parity)):
+                taken.append(table.banks[parity].take_all())
+                self._kernel.set_empty(table.bank(parity))
+        return taken
+
+    def fill_level(self, table: HitTable, parity: int) -> float:
+        """Return how full a bank is, as a part of 1."""
+        return self._kernel.filled(table.bank(parity)) / table.banks[parity].max_entries
+
+    def remove(self, table: HitTable) -> None:
+        """Give back the memory of a table that no plan names. Waits for the kernel."""
+        with table.lock:
+            table.is_removed = True
+            for parity, rows in enumerate(table.banks):
+                try:
+                    self._kernel.take_rows(table.key_class, table.bank(parity))
+                except OSError as error:
+                    _log.warning("a table of rows stays in the kernel until its place is used again: %s", error)
+                rows.close()
+        with self._lock:
+            del self._tables[table.number]
+
+    def remove_all(self) -> None:
+        """Once there are no more hits."""
+        for table in self.all():
+            for rows in table.banks:
+                rows.close()
+        self._tables.clear()
+
+
+def _row_bytes(size_class: int) -> int:
+    return _ENTRY_BYTES + layout.KEY_BYTES[size_class] + layout.ROW.itemsize
+
+
+def _entries(aggregation: Aggregation, size_class: int) -> int:
+    """Return how many rows a bank has room for: the wanted keys, as far as memory allows. It is emptied before it is
+    full, unless new keys come faster than that.
+    """
+    buckets = _bucket_count(aggregation)
+    if all(key in SITE_FIELDS for key in aggregation.keys):
+        wanted = buckets + 1
+    else:
+        wanted = aggregation.max_keys * min(buckets, _BUCKETS_OF_A_KEY)
+    return max(min(wanted, _MAX_BANK_BYTES // _row_bytes(size_class)), _LEAST_ROWS)
+
+
+def _bucket_count(aggregation: Aggregation) -> int:
+    match aggregation.buckets:
+        case Edges(edges):
+            return len(edges) + 1
+        case LogLinear(sub_bits):
+            # of both signs, with 1 << sub_bits for each power of two
+            return 2 * (65 - sub_bits) << sub_bits
+        case None:
+            return 1

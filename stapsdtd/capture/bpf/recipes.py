@@ -1,0 +1,239 @@
+"""How the program adds up a consumer's hits: what keys consist of, and how the daemon reads them.
+
+    aggregation, site ──► Recipe: operands of the key's parts and of the value      for bpf/aggregate.h
+                      └─► KeyLayout: what the key has at which place                for row_decoder.py
+
+A site whose layout has no parts and no value needs no table: its hits are counted anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.buckets import Edges, LogLinear
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_value
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
+from stapsdtd.plan.values import Value, value_of
+
+_MAX_SUB_BITS = 8
+"""The numbers of its buckets have 16 bits."""
+
+_ADDING = frozenset({Function.SUM, Function.AVG})
+_COMPARING = frozenset({Function.MIN, Function.MAX})
+
+
+@dataclass(frozen=True, slots=True)
+class NumberPart:
+    is_signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """words: of the key, which the text does not fill."""
+
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupPart:
+    """The id of a cgroup. is_container: whose container is meant."""
+
+    is_container: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPart:
+    """The same at all hits of the site, so that it is not in the kernel's key.
+
+    value: None if it is unavailable, or the sink's to tell.
+    """
+
+    value: int | None
+
+
+Part = NumberPart | TextPart | CgroupPart | FixedPart
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLayout:
+    """What keys mean that the program makes at a site.
+
+    site_id: 0 unless the site is part of the key. is_signed: the value, of which None says that there is none.
+    """
+
+    site_id: int
+    parts: tuple[Part, ...]
+    is_signed: bool | None
+
+    @property
+    def fixed_key(self) -> tuple[int | None, ...]:
+        """Return the key of all hits, if all parts are fixed."""
+        return tuple(part.value for part in self.parts if isinstance(part, FixedPart))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """operands: of the key's parts that are not fixed, then of the value if there is one."""
+
+    aggregation: Aggregation
+    layout: KeyLayout
+    operands: tuple[bytes, ...]
+
+    @property
+    def is_counted(self) -> bool:
+        """Report whether all hits have the same key and no value."""
+        return not self.operands
+
+    @property
+    def parts(self) -> int:
+        return len(self.operands) - (self.layout.is_signed is not None)
+
+    @property
+    def adds(self) -> bool:
+        return not _ADDING.isdisjoint(self.aggregation.functions)
+
+    @property
+    def compares(self) -> bool:
+        return not _COMPARING.isdisjoint(self.aggregation.functions)
+
+    @classmethod
+    def of(cls, aggregation: Aggregation, site: Site, site_id: int, architecture: str) -> Recipe:
+        """Raises ValueError if the program cannot aggregate the hits of this site."""
+        reason = _why_not(aggregation)
+        if reason is not None:
+            raise NotEncodableError(reason)
+        maker = _Maker(site, architecture)
+        parts = tuple(maker.part(key) for key in aggregation.keys)
+        is_signed = (
+            None if aggregation.value is None or not _needs_value(aggregation) else maker.value(aggregation.value)
+        )
+        has_site = not SITE_FIELDS.isdisjoint(aggregation.keys)
+        return cls(aggregation, KeyLayout(site_id if has_site else 0, parts, is_signed), tuple(maker.operands))
+
+
+class _Maker:
+    """Collects operands."""
+
+    def __init__(self, site: Site, architecture: str) -> None:
+        self._site = site
+        self._architecture = architecture
+        self.operands: list[bytes] = []
+
+    def part(self, key: KeySource) -> Part:
+        """Raises NotEncodableError."""
+        if isinstance(key, HitField):
+            return self._hit_field(key)
+        subject = self._subject(key)
+        source = value_of(key, subject, self._architecture)
+        match source:
+            case Value():
+                self._append(source, subject)
+            case Constant(number):
+                if isinstance(subject, Argument):
+                    _check_integer(Value(key.subject), subject)
+                return FixedPart(_integer(number, subject))
+            case Unavailable():
+                return FixedPart(None)
+        if isinstance(subject, BuiltIn):
+            if subject in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
+                return CgroupPart(is_container=subject is BuiltIn.CONTAINER)
+            return NumberPart(is_signed=False)
+        if source.is_string:
+            return TextPart(_text_words(source.limit))
+        _check_integer(source, subject)
+        return NumberPart(subject.signed)
+
+    def value(self, capture: Capture) -> bool | None:
+        """Return whether the value is signed, or None if it is unavailable. Raises NotEncodableError."""
+        subject = self._subject(capture)
+        source = value_of(capture, subject, self._architecture)
+        if isinstance(source, Unavailable) or capture.is_string:
+            return None
+        value = source if isinstance(source, Value) else Value(capture.subject)
+        if isinstance(subject, Argument):
+            _check_integer(value, subject)
+        elif subject in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
+            return None
+        self._append(value, subject)
+        return isinstance(subject, Argument) and subject.signed
+
+    def _hit_field(self, field: HitField) -> Part:
+        if field in SITE_FIELDS:
+            return FixedPart(None)
+        self.operands.append(encode_hit_field(field))
+        if field is HitField.EXECNAME:
+            return TextPart(2)
+        return NumberPart(is_signed=False)
+
+    def _subject(self, capture: Capture) -> Argument | BuiltIn:
+        return self._site.arguments[capture.subject] if isinstance(capture.subject, int) else capture.subject
+
+    def _append(self, value: Value, subject: Argument | BuiltIn) -> None:
+        # a container's value is that of its cgroup
+        of_value = subject if isinstance(value.subject, int) else value.subject
+        self.operands.append(encode_value(value, of_value, self._architecture))
+
+
+def key_class(aggregation: Aggregation) -> int:
+    """Return the class of sizes that the kernel's keys belong to. Raises NotEncodableError if there is none."""
+    words = 1 + sum(map(_words, aggregation.keys))
+    try:
+        return next(number for number, size in enumerate(layout.KEY_BYTES) if 8 * words <= size)
+    except StopIteration:
+        raise NotEncodableError(
+            f"its key takes {8 * words} bytes, and in the kernel at most {layout.KEY_BYTES[-1]}"
+        ) from None
+
+
+def _words(key: KeySource) -> int:
+    if isinstance(key, Capture):
+        limit = key.max_bytes or layout.MAX_TEXT
+        return _text_words(limit) if key.is_string else 1
+    return 0 if key in SITE_FIELDS else 2 if key is HitField.EXECNAME else 1
+
+
+def _text_words(limit: int) -> int:
+    """Return how many words a string takes, with its NUL."""
+    return (limit + 8) // 8
+
+
+def _needs_value(aggregation: Aggregation) -> bool:
+    return any(function is not Function.COUNT for function in aggregation.functions)
+
+
+def _why_not(aggregation: Aggregation) -> str | None:
+    if Function.STDDEV in aggregation.functions:
+        return "the kernel computes no standard deviation"
+    if len(aggregation.keys) > layout.MAX_PARTS:
+        return f"its key has {len(aggregation.keys)} parts, and in the kernel at most {layout.MAX_PARTS}"
+    match aggregation.buckets:
+        case LogLinear(sub_bits) if sub_bits > _MAX_SUB_BITS:
+            return f"the kernel makes at most {1 << _MAX_SUB_BITS} buckets for each power of two"
+        case Edges(edges) if len(edges) >= 1 << 12:
+            return f"its histogram has {len(edges)} edges, and in the kernel fewer than {1 << 12}"
+    key_class(aggregation)
+    return None
+
+
+def _check_integer(value: Value, argument: Argument) -> None:
+    """Raises NotEncodableError."""
+    if argument.is_float or value.is_text:
+        raise NotEncodableError(f"{argument.text} is no integer, and the kernel aggregates nothing else")
+
+
+def _integer(number: int, subject: Argument | BuiltIn) -> int:
+    """Return a constant as events have it: of 64 bits."""
+    bits = number % (1 << 64)
+    is_negative = isinstance(subject, Argument) and subject.signed and bits >> 63
+    return bits - (1 << 64) if is_negative else bits
+
+
+def why_not(aggregation: Aggregation, site: Site, architecture: str) -> str | None:
+    """Return why the program cannot aggregate hits of a site, or None if it can."""
+    try:
+        Recipe.of(aggregation, site, 0, architecture)
+    except NotEncodableError as error:
+        return str(error)
+    return None

@@ -1,0 +1,174 @@
+"""Common code of the commands that show aggregations."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.command import started
+from stapsdtd.cli.command_line import in_one_argument
+from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.quantity import UNITS
+from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.silence import why_silent
+from stapsdtd.cli.snapshot_output import Output, Shown, output_for
+from stapsdtd.cli.unmatched import subscribed
+from stapsdtd.client import AsyncClient, Interruption, Snapshot
+from stapsdtd.subscribe_options import Aggregate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stapsdtd.cli.aggregate_tables import Table
+    from stapsdtd.client import AsyncSubscription
+    from stapsdtd.subscribe_options import SubscribeOptions
+
+_LIVE_MS = 1000
+
+
+def _keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    del ctx, parameter
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of all these commands. The command receives them as `subscribe_options` and `shown`."""
+
+    @functools.wraps(command)
+    def with_shown(
+        *args: Any,
+        by: tuple[str, ...],
+        interval: float | None,
+        count: int | None,
+        limit: int | None,
+        duration: float | None,
+        as_json: bool,
+        command_line: tuple[str, ...],
+        **parameters: Any,
+    ) -> Any:
+        if count is not None and interval is None:
+            raise click.UsageError("--count is of intervals: give --interval, too")
+        shown = Shown(by, interval, count, limit, duration, as_json, command_line)
+        return command(*args, shown=shown, **parameters)
+
+    wrapped: Callable[..., Any] = with_shown
+    for option in (
+        options.as_json,
+        options.output,
+        in_one_argument,
+        options.duration,
+        click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --interval: stop after N of them."),
+        click.option(
+            "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the N keys with the most hits."
+        ),
+        click.option(
+            "--interval",
+            type=click.FloatRange(min=0.01),
+            metavar="SECONDS",
+            help="Show each interval on its own, rather than all hits so far.",
+        ),
+        click.option(
+            "--by",
+            multiple=True,
+            metavar="KEY,...",
+            callback=_keys,
+            help="For each combination of these: arguments (arg0, arg1:str), pid, execname, name, ... Repeatable.",
+        ),
+        options.subscribe_options,
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+value = click.argument("value", metavar="VALUE")
+unit = click.option(
+    "--unit",
+    type=click.Choice(UNITS),
+    callback=lambda ctx, parameter, name: name or "",  # noqa: ARG005
+    help="What the values are, to show them with a fitting unit.",
+)
+
+
+def run(
+    server: options.Server,
+    selectors: Sequence[str],
+    subscribe_options: SubscribeOptions,
+    shown: Shown,
+    table: Table,
+    *,
+    functions: Sequence[str] = ("count",),
+    value: str = "",
+) -> int:
+    """Run a command: subscribe, show snapshots until the end, and return the exit code."""
+    output = output_for(table, shown)
+    interval_ms = _LIVE_MS if output.is_live else 0
+    aggregate = Aggregate(
+        functions=functions,
+        value=value,
+        by=shown.by,
+        interval_ms=round(shown.interval * 1000) if shown.interval else interval_ms,
+        cumulative=shown.interval is None,
+    )
+
+    async def show() -> int:
+        stop = asyncio.Event()
+        with set_on_signals(stop), started(shown.command_line, server.address) as run:
+            async with (
+                AsyncClient(server.address, tls=server.tls) as client,
+                subscribed(client, selectors, run.in_scope(subscribe_options), aggregate) as (subscription, hints),
+            ):
+                output.begin(hints, subscription.sites)
+                reader = _Reader(output, shown.count)
+                try:
+                    failure = await follow(
+                        subscription, reader.run(subscription), stop, duration=shown.duration, run=run
+                    )
+                finally:
+                    output.close()
+                failure = failure or reader.failure
+                account = subscription.account
+                summary = summary_of(subscription, account.aggregated if account else 0, run)
+                if summary.is_silent:
+                    silent = await why_silent(client, selectors, subscription.armed_so_far, has_ended=run.is_command)
+                    summary = replace(summary, silent=silent)
+            if failure:
+                print_stderr(failure)
+            output.end(replace(summary, is_aggregated=True))
+            return await run.exit_code(failure)
+
+    return asyncio.run(show())
+
+
+class _Reader:
+    """Shows snapshots. failure: why that was not possible any more."""
+
+    def __init__(self, output: Output, count: int | None) -> None:
+        self._output = output
+        self._count = count
+        self.failure: str | None = None
+
+    async def run(self, subscription: AsyncSubscription) -> None:
+        """Return after the End, after so many snapshots, or when nothing can be written any more."""
+        async for message in subscription.messages():
+            try:
+                match message:
+                    case Snapshot():
+                        self._output.show(message)
+                        if message.number == self._count:
+                            return
+                    case Interruption(error):
+                        seconds = subscription.lease_seconds
+                        print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
+            except BrokenPipeError:
+                discard_output()
+                return
+            except OSError as error:
+                discard_output()
+                self.failure = f"cannot write the snapshot: {error.strerror}"
+                return

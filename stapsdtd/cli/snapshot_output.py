@@ -1,0 +1,162 @@
+"""Where snapshots are shown: on a terminal, redrawn in place; in a pipe, one after the other; or as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from stapsdtd.cli.render import plural, print_grouped, print_stderr, write_lines
+from stapsdtd.cli.screen import Screen
+from stapsdtd.cli.trace_output import print_summary, print_unmatched, refused
+from stapsdtd.client import SiteState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stapsdtd.cli.aggregate_tables import Table
+    from stapsdtd.cli.following import Summary
+    from stapsdtd.cli.unmatched import Hints
+    from stapsdtd.client import SiteStatus, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What to show of an aggregation.
+
+    by: the keys. interval: in seconds; None for all hits so far. count: of intervals. limit: of keys. duration: in
+    seconds. None stands for no end.
+    """
+
+    by: tuple[str, ...]
+    interval: float | None
+    count: int | None
+    limit: int | None
+    duration: float | None
+    as_json: bool
+    command_line: tuple[str, ...]
+
+
+class Output(Protocol):
+    @property
+    def is_live(self) -> bool:
+        """Whether to show snapshots before the end, though the user did not ask for intervals."""
+
+    def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None: ...
+    def show(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None:
+        """Restore the terminal, and leave the last snapshot there."""
+
+    def end(self, summary: Summary) -> None: ...
+
+
+def output_for(table: Table, shown: Shown) -> Output:
+    if shown.as_json:
+        return _JsonOutput(shown)
+    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    # a command has the terminal for itself, and intervals are to be compared
+    is_redrawn = can_redraw and not shown.command_line and shown.interval is None
+    return _TerminalOutput(table) if is_redrawn else _PipeOutput(table, shown)
+
+
+class _JsonOutput:
+    """A line for each key, and with intervals the time at which one ended."""
+
+    is_live = False
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+
+    def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
+        del sites
+        print_unmatched(hints)
+
+    def show(self, snapshot: Snapshot) -> None:
+        when = {"time_ns": snapshot.end_ns} if self._shown.interval else {}
+        lines = []
+        for row in snapshot.most_frequent(self._shown.limit):
+            key = [part.decode("ascii", "backslashreplace") if isinstance(part, bytes) else part for part in row.key]
+            record: dict[str, object] = {**when, "key": key, **row.values}
+            if row.buckets:
+                record["buckets"] = [[bucket.low, bucket.high, bucket.count] for bucket in row.buckets]
+            lines.append(json.dumps(record))
+        write_lines(lines)
+
+    def close(self) -> None:
+        pass
+
+    def end(self, summary: Summary) -> None:
+        print(json.dumps(summary.as_record()), file=sys.stderr, flush=True)
+
+
+class _PipeOutput:
+    """Complete tables, separated by empty lines; with intervals, each below the time at which it ended."""
+
+    is_live = False
+
+    def __init__(self, table: Table, shown: Shown) -> None:
+        self._table = table
+        self._shown = shown
+        self._is_first = True
+
+    def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
+        for line in hints.lines:
+            print_stderr(line)
+        _print_refused(sites)
+
+    def show(self, snapshot: Snapshot) -> None:
+        head = [_clock(snapshot)] if self._shown.interval else []
+        write_lines([*([] if self._is_first else [""]), *head, *self._table.lines(snapshot)])
+        self._is_first = False
+
+    def close(self) -> None:
+        pass
+
+    def end(self, summary: Summary) -> None:
+        print_summary(summary)
+
+
+class _TerminalOutput:
+    """Draws what has room on the screen, and at the end prints the last snapshot as a whole."""
+
+    is_live = True
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._screen = Screen()
+        self._notices: list[str] = []
+        self._last: Snapshot | None = None
+
+    def begin(self, hints: Hints, sites: Sequence[SiteStatus]) -> None:
+        _print_refused(sites)
+        armed = sum(site.state is SiteState.ARMED for site in sites)
+        self._notices = hints.lines[:1] or [f"{plural(armed, 'site')} armed, Ctrl-C ends"]
+        self._screen.open()
+
+    def show(self, snapshot: Snapshot) -> None:
+        self._last = snapshot
+        width, height = shutil.get_terminal_size()
+        hits = snapshot.account.aggregated
+        head = [f"{_clock(snapshot)}  {plural(hits, 'hit')} in all", *self._notices, ""]
+        self._screen.draw([line[:width] for line in (*head, *self._table.lines(snapshot))][: height - 1])
+
+    def close(self) -> None:
+        self._screen.close()
+        if self._last is not None:
+            self._screen.clear()
+            write_lines(self._table.lines(self._last))
+
+    def end(self, summary: Summary) -> None:
+        print_summary(summary)
+
+
+def _clock(snapshot: Snapshot) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(snapshot.end_ns // 1_000_000_000))
+
+
+def _print_refused(sites: Sequence[SiteStatus]) -> None:
+    print_grouped("refused", [refused(site) for site in sites if site.state is SiteState.REFUSED])

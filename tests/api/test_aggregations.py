@@ -1,0 +1,258 @@
+"""Aggregations over the API: what may be asked for, and the snapshots that answer."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.client import Account, Aggregate, Client, InvalidAggregateError, InvalidRequestError, Snapshot
+from stapsdtd.events.batch import EventBatch
+from stapsdtd.model import Object
+from stapsdtd.v1 import stapsdt_pb2 as pb
+from tests.api.served import Served, processes
+from tests.support import wait_for
+from tests.unit.samples import argument, batch, signed, site, strings
+
+COUNT = pb.AggregateFunction(function=pb.AggregateFunction.FUNCTION_COUNT)
+SUM = pb.AggregateFunction(function=pb.AggregateFunction.FUNCTION_SUM)
+
+
+@pytest.fixture(scope="module")
+def pids() -> Iterator[list[int]]:
+    with processes(1) as started:
+        yield started
+
+
+@pytest.fixture
+def app(server: Served, pids: list[int]) -> Object:
+    found = server.file_object(site("call", 1, [argument(signed=True), argument()], function="work"))
+    server.map(pids[0], found)
+    return found
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator[Client]:
+    with Client(f"unix:{server.socket}") as connected:
+        yield connected
+
+
+def hits(count: int) -> EventBatch:
+    """Of site 1, without values."""
+    return batch(range(count))
+
+
+def call(*values: int, texts: Sequence[bytes | None] = ()) -> EventBatch:
+    """Events of site 1 with a value, and with texts before it if there are any."""
+    columns = [strings(*texts), signed(*values)] if texts else [signed(*values)]
+    return batch(range(len(values)), *columns)
+
+
+def keys_of(snapshot: Snapshot) -> dict[Any, Any]:
+    return {row.key: dict(row.values) for row in snapshot.rows}
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "field", "reason"),
+    [
+        (pb.Aggregation(), "aggregation.functions", "at least one is needed"),
+        (pb.Aggregation(functions=[pb.AggregateFunction()]), "aggregation.functions", "there is no function 0"),
+        (pb.Aggregation(functions=[COUNT, COUNT]), "aggregation.functions", "only one count is possible"),
+        (pb.Aggregation(functions=[SUM]), "aggregation.value", "say of which value, such as arg0"),
+        (pb.Aggregation(functions=[COUNT], value="arg0"), "aggregation.value", "count needs none"),
+        (pb.Aggregation(functions=[SUM], value="arg0:str"), "aggregation.value", "is not an argument that is a number"),
+        (pb.Aggregation(functions=[SUM], value="pid"), "aggregation.value", "is not an argument that is a number"),
+        (pb.Aggregation(functions=[COUNT], by=["comm"]), "aggregation.by", "one of uid, gid, cgroup, container, pid"),
+        (pb.Aggregation(functions=[COUNT], by=["arg0:int[3]"]), "aggregation.by", "only str takes a length"),
+        (pb.Aggregation(functions=[COUNT], by=["pid"] * 9), "aggregation.by", "there are 9 keys; the limit is 8"),
+        (pb.Aggregation(functions=[COUNT], max_keys=10_001), "aggregation.max_keys", "more than the 10000 allowed"),
+        (pb.Aggregation(functions=[COUNT], interval_ms=9), "aggregation.interval_ms", "must be at least 10"),
+    ],
+)
+@pytest.mark.usefixtures("app")
+def test_what_cannot_be_computed_is_refused(
+    server: Served, aggregation: pb.Aggregation, field: str, reason: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.subscribe("app:call", aggregation=aggregation)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    details = raised.value.details() or ""
+    assert details.startswith(f"{field}: ")
+    assert reason in details
+
+
+@pytest.mark.parametrize(
+    ("functions", "reason"),
+    [
+        (["median"], "there is no function median"),
+        (["lquantize(0, x, 1)"], "the parameters must be integers"),
+    ],
+)
+def test_what_the_client_knows_better(client: Client, functions: list[str], reason: str) -> None:
+    with pytest.raises(InvalidAggregateError, match=reason):
+        client.aggregate("app:call", Aggregate(functions=functions, value="arg0"))
+
+
+@pytest.mark.parametrize(
+    ("functions", "reason"),
+    [
+        (["lquantize(0, 10)"], "lquantize has 3 parameters, not 2"),
+        (["quantize", "percentiles"], "only one histogram is possible"),
+        (["llquantize(1, 0, 1, 2)"], "llquantize: the factor must be at least 2"),
+    ],
+)
+@pytest.mark.usefixtures("app")
+def test_impossible_histograms_are_refused(client: Client, functions: list[str], reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        client.aggregate("app:call", Aggregate(functions=functions, value="arg0"))
+
+
+@pytest.mark.usefixtures("app")
+def test_captures_and_fields_have_no_use(server: Served) -> None:
+    for selector, more, reason in (
+        ("app:call(arg0)", {}, "an aggregation has no use for a capture list"),
+        ("app:call", {"fields": ["uid"]}, "an aggregation has no events that could have them; use by"),
+    ):
+        with pytest.raises(grpc.RpcError, match=reason):
+            server.subscribe(selector, aggregation=pb.Aggregation(functions=[COUNT]), **more)
+
+
+@pytest.mark.usefixtures("app")
+def test_one_snapshot_at_the_end(server: Served, client: Client) -> None:
+    everything = ["count", "sum", "min", "max", "avg", "stddev", "quantize"]
+    wanted = Aggregate(functions=everything, value="arg0", by=["arg1:str", "name", "function", "provider", "execname"])
+    subscription = client.aggregate("app:call", wanted)
+    server.fire(call(1, 2, -3, 4, texts=(b"x", b"y", b"x", None)))
+    server.fire(call(6, texts=(b"y",)))
+    server.sink.filtered(2)
+    account = subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    rest = ("call", "work", "app", "app")
+    assert {key[0]: values for key, values in keys_of(snapshot).items()} == {
+        "x": {"count": 2, "sum": -2, "min": -3, "max": 1, "avg": -1.0, "stddev": 2.0},
+        "y": {"count": 2, "sum": 8, "min": 2, "max": 6, "avg": 4.0, "stddev": 2.0},
+        None: {"count": 1, "sum": 4, "min": 4, "max": 4, "avg": 4.0, "stddev": 0.0},
+    }
+    assert {key[1:] for key in keys_of(snapshot)} == {rest}
+    buckets = {row.key[0]: [(each.low, each.high, each.count) for each in row.buckets] for row in snapshot.rows}
+    assert buckets == {"x": [(-3, -2, 1), (1, 1, 1)], "y": [(2, 3, 1), (4, 7, 1)], None: [(4, 7, 1)]}
+    assert snapshot.account == account == Account(
+        fired=7, delivered=0, filtered=2, lost_kernel_buffer=0, lost_queue=0, lost_decode=0, in_flight=0, sites=1,
+        aggregated=5,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("app")
+def test_intervals_add_up(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(functions=["count"], interval_ms=10))
+    snapshots = subscription.snapshots()
+    seen = [next(snapshots)]
+    for _ in range(5):
+        server.fire(hits(2))
+        seen.append(next(snapshots))
+    subscription.unsubscribe()
+    seen += snapshots
+    assert [each.number for each in seen] == list(range(1, len(seen) + 1))
+    assert all(one.end_ns == other.begin_ns for one, other in pairwise(seen))
+    counted = 0
+    for snapshot in seen:
+        counted += sum(int(row.values["count"] or 0) for row in snapshot.rows)
+        account = snapshot.account
+        assert account.aggregated == counted
+        assert account.fired == account.aggregated + account.filtered + account.lost + account.in_flight
+    assert counted == 10
+
+
+@pytest.mark.usefixtures("app")
+def test_cumulative_snapshots_cover_everything(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(functions=["count"], interval_ms=10, cumulative=True))
+    snapshots = subscription.snapshots()
+    server.fire(hits(1))
+    wait_for(lambda: keys_of(next(snapshots)) == {(): {"count": 1}}, "the first event")
+    server.fire(hits(1))
+    wait_for(lambda: keys_of(next(snapshots)) == {(): {"count": 2}}, "both events")
+
+
+@pytest.mark.usefixtures("app")
+def test_a_stream_that_broke_gets_the_last_snapshot_again(server: Served) -> None:
+    wanted = pb.Aggregation(functions=[COUNT], interval_ms=10)
+    ident = server.subscribe("app:call", aggregation=wanted).subscription_id
+    server.fire(hits(3))
+    first = next(message.snapshot for message in server.stream(ident) if message.HasField("snapshot"))
+    again = next(message.snapshot for message in server.stream(ident, from_seq=1) if message.HasField("snapshot"))
+    assert (again.number, again.values) == (first.number, first.values)
+    following = next(message.snapshot for message in server.stream(ident, from_seq=2) if message.HasField("snapshot"))
+    assert (following.number, following.begin_ns, following.count) == (2, first.end_ns, 0)
+
+
+@pytest.mark.usefixtures("app")
+def test_a_client_that_comes_after_the_end_gets_the_rest_once(server: Served) -> None:
+    ident = server.subscribe("app:call", aggregation=pb.Aggregation(functions=[COUNT])).subscription_id
+    server.fire(hits(3))
+    server.unsubscribe(ident)
+    for _ in range(2):
+        snapshot, end = server.stream(ident, from_seq=1)
+        assert struct.unpack("<q", snapshot.snapshot.values[0].data) == (3,)
+        assert end.end.account.aggregated == 3
+    (end,) = server.stream(ident, from_seq=2)
+    assert end.end.account.aggregated == 3
+
+
+@pytest.mark.usefixtures("app")
+def test_large_snapshots_take_several_messages(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(by=["arg1:str[1024]"]))
+    texts = [b"%04d" % number * 256 for number in range(3000)]
+    server.fire(batch(range(3000), strings(*texts)))
+    subscription.unsubscribe()
+    sizes = [message.ByteSize() for message in server.stream(subscription.id) if message.HasField("snapshot")]
+    assert len(sizes) > 1
+    assert max(sizes) < 2 << 20
+    (snapshot,) = subscription.snapshots()
+    assert {row.key[0] for row in snapshot.rows} == {text.decode() for text in texts}
+    assert snapshot.account.aggregated == 3000
+
+
+@pytest.mark.usefixtures("app")
+def test_keys_without_room_are_lost_and_told(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(by=["arg0"], max_keys=2))
+    server.fire(call(1, 1, 2, 3, 4))
+    account = subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    assert len(snapshot.rows) == 2
+    assert (account.aggregated, account.lost_table_full, account.fired) == (
+        sum(int(row.values["count"] or 0) for row in snapshot.rows), 5 - account.aggregated, 5,
+    )  # fmt: skip
+    assert account.lost_table_full > 0
+    assert subscription.lost[next(stage for stage in subscription.lost if stage.value == "table_full")] > 0
+
+
+@pytest.mark.usefixtures("app")
+def test_losses_before_are_told_as_of_events(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate())
+    server.lose(LossStage.KERNEL_BUFFER, 4)
+    account = subscription.unsubscribe()
+    assert (account.fired, account.lost_kernel_buffer, account.aggregated) == (4, 4, 0)
+
+
+@pytest.mark.usefixtures("app")
+def test_sites_without_the_argument_are_refused(client: Client) -> None:
+    with client.aggregate("app:call", Aggregate(by=["arg2"])) as subscription:
+        (refused,) = subscription.sites
+    assert refused.reason == "it has 2 arguments, so there is no arg2"
+
+
+@pytest.mark.usefixtures("app")
+def test_percentiles_come_from_the_buckets(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(functions=["percentiles"], value="arg0"))
+    server.fire(call(*range(1, 10_001)))
+    subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    (row,) = snapshot.rows
+    for percent in (1, 50, 90, 99, 100):
+        exact = percent * 100
+        assert exact <= (row.percentile(percent) or 0) <= exact * (1 + 1 / 32)
