@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import SiteState
+from stapsdtd.client import Aggregate, Client, SiteState, SubscribeOptions
 from tests.kernel.test_where import accounted, of
 from tests.support import Daemon, Recorder, Ticker
 
@@ -99,3 +99,15 @@ def test_nothing_is_lost_or_counted_twice_in_a_flood(daemon: Daemon, ticker: Tic
         ticker.do("threads 4 20000")
     assert accounted(recorder.finish()) == (80_000, 10_000, 70_000)
     assert {value % 8 for (value,) in recorder.values() if isinstance(value, int)} == {5}
+
+
+def test_aggregation_of_what_only_the_daemon_can_filter(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:
+    """The kernel adds nothing up then, and the captures of the filter are not those of the rows."""
+    wants = Aggregate(functions=("count", "sum"), value="arg0", by=["execname"])
+    options = SubscribeOptions(where='arg0 % 3 == 1 && str(arg2) ~ "t?ck"')
+    with Client(daemon.target) as client:
+        subscription = client.aggregate(of(ticker_program, "tick"), wants, options)
+        ticker.do("fire 20")
+        subscription.unsubscribe()
+        rows = [row for snapshot in subscription.snapshots() for row in snapshot.rows]
+    assert [(row.key, row.values) for row in rows] == [(("ticker",), {"count": 7, "sum": 70})]
