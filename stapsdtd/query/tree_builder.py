@@ -44,7 +44,8 @@ FindCgroup = Callable[[str], CgroupInfo | None]
 
 MAX_DEPTH = 32
 MAX_OPERATIONS = 128
-MAX_GLOB_BYTES = 128
+MAX_GLOB_BYTES = 256
+"""Of all of an expression's globs: what it takes to match one grows with its length times the string's."""
 
 _FIELDS = {field.value: field for field in Field} | {"comm": Field.EXECNAME}
 _NAMES = f"arg0, arg1, …, {', '.join(field.value for field in Field)}"
@@ -64,6 +65,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         self._find_cgroup = find_cgroup
         self._comparisons = 0
         self._operations = 0
+        self._glob_bytes = 0
 
     def start(self, node: Node) -> Node:
         return node
@@ -160,8 +162,9 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
             raise ParseError('~ compares a string with a glob, as in str(arg0) ~ "SELECT*"', column)
         if not isinstance(pattern, bytes):
             raise ParseError('~ takes a glob in quotes, such as "SELECT*"', right.column)
-        if len(pattern) > MAX_GLOB_BYTES:
-            raise ParseError(f"globs are limited to {MAX_GLOB_BYTES} bytes; this one has {len(pattern)}", right.column)
+        self._glob_bytes += len(pattern)
+        if self._glob_bytes > MAX_GLOB_BYTES:
+            raise ParseError(f"an expression's globs are limited to {MAX_GLOB_BYTES} bytes in all", right.column)
         self._count_operation(left.column)
         return Node(Matched(left.expression, pattern), Kind.CONDITION, left.column, depth=left.depth)  # type: ignore[arg-type]
 

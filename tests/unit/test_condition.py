@@ -6,11 +6,18 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from stapsdtd.catalog.selectors import SelectedSite
+from stapsdtd.catalog.selectors import parse as parse_selector
+from stapsdtd.config import Quotas
 from stapsdtd.events.batch import EventBatch, join
 from stapsdtd.model import Capture, SiteCapture
+from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.sessions.condition import ConditionFilter
+from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.site_ids import KnownSite
+from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, event_rows, sample_object, signed, site, strings, unsigned
 
 WIDE = site("wide", 0x10, [argument(), argument()])
@@ -19,11 +26,15 @@ FOUND = sample_object(WIDE, NARROW, path="/opt/bin/app")
 SITES = {1: captured(WIDE, Capture(0), Capture(1)), 2: captured(NARROW, Capture(0)), 3: captured(WIDE)}
 
 
-def filter_of(where: str, sites: Mapping[int, SiteCapture] = SITES) -> ConditionFilter:
+def filter_of(text: str, sites: Mapping[int, SiteCapture] = SITES) -> ConditionFilter:
     def known(site_ids: Iterable[int]) -> dict[int, KnownSite]:
         return {each: KnownSite(FOUND, sites[each], lambda *_: None) for each in site_ids if each in sites}
 
-    return ConditionFilter(parse(where, lambda _: None), known)
+    return ConditionFilter(where(text), known)
+
+
+def where(text: str) -> Condition:
+    return parse(text, lambda _: None)
 
 
 def values(events: EventBatch) -> list[tuple[object, ...]]:
@@ -60,6 +71,19 @@ def test_tables_of_several_types() -> None:
 def test_nothing_may_be_left() -> None:
     made = batch([1, 2], unsigned(1, 2), unsigned(3, 4), site_id=2)
     assert len(filter_of("arg0 == arg1").rest(made)) == 0
+
+
+def test_quota_is_of_the_events_on_which_the_filter_is_evaluated() -> None:
+    spec = SubscriptionSpec((parse_selector("app:*"),), Scope(), 30, 1 << 20, 64, predicate=where("arg0 % 2 == 1"))
+    client = Principal("", Quotas(max_events_per_second=8))
+    subscription = Subscription("id", 1, spec, 999, lambda *_: None, client)
+    site_id = subscription.id_to_arm(FOUND, SelectedSite(SITES[1], None))
+    subscription.sink.deliver(batch(range(12), unsigned(*range(12)), unsigned(*range(12)), site_id=site_id))
+    subscription.sink.fired(12)
+    account = subscription.account()
+    assert (account.fired, account.lost_quota, account.lost) == (12, 4, 4)
+    assert account.filtered + account.in_flight == 8
+    assert account.in_flight == 4
 
 
 def test_site_that_is_not_known_is_an_error() -> None:

@@ -23,9 +23,11 @@ from stapsdtd.query.expression import (
     Operator,
     Or,
     StringAt,
+    walk,
 )
 from stapsdtd.query.parse import MAX_LENGTH, parse
 from stapsdtd.query.program import MAX_TESTS
+from stapsdtd.query.text import text_of as text_of_any
 from stapsdtd.query.tree_builder import MAX_DEPTH
 from tests.unit.queries import expressions, text_of
 
@@ -172,7 +174,11 @@ def test_expressions(text: str, expected: Condition) -> None:
         ("str(arg0) == arg1", 13, 'str(arg0) is a string; write str(arg0) == "…"'),
         ("arg0 ~ 'a*'", 5, "~ compares a string with a glob"),
         ("str(arg0) ~ arg1", 12, "~ takes a glob in quotes"),
-        (f"str(arg0) ~ '{'a' * 129}'", 12, "globs are limited to 128 bytes; this one has 129"),
+        (
+            f"str(arg0) ~ '{'a' * 200}' || str(arg0) ~ '{'a' * 57}'",
+            230,
+            "an expression's globs are limited to 256 bytes in all",
+        ),
         ("arg0 + 1 " * 1 + "+ 1 + arg1 " * 70 + "> 0", 706, "too many operations; the limit is 128"),
         ("execname & 4", 0, "execname is a string, which has no bits"),
         ("3 == 4", 0, "one side of a comparison must be"),
@@ -220,6 +226,25 @@ def test_conditions_may_not_be_nested_too_deep() -> None:
     assert raised.value.column is not None
     with pytest.raises(InvalidArgumentError, match="nested more than 32 levels deep"):
         parsed(nested(300))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["arg0 ? " * (MAX_DEPTH + 1) + "1" + " : 0" * (MAX_DEPTH + 1), "(arg0 ? 1 : " * (MAX_DEPTH + 1) + "0" + ")" * 33],
+)
+def test_conditionals_may_not_be_nested_too_deep(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="nested more than 32 levels deep"):
+        parsed(text)
+
+
+def test_deepest_expression_is_evaluated_like_any_other() -> None:
+    """Calculations do not count as nesting, so that these are as deep as an expression can be."""
+    deepest = "(" * 120 + "arg0" + " + arg1)" * 120 + " == 120"
+    for level in range(MAX_DEPTH):
+        deepest = f"({'uid' if level % 2 else 'tid'} {'&&' if level % 2 else '||'} {deepest})"
+    condition = parsed(deepest)
+    assert len(list(walk(condition))) == 120 * 2 + 1 + 2 + 3 * MAX_DEPTH
+    assert parsed(text_of_any(condition)) == condition
 
 
 def test_field_is_named_in_the_error() -> None:
