@@ -125,7 +125,7 @@ PLAN = np.dtype(
         ("values", "u1"),
         ("has_tests", "u1"),
         ("has_texts", "u1"),
-        ("unused", "u1"),
+        ("is_counted", "u1"),
     ]
 )
 
@@ -146,7 +146,8 @@ RECIPE = np.dtype(
         ("compares", "u1"),
         ("buckets", "u1"),
         ("sub_bits", "u1"),
-        ("unused", "u1", 3),
+        ("is_small", "u1"),
+        ("unused", "u1", 2),
     ]
 )
 
@@ -160,8 +161,8 @@ KEY_BYTES = (16, 32, 64, 128, 256)
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ5I3Bx")
-PACKED_RECIPE = struct.Struct("=4IHH9B3x")
+PACKED_PLAN = struct.Struct("=QQQ5I4B")
+PACKED_RECIPE = struct.Struct("=4IHH10B2x")
 """As OPERAND, TEST, PLAN and RECIPE; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
