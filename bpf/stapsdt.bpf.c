@@ -102,6 +102,10 @@ int on_hit(const __u64 *registers)
 	if (!hit.counters)
 		return 0;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
+	if (hit.plan->is_counted) {
+		count(&hit, COUNTER_HITS);
+		return 0;
+	}
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
 	hit.handed_over = 0;
