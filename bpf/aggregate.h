@@ -214,7 +214,7 @@ static __always_inline bool hands_over(struct hit *hit, const struct recipe *rec
 {
 	if (!is_unread || !recipe->hands_over)
 		return false;
-	hit->handed_over |= 1ULL << (recipe->filter & 63);
+	hit->matched |= 1ULL << (recipe->filter & 63);
 	return true;
 }
 
@@ -289,6 +289,9 @@ static long add(__u32 number, struct hit *hit)
 
 	if (!(hit->matched >> (recipe->filter & 63) & 1))
 		return 0;
+	/* no other recipe has this filter */
+	if (recipe->hands_over)
+		hit->matched &= ~(1ULL << (recipe->filter & 63));
 	if (recipe->is_small)
 		add_small(hit, recipe, bank);
 	else

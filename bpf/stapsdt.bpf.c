@@ -108,7 +108,6 @@ int on_hit(const __u64 *registers)
 	}
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
-	hit.handed_over = 0;
 	hit.next_test = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
@@ -127,7 +126,7 @@ int on_hit(const __u64 *registers)
 #endif
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
-	hit.matched &= hit.plan->emitted | hit.handed_over;
+	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
 	return 0;

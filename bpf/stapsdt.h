@@ -135,7 +135,7 @@ struct test {
  */
 struct plan {
 	__u64 always;		/* filters that accept every hit */
-	__u64 emitted;		/* filters whose hits are written as records */
+	__u64 emitted;		/* filters whose hits are written as records, if only those that a recipe hands over */
 	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
