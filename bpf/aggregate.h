@@ -116,28 +116,27 @@ static long take_part(__u32 number, struct hit *hit)
 	return 0;
 }
 
-#define FIND_IN(words) find(bpf_map_lookup_elem(&tables_##words, &bank), workspace, bank)
+const struct row nothing SEC(".rodata.rows");
 
-static __always_inline struct row *find(void *rows, struct workspace *workspace, __u32 bank)
+/* Return the row of a key, where there is one or room for it. */
+static __always_inline struct row *find(void *rows, const __u64 *key, __u32 bank)
 {
 	struct row *row;
-	long error;
 
 	if (!rows)
 		return NULL;
-	row = bpf_map_lookup_elem(rows, workspace->key);
+	row = bpf_map_lookup_elem(rows, key);
 	if (row)
 		return row;
-	error = bpf_map_update_elem(rows, workspace->key, &workspace->nothing, BPF_NOEXIST);
-	if (!error)
+	if (!bpf_map_update_elem(rows, key, &nothing, BPF_NOEXIST))
 		__sync_fetch_and_add(&filled[bank & (2 * MAX_TABLES - 1)], 1);
-	return bpf_map_lookup_elem(rows, workspace->key);
+	return bpf_map_lookup_elem(rows, key);
 }
 
-static __always_inline struct row *row_of(struct hit *hit, struct workspace *workspace, const struct recipe *recipe)
-{
-	__u32 bank = 2 * recipe->table + hit->bank;
+#define FIND_IN(words) find(bpf_map_lookup_elem(&tables_##words, &bank), key, bank)
 
+static __always_inline struct row *row_of(const struct recipe *recipe, const __u64 *key, __u32 bank)
+{
 	switch (recipe->key_class) {
 	case 0: return FIND_IN(2);
 	case 1: return FIND_IN(4);
@@ -188,79 +187,125 @@ static __always_inline void add_value(struct row *row, const struct recipe *reci
 	}
 }
 
-static __always_inline void clear(struct workspace *workspace, __u32 key_class)
+static __always_inline void add_to(struct row *row, const struct hit *hit, const struct recipe *recipe, bool has_value,
+				   __u64 value)
 {
-	__builtin_memset(workspace->key, 0, 2 * sizeof(__u64));
-	if (key_class > 0)
-		__builtin_memset(workspace->key + 2, 0, 2 * sizeof(__u64));
-	if (key_class > 1)
-		__builtin_memset(workspace->key + 4, 0, 4 * sizeof(__u64));
-	if (key_class > 2)
-		__builtin_memset(workspace->key + 8, 0, 8 * sizeof(__u64));
-	if (key_class > 3)
-		__builtin_memset(workspace->key + 16, 0, 16 * sizeof(__u64));
+	if (!row) {
+		count(hit, recipe->lost);
+		return;
+	}
+	if (has_value)
+		add_value(row, recipe, value);
+	__sync_fetch_and_add(&row->count, 1);
 }
 
-/* Carry out one recipe. */
-static long add(__u32 number, struct hit *hit)
+static __always_inline bool take_value(const struct hit *hit, const struct recipe *recipe, __u64 *key, __u64 *value)
 {
-	__u32 index = (hit->plan->recipes + number) & (MAX_RECIPES - 1);
-	struct workspace *workspace = hit->workspace;
-	const struct recipe *recipe = &recipes[index];
-	bool has_value = false;
-	__u64 value = 0;
-	struct row *row;
+	if (!recipe->has_value)
+		return false;
+	if (fetch(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], value))
+		return true;
+	key[0] |= (__u64)VALUE_MISSING << 32;
+	return false;
+}
 
-	if (!(hit->matched >> (recipe->filter & 63) & 1))
-		return 0;
-	clear(workspace, recipe->key_class);
+/* Return whether the hit is recorded rather than added up: something that may have been there was not in memory. */
+static __always_inline bool hands_over(struct hit *hit, const struct recipe *recipe, bool is_unread)
+{
+	if (!is_unread || !recipe->hands_over)
+		return false;
+	hit->matched |= 1ULL << (recipe->filter & 63);
+	return true;
+}
+
+/* A key of one number or none. */
+static __always_inline void add_small(struct hit *hit, const struct recipe *recipe, __u32 bank)
+{
+	__u64 key[2] = { recipe->variant, 0 }, value = 0;
+	bool has_value;
+
+	if (recipe->parts && !fetch_part(hit, &operands[recipe->operands & (MAX_OPERANDS - 1)], &key[1])) {
+		key[0] |= 1ULL << 32;
+		key[1] = 0;
+	}
+	has_value = take_value(hit, recipe, key, &value);
+	if (hands_over(hit, recipe, key[0] >> 32))
+		return;
+	if (has_value && recipe->buckets)
+		key[0] |= (__u64)bucket_by_power(recipe, value) << 48;
+	add_to(FIND_IN(2), hit, recipe, has_value, value);
+}
+
+static __always_inline void clear(__u64 *key, __u32 key_class)
+{
+	__builtin_memset(key, 0, 2 * sizeof(__u64));
+	if (key_class > 0)
+		__builtin_memset(key + 2, 0, 2 * sizeof(__u64));
+	if (key_class > 1)
+		__builtin_memset(key + 4, 0, 4 * sizeof(__u64));
+	if (key_class > 2)
+		__builtin_memset(key + 8, 0, 8 * sizeof(__u64));
+	if (key_class > 3)
+		__builtin_memset(key + 16, 0, 16 * sizeof(__u64));
+}
+
+static __always_inline void add_any(struct hit *hit, const struct recipe *recipe, __u32 index, __u32 bank)
+{
+	struct workspace *workspace = claim_workspace();
+	bool has_value;
+	__u64 value = 0;
+
+	if (!workspace) {
+		count(hit, recipe->lost);
+		return;
+	}
+	hit->workspace = workspace;
+	clear(workspace->key, recipe->key_class);
 	workspace->recipe = index;
 	workspace->used = 1;
 	workspace->missing = 0;
 	workspace->unread = 0;
 	bpf_loop(recipe->parts, take_part, hit, 0);
 	workspace->key[0] = recipe->variant | (__u64)workspace->missing << 32;
-	if (recipe->has_value) {
-		has_value = fetch(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], &value);
-		if (has_value)
-			workspace->key[0] |= (__u64)bucket_of(workspace, recipe, value) << 48;
-		else
-			workspace->key[0] |= (__u64)VALUE_MISSING << 32;
+	has_value = take_value(hit, recipe, workspace->key, &value);
+	if (hands_over(hit, recipe, workspace->unread || (recipe->has_value && !has_value))) {
+		*(volatile __u32 *)&workspace->busy = 0;
+		return;
 	}
-	if (recipe->hands_over && (workspace->unread || (recipe->has_value && !has_value))) {
-		hit->handed_over |= 1ULL << (recipe->filter & 63);
-		return 0;
-	}
-	row = row_of(hit, workspace, recipe);
-	if (!row) {
-		count(hit, recipe->lost);
-		return 0;
-	}
-	if (has_value)
-		add_value(row, recipe, value);
-	__sync_fetch_and_add(&row->count, 1);
-	return 0;
+	if (has_value && recipe->buckets == BUCKETS_EDGES)
+		workspace->key[0] |= (__u64)bucket_by_edges(workspace, recipe, value) << 48;
+	else if (has_value && recipe->buckets)
+		workspace->key[0] |= (__u64)bucket_by_power(recipe, value) << 48;
+	add_to(row_of(recipe, workspace->key, bank), hit, recipe, has_value, value);
+	*(volatile __u32 *)&workspace->busy = 0;
 }
 
-static long count_unkeyed(__u32 number, struct hit *hit)
+/* Carry out one recipe. */
+static long add(__u32 number, struct hit *hit)
 {
-	const struct recipe *recipe = &recipes[(hit->plan->recipes + number) & (MAX_RECIPES - 1)];
+	__u32 index = (hit->plan->recipes + number) & (MAX_RECIPES - 1);
+	const struct recipe *recipe = &recipes[index];
+	__u32 bank = 2 * recipe->table + hit->bank;
 
-	if (hit->matched >> (recipe->filter & 63) & 1)
-		count(hit, recipe->lost);
+	if (!(hit->matched >> (recipe->filter & 63) & 1))
+		return 0;
+	/* no other recipe has this filter */
+	if (recipe->hands_over)
+		hit->matched &= ~(1ULL << (recipe->filter & 63));
+	if (recipe->is_small)
+		add_small(hit, recipe, bank);
+	else
+		add_any(hit, recipe, index, bank);
 	return 0;
 }
 
 static __always_inline void aggregate(struct hit *hit)
 {
 	hit->bank = *(volatile __u32 *)&epoch & 1;
-	hit->workspace = claim_workspace();
-	if (!hit->workspace) {
-		bpf_loop(hit->plan->recipe_count, count_unkeyed, hit, 0);
-		return;
-	}
-	bpf_loop(hit->plan->recipe_count, add, hit, 0);
-	*(volatile __u32 *)&hit->workspace->busy = 0;
+	if (hit->plan->recipe_count == 1)
+		add(0, hit);
+	else
+		bpf_loop(hit->plan->recipe_count, add, hit, 0);
 }
 
 #endif

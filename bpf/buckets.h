@@ -16,26 +16,22 @@ struct workspace {
 	__u32 missing;
 	__u32 at; /* a step's result, which the verifier is not to follow: it would go through all combinations */
 	__u32 unread; /* something that may have been there */
-	struct row nothing;
 	__u64 key[MOST_WORDS];
 };
 
-static __always_inline __s64 bucket_by_power(struct workspace *workspace, const struct recipe *recipe, __u64 value)
+static __always_inline __s64 bucket_by_power(const struct recipe *recipe, __u64 value)
 {
 	bool is_negative = recipe->is_signed && (__s64)value < 0;
-	__u32 sub_bits = recipe->sub_bits & 31, exponent, shift;
-	volatile __u32 *at = &workspace->at;
+	__u32 sub_bits = recipe->sub_bits & 31, exponent = 0, shift;
 	__u64 magnitude = is_negative ? -value : value, rest = magnitude;
 	__s64 number;
 
-	*at = 0;
 #pragma unroll
 	for (int step = 32; step; step >>= 1)
 		if (rest >> step) {
 			rest >>= step;
-			*at += step;
+			exponent += step;
 		}
-	exponent = *at & 63;
 	shift = exponent > sub_bits ? exponent - sub_bits : 0;
 	number = (magnitude >> (shift & 63)) + ((__u64)shift << sub_bits);
 	return is_negative ? -number : number;
@@ -55,15 +51,6 @@ static __always_inline __s64 bucket_by_edges(struct workspace *workspace, const 
 			*at = next;
 	}
 	return *at;
-}
-
-static __always_inline __s64 bucket_of(struct workspace *workspace, const struct recipe *recipe, __u64 value)
-{
-	switch (recipe->buckets) {
-	case BUCKETS_LOG_LINEAR: return bucket_by_power(workspace, recipe, value);
-	case BUCKETS_EDGES: return bucket_by_edges(workspace, recipe, value);
-	default: return 0;
-	}
 }
 
 #endif

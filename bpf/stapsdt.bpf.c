@@ -102,9 +102,12 @@ int on_hit(const __u64 *registers)
 	if (!hit.counters)
 		return 0;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
+	if (hit.plan->is_counted) {
+		count(&hit, COUNTER_HITS);
+		return 0;
+	}
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
-	hit.handed_over = 0;
 	hit.next_test = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
@@ -123,7 +126,7 @@ int on_hit(const __u64 *registers)
 #endif
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
-	hit.matched &= hit.plan->emitted | hit.handed_over;
+	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
 	return 0;

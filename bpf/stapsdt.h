@@ -135,7 +135,7 @@ struct test {
  */
 struct plan {
 	__u64 always;		/* filters that accept every hit */
-	__u64 emitted;		/* filters whose hits are written as records */
+	__u64 emitted;		/* filters whose hits are written as records, if only those that a recipe hands over */
 	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
@@ -145,7 +145,7 @@ struct plan {
 	__u8 values;
 	__u8 has_tests;
 	__u8 has_texts;
-	__u8 unused;
+	__u8 is_counted;	/* and nothing else: neither tests nor recipes, and no record */
 };
 
 enum bucket_kind {
@@ -172,7 +172,8 @@ struct recipe {
 	__u8 buckets;
 	__u8 sub_bits;
 	__u8 hands_over;	/* a hit is recorded if a part of its key, or the value, is not in memory */
-	__u8 unused[2];
+	__u8 is_small;		/* a key of one number or none, made on the stack, and no edges */
+	__u8 unused;
 };
 
 /*

@@ -14,7 +14,20 @@ from functools import partial
 from pathlib import Path
 
 from stapsdtd.client import Client
-from tests.bench import against, arming, delay, hit, jvm, rate, removals, sandbox, subscribers, unread, watching
+from tests.bench import (
+    against,
+    arming,
+    delay,
+    hit,
+    jvm,
+    questions,
+    rate,
+    removals,
+    sandbox,
+    subscribers,
+    unread,
+    watching,
+)
 from tests.bench.report import Figure, table
 from tests.bench.setup import Setup
 from tests.bench.tracers import missing
@@ -22,6 +35,7 @@ from tests.support import running_daemon
 
 _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "hit": hit.run,
+    "questions": questions.run,
     "rate": rate.run,
     "delay": delay.run,
     "subscribers": subscribers.run,

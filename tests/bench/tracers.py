@@ -33,15 +33,16 @@ def missing() -> list[str]:
 
 
 def _bpftrace_count(firing: Firing) -> AbstractContextManager[None]:
-    return _bpftrace(firing, "@ = count();")
+    return bpftrace(firing, "{ @ = count(); }")
 
 
 def _bpftrace_printf(firing: Firing) -> AbstractContextManager[None]:
-    return _bpftrace(firing, r'printf("%lu %d %d\n", arg0, arg1, arg2);')
+    return bpftrace(firing, r'{ printf("%lu %d %d\n", arg0, arg1, arg2); }')
 
 
-def _bpftrace(firing: Firing, action: str) -> AbstractContextManager[None]:
-    return _running(firing, "bpftrace", "-p", str(firing.pid), "-e", f"usdt:{firing.path}:firing:hit {{ {action} }}")
+def bpftrace(firing: Firing, clause: str) -> AbstractContextManager[None]:
+    """Run a clause of bpftrace's at the program's only site."""
+    return _running(firing, "bpftrace", "-p", str(firing.pid), "-e", f"usdt:{firing.path}:firing:hit {clause}")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Client, EndReason, SiteState, SubscribeOptions
+from stapsdtd.client import Account, Aggregate, Client, EndReason, SiteState, SubscribeOptions
 from stapsdtd.client.errors import AccessDeniedError, LimitReachedError
 from tests.support import (
     SYSTEM_PYTHON,
@@ -120,6 +120,31 @@ class TestOwnProcesses:
             accounts = [figures(each.finish()) for each in recorders]
         assert accounts == [(5, 5, 0, 0), (5, 2, 3, 0), (7, 0, 7, 0), (23, 23, 0, 0)]
         assert {event.pid for each in recorders[:2] for event in each.events} == {anne.pid}
+
+    @pytest.mark.parametrize(
+        ("keys", "functions"),
+        [((), ["count"]), (("pid", "arg2:str"), ["count", "sum"]), (("pid",), ["count", "stddev"])],
+        ids=["counters", "kernel", "daemon"],
+    )
+    def test_aggregations_know_no_others(
+        self, folder: Path, program: Path, keys: tuple[str, ...], functions: list[str]
+    ) -> None:
+        value = "arg0" if len(functions) > 1 else ""
+        wanted = Aggregate(functions=functions, value=value, by=keys)
+        with (
+            daemon_with(folder) as daemon,
+            ticker_of(ANNE, program) as anne,
+            ticker_of(BERT, program) as bert,
+            client_of(ANNE, daemon) as client,
+            client.aggregate(of(program, "tick"), wanted) as subscription,
+        ):
+            anne.do("fire 50")
+            bert.do("fire 70")
+            account = subscription.unsubscribe()
+            (snapshot,) = subscription.snapshots()
+        assert (account.fired, account.aggregated, account.lost) == (50, 50, 0)
+        assert [row.values["count"] for row in snapshot.rows] == [50]
+        assert "pid" not in keys or snapshot.rows[0].key[0] == anne.pid
 
     def test_process_whose_main_thread_ended_is_still_hers(self, folder: Path, program: Path, library: Path) -> None:
         late = copied(library, folder / "late.so")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.client import Aggregate, Client
 from tests.support import Daemon, Recorder, compile_target, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -52,6 +53,33 @@ def fire_again(process: subprocess.Popen[str]) -> None:
     begin(process)
     assert process.stdout is not None
     assert process.stdout.readline() == "fired\n"
+
+
+def test_sums_know_constants_that_are_not_in_memory(daemon: Daemon, cold_program: Path) -> None:
+    """Of several subscriptions with one filter, each counts a hit once, whoever lacks what."""
+    selector = f":{cold_program}::constant"
+    wanted = [
+        Aggregate(by=["arg0:str"]),
+        Aggregate(functions=["count", "sum", "quantize"], value="arg1", by=["arg2"]),
+        Aggregate(functions=["count", "sum"], value="arg2"),
+        Aggregate(),
+    ]
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(daemon.target))
+        firing = stack.enter_context(cold(cold_program, "constant", 40))
+        subscriptions = [client.aggregate(selector, each) for each in wanted]
+        recorder = stack.enter_context(Recorder(daemon.target, f"{selector}(arg0:str)"))
+        begin(firing)
+        until_done([firing])
+        accounts = [each.unsubscribe() for each in subscriptions]
+        by_text, by_number, total, count = [next(each.snapshots()).rows for each in subscriptions]
+    assert [(each.fired, each.aggregated, each.lost) for each in accounts] == [(40, 40, 0)] * 4
+    text, number = LONELY
+    assert [(row.key, row.values) for row in by_text] == [((text,), {"count": 40})]
+    assert sorted((row.key[0], row.values["sum"]) for row in by_number) == [(each, number) for each in range(40)]
+    assert [row.values for row in total] == [{"count": 40, "sum": sum(range(40))}]
+    assert [row.values for row in count] == [{"count": 40}]
+    assert recorder.values() == [(text,)] * 40
 
 
 def until_done(processes: Sequence[subprocess.Popen[str]]) -> None:

@@ -15,6 +15,7 @@ from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
 from stapsdtd.plan.groups import Window
+from stapsdtd.query.actions import Aggregate
 
 _NOBODY = frozenset[int]()
 
@@ -43,6 +44,11 @@ class Consumer:
     target: TargetSite
     filter: Filter
     table: HitTable | None = None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether its hits are added up rather than recorded."""
+        return isinstance(self.target.action, Aggregate)
 
     @property
     def patched(self) -> Scope:

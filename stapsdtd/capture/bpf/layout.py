@@ -125,7 +125,7 @@ PLAN = np.dtype(
         ("values", "u1"),
         ("has_tests", "u1"),
         ("has_texts", "u1"),
-        ("unused", "u1"),
+        ("is_counted", "u1"),
     ]
 )
 
@@ -147,7 +147,8 @@ RECIPE = np.dtype(
         ("buckets", "u1"),
         ("sub_bits", "u1"),
         ("hands_over", "u1"),
-        ("unused", "u1", 2),
+        ("is_small", "u1"),
+        ("unused", "u1"),
     ]
 )
 
@@ -161,8 +162,8 @@ KEY_BYTES = (16, 32, 64, 128, 256)
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ5I3Bx")
-PACKED_RECIPE = struct.Struct("=4IHH10B2x")
+PACKED_PLAN = struct.Struct("=QQQ5I4B")
+PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 """As OPERAND, TEST, PLAN and RECIPE; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])

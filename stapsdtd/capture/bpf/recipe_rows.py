@@ -108,4 +108,16 @@ def _fields(spec: RecipeSpec, lost: int) -> tuple[int, ...]:
             kind, edge_count = BucketKind.EDGES, len(edges)
     is_signed = recipe.layout.is_signed
     of_value = is_signed is not None, bool(is_signed), recipe.adds, recipe.compares
-    return edge_count, lost, spec.bit, spec.key_class, recipe.parts, *of_value, kind, sub_bits, spec.hands_over
+    is_small = recipe.is_small and kind is not BucketKind.EDGES
+    return (
+        edge_count,
+        lost,
+        spec.bit,
+        spec.key_class,
+        recipe.parts,
+        *of_value,
+        kind,
+        sub_bits,
+        spec.hands_over,
+        is_small,
+    )

@@ -91,6 +91,13 @@ class Recipe:
         return len(self.operands) - (self.layout.is_signed is not None)
 
     @property
+    def is_small(self) -> bool:
+        """Report whether the key has one number at most."""
+        parts = [part for part in self.layout.parts if not isinstance(part, FixedPart)]
+        is_of_numbers = not any(isinstance(part, TextPart) for part in parts)
+        return is_of_numbers and len(parts) <= 1 and key_class(self.aggregation) == 0
+
+    @property
     def adds(self) -> bool:
         return not _ADDING.isdisjoint(self.aggregation.functions)
 

@@ -33,7 +33,7 @@ from stapsdtd.capture.bpf.reading import (
 from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
-from stapsdtd.capture.engine import Target, TargetSite
+from stapsdtd.capture.engine import SubscriptionKey, Target, TargetSite
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
 from stapsdtd.plan.values import Value, united, value_of, value_of_built_in
 from stapsdtd.query.actions import Aggregate, Emit
@@ -60,14 +60,15 @@ def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) 
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """spec: for the program. bits: each filter's, one if its hits are recorded and one if they are added up.
+    """spec: for the program. filters: by bit. bits: of each consumer's filter, by subscription.
 
     emission: the record that hits write. summing: what they add to.
     """
 
     spec: PlanSpec
     consumers: tuple[Consumer, ...]
-    bits: Mapping[_Choice, int]
+    filters: Mapping[int, Filter]
+    bits: Mapping[SubscriptionKey, int]
     emission: Emission
     summing: Summing
 
@@ -76,13 +77,24 @@ class SitePlan:
         """Raises ValueError if the consumers want more than the program can do at one site."""
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
+        subjects = _Subjects(site)
         emission = Emission.of(site)
-        bits = {each: bit for bit, each in enumerate(dict.fromkeys(map(_choice, consumers)))}
-        if len(bits) > layout.MAX_FILTERS or sum(each.steps for each, _ in bits) > layout.MAX_STEPS:
-            raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(bits)}")
+        # a record that one consumer's sum lacks is for this one alone, so that its filter has a bit of its own
+        choices = [
+            (consumer.filter, consumer.is_added, consumer if hands_over(consumer, subjects) else None)
+            for consumer in consumers
+        ]
+        distinct = list(dict.fromkeys(choices))
+        filters = {bit: choice[0] for bit, choice in enumerate(distinct)}
+        if len(filters) > layout.MAX_FILTERS or sum(each.steps for each in filters.values()) > layout.MAX_STEPS:
+            raise ValueError(f"the bpf engine cannot run that many tests at a site; distinct filters: {len(filters)}")
+        bits = {
+            consumer.channel.subscription_key: distinct.index(choice)
+            for consumer, choice in zip(consumers, choices, strict=True)
+        }
         summing = Summing.of(site, bits)
-        emitted = {bit for (_, is_added), bit in bits.items() if not is_added}
-        read = {Value(index) for each, _ in bits for index in each.arguments}
+        emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
+        read = {Value(index) for each in filters.values() for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
         operand_indexes = {
@@ -94,31 +106,34 @@ class SitePlan:
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],
-            {bit: each for (each, _), bit in bits.items()},
+            filters,
             operand_indexes,
             has_texts=emission.max_bytes > emission.min_bytes,
             emitted=sum(1 << bit for bit in emitted),
             recipes=summing.recipes,
         )
-        return cls(spec, consumers, bits, emission, summing)
+        return cls(spec, consumers, filters, bits, emission, summing)
 
     def active(self, entry: PlanEntry) -> ActivePlan:
         """Return the plan for the reader, once it is in the kernel's table."""
-        channels = tuple((self.bits[_choice(consumer)], consumer.channel) for consumer in self.consumers)
+        channels = tuple((self._bit(consumer), consumer.channel) for consumer in self.consumers)
         readings = tuple(
             Reading(
                 consumer.channel,
-                self.bits[_choice(consumer)],
+                self._bit(consumer),
                 consumer.target.site_id,
                 layout,
-                is_complete=isinstance(consumer.target.action, Emit),
+                is_complete=not consumer.is_added,
             )
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for (each, _), bit in self.bits.items() if not each.accepts_all)
+        tested_bits = sum(1 << bit for bit, each in self.filters.items() if not each.accepts_all)
         abs_ip_at = len(self.emission.operands) - 1
         constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
         return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
+
+    def _bit(self, consumer: Consumer) -> int:
+        return self.bits[consumer.channel.subscription_key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +162,7 @@ class Emission:
             match consumer.target.action:
                 case Emit(captures):
                     sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
-                case Aggregate(aggregation) if _hands_over(consumer, subjects):
+                case Aggregate(aggregation) if hands_over(consumer, subjects):
                     captures = aggregation.captures
                     sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
@@ -191,38 +206,30 @@ class Summing:
     counted: tuple[Counted, ...]
 
     @classmethod
-    def of(cls, site: ArmedSite, bits: Mapping[_Choice, int]) -> Summing:
-        """bits: of the filters. Raises ValueError if the program cannot aggregate what a consumer wants."""
+    def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int]) -> Summing:
+        """bits: of the filters, by subscription. Raises ValueError if the program cannot add up what is wanted."""
         subjects = _Subjects(site)
         recipes, added, counted = [], [], []
         for consumer in site.consumers.values():
             match consumer.target.action:
                 case Aggregate(aggregation):
-                    bit, table = bits[_choice(consumer)], consumer.table
+                    bit, table = bits[consumer.channel.subscription_key], consumer.table
                     recipe = Recipe.of(aggregation, site.site, consumer.target.site_id, site.object.architecture)
                     if table is None:
                         counted.append(Counted(consumer.channel, bit, recipe.layout.site_id, recipe.layout.fixed_key))
                         continue
                     variant = table.variant(recipe.layout)
-                    hands_over = _hands_over(consumer, subjects)
-                    recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, hands_over))
+                    is_recorded = hands_over(consumer, subjects)
+                    recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, is_recorded))
                     added.append(Added(consumer.channel, table.number))
         return cls(tuple(recipes), tuple(added), tuple(counted))
 
 
-_Choice = tuple[Filter, bool]
-"""A filter, and whether the hits that it accepts are added up."""
-
-
-def _choice(consumer: Consumer) -> _Choice:
-    return consumer.filter, isinstance(consumer.target.action, Aggregate)
-
-
-def _hands_over(consumer: Consumer, subjects: _Subjects) -> bool:
-    """Report whether something that an aggregation adds up may not be in memory."""
+def hands_over(consumer: Consumer, subjects: _Subjects) -> bool:
+    """Report whether something that a consumer adds up may not be in memory."""
     sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
     values = [source for source in sources if isinstance(source, Value)]
-    return consumer.table is not None and any(map(subjects.reads_memory, values))
+    return consumer.is_added and consumer.table is not None and any(map(subjects.reads_memory, values))
 
 
 class _Subjects:

@@ -177,7 +177,8 @@ class Tables:
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter, recipes.first, recipes.count
-        flags = len(plan.values), bool(tested), plan.has_texts
+        is_counted = not tested and not plan.recipes and not plan.emitted
+        flags = len(plan.values), bool(tested), plan.has_texts, is_counted
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *flags)
         return entry

@@ -1,0 +1,71 @@
+"""What a hit costs the traced program while the kernel answers a question of it, beside bpftrace's answer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from statistics import median
+from typing import NamedTuple
+
+from stapsdtd.client import Aggregate, Client, SubscribeOptions
+from tests.bench.report import Figure, median_ratio
+from tests.bench.setup import SELECTOR, Firing, Setup
+from tests.bench.tracers import bpftrace
+
+_KEYS = 1000
+_ROUNDS = 200
+"""The first argument counts from 0 to _KEYS in each."""
+
+
+class _Question(NamedTuple):
+    """goal: of our cost, as a part of bpftrace's."""
+
+    name: str
+    ours: Aggregate
+    clause: str
+    goal: float
+    where: str = ""
+
+
+_QUESTIONS = (
+    _Question("count()", Aggregate(), "{ @ = count(); }", 0.98),
+    _Question("count() by arg0, 1,000 keys", Aggregate(by=["arg0"]), "{ @[arg0] = count(); }", 1.0),
+    _Question("quantize(arg0)", Aggregate(functions=["quantize"], value="arg0"), "{ @ = hist(arg0); }", 1.0),
+    _Question("a filter on arg0 that rejects", Aggregate(), "/arg0 == 123456/ { @ = count(); }", 1.0, "arg0 == 123456"),
+)
+
+
+def run(setup: Setup) -> list[Figure]:
+    has_bpftrace = shutil.which("bpftrace") is not None
+    ours: dict[str, list[float]] = {each.name: [] for each in _QUESTIONS}
+    theirs: dict[str, list[float]] = {each.name: [] for each in _QUESTIONS}
+    with setup.daemon() as daemon, Firing(setup.folder) as firing, Client(daemon.target) as client:
+        for _ in range(setup.repeats):
+            for question in _QUESTIONS:
+                options = SubscribeOptions(pids=[firing.pid], where=question.where)
+                with client.aggregate(SELECTOR.partition("(")[0], question.ours, options) as subscription:
+                    ours[question.name].append(_seconds_a_hit(firing))
+                    account = subscription.unsubscribe()
+                    counted = account.filtered if question.where else account.aggregated
+                    assert counted == _KEYS * _ROUNDS, account
+                if has_bpftrace:
+                    with bpftrace(firing, question.clause):
+                        theirs[question.name].append(_seconds_a_hit(firing))
+    version = _version() if has_bpftrace else ""
+    return [
+        _figure(question, ours[question.name], median_ratio(ours[question.name], theirs[question.name]), version)
+        for question in _QUESTIONS
+    ]
+
+
+def _figure(question: _Question, seconds: list[float], ratio: float | None, version: str) -> Figure:
+    met = None if ratio is None else ratio <= question.goal
+    return Figure(question.name, median(seconds), "s", ratio, f"<= {question.goal} of bpftrace's", met, version)
+
+
+def _seconds_a_hit(firing: Firing) -> float:
+    return sum(firing.fire(_KEYS).seconds_a_hit for _ in range(_ROUNDS)) / _ROUNDS
+
+
+def _version() -> str:
+    return subprocess.run(["bpftrace", "--version"], capture_output=True, text=True, check=True).stdout.strip()
