@@ -172,7 +172,7 @@ static __always_inline __u64 wake_up(void)
 }
 
 /* Report whether a process that met a full ring may write nevertheless: so many records a second. */
-static __always_inline bool has_share(const struct hit *hit)
+static __attribute__((noinline)) bool has_share(const struct hit *hit)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u32 process = hit->task->tgid;

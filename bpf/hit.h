@@ -88,8 +88,10 @@ struct hit {
 	const struct task_struct *task;
 	struct cpu_counters *counters;
 	const struct plan *plan;
-	struct scratch *scratch;
-	struct workspace *workspace;
+	union {
+		struct scratch *scratch;
+		struct workspace *workspace;
+	};
 	__u64 handed_over; /* filters of recipes that could not read all they need */
 	__u32 next_test;
 	__u32 bank;
