@@ -32,7 +32,8 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.recipes import why_not
 from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
-from stapsdtd.capture.bpf.site_plans import filter_of, source_of
+from stapsdtd.capture.bpf.site_plans import filter_of
+from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import (
