@@ -16,6 +16,7 @@ from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.signatures import as_given, catalog
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.unmatched import subscribed
@@ -121,7 +122,10 @@ def run(
         with set_on_signals(stop), started(shown.command_line, server.address) as run:
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, selectors, run.in_scope(subscribe_options), aggregate) as (subscription, hints),
+                subscribed(client, as_given(selectors), run.in_scope(subscribe_options), aggregate) as (
+                    subscription,
+                    hints,
+                ),
             ):
                 output.begin(hints, subscription.sites)
                 reader = _Reader(output, shown.count)
@@ -135,7 +139,9 @@ def run(
                 account = subscription.account
                 summary = summary_of(subscription, account.aggregated if account else 0, run)
                 if summary.is_silent:
-                    silent = await why_silent(client, selectors, subscription.armed_so_far, has_ended=run.is_command)
+                    silent = await why_silent(
+                        client, selectors, subscription.armed_so_far, catalog(), has_ended=run.is_command
+                    )
                     summary = replace(summary, silent=silent)
             if failure:
                 print_stderr(failure)

@@ -4,6 +4,8 @@
      "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
      "module": "postgres", "function": "exec_simple_query", "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
 
+Where arguments have names, `"named": {"query": "SELECT 1"}` follows args.
+
 More than a million events a second have to be formatted. So this works on columns, with one call per event of a
 template's `%`, and looks up what is the same for many events.
 """
@@ -12,24 +14,28 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import repeat
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from stapsdtd.cli.named_values import meaning
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from stapsdtd.cli.named_values import ArgumentNames, Named
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
 
 _T = TypeVar("_T")
 
 
-def json_lines(batch: EventBatch) -> list[str]:
+def json_lines(batch: EventBatch, names: ArgumentNames | None = None) -> list[str]:
     """Return the events as JSON objects, in order of seq."""
-    return batch.in_order(_block_lines)
+    return batch.in_order(partial(_block_lines, names))
 
 
-def _block_lines(block: EventBlock) -> Iterable[str]:
+def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str]:
     columns: list[Iterable[object]] = [
         block.seq,
         block.time_ns,
@@ -41,7 +47,11 @@ def _block_lines(block: EventBlock) -> Iterable[str]:
         *map(_value_column, block.values),
     ]
     names = block.fields
-    unavailable = ""
+    named = unavailable = ""
+    if known and any(known.at(block.sites[site_id]) for site_id in set(block.site_id)):
+        # before the fields, which are the last columns
+        columns.insert(len(columns) - len(names), _named_column(block, known))
+        named = "%s"
     if block.unavailable is not None:
         count = len(block.values) - len(names)
         columns.append(_unavailable(reasons, count, names) for reasons in block.unavailable)
@@ -50,7 +60,7 @@ def _block_lines(block: EventBlock) -> Iterable[str]:
     fields = "".join(f', "{name}": %s' for name in names)
     line = (
         '{"seq": %s, "time_ns": %s, "pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
-        f'"args": [{values}]{fields}{unavailable}}}'
+        f'"args": [{values}]{named}{fields}{unavailable}}}'
     )
     return map(line.__mod__, zip(*columns, strict=True))
 
@@ -83,6 +93,26 @@ def _value(value: Value) -> str:
             return repr(value) if math.isfinite(value) else f'"{value}"'
         case _:
             return encode_basestring_ascii(value.hex() if isinstance(value, bytes) else value)
+
+
+def _named_column(block: EventBlock, known: ArgumentNames) -> Iterable[str]:
+    by_site = {site_id: known.at(block.sites[site_id]) for site_id in set(block.site_id)}
+    rows = zip(*block.values, strict=True) if block.values else repeat((), block.count)
+    return (_named(by_site[site_id], row) for site_id, row in zip(block.site_id, rows, strict=True))
+
+
+def _named(named: Mapping[int, Named], values: Sequence[Value]) -> str:
+    if not named:
+        return ""
+    pairs = (
+        f'"{each.declared.name}": {_meaning(meaning(each.declared, values[position]))}'
+        for position, each in named.items()
+    )
+    return f', "named": {{{", ".join(pairs)}}}'
+
+
+def _meaning(value: Value | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else _value(value)
 
 
 def _site(described: DescribedSite) -> str:

@@ -14,6 +14,7 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.signatures import as_given
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
 from stapsdtd.cli.unmatched import subscribed
@@ -89,7 +90,7 @@ def command(
         with set_on_signals(stop), started(command_line, server.address) as run:
             async with (
                 AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, wanted, run.in_scope(subscribe_options)) as (subscription, hints),
+                subscribed(client, as_given(wanted), run.in_scope(subscribe_options)) as (subscription, hints),
             ):
                 top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
                 failure = await top.run(interval, count, duration)

@@ -315,6 +315,22 @@ def test_silence_is_explained_where_that_can_be_known(server: FakeServer, trace:
         ]
 
 
+def test_a_known_probes_arguments_have_names(server: FakeServer) -> None:
+    for probe in (server.described, server.listing.probes[0]):
+        del probe.sites[0].arguments[1:]
+    server.values = [pb.Value(string=b"SELECT 1")]
+    server.fire()
+    with starting("--server", server.target, "trace", "--count", "1") as start:
+        status, out, err = finish(start("postgresql:query__start"))
+        assert (status, out[0].partition("query__start  ")[2]) == (0, 'query="SELECT 1"'), err
+        assert "named" not in finish(start("postgresql:query__start", "--json", "--no-signatures"))[1][0]
+    requests = server.asked("SubscribeRequest")
+    assert [list(request.selectors) for request in requests] == [
+        ["postgresql:query__start(arg0:str)"],
+        ["postgresql:query__start"],
+    ]
+
+
 def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:
     server.sites = []
     server.refuse_list = (grpc.StatusCode.PERMISSION_DENIED, "role r does not allow listing probes")
