@@ -105,7 +105,8 @@ def _known_lines(fit: Fit) -> Iterator[str]:
         yield escape(f"its signature is not used: {fit.contradiction}")
     if (signature := fit.signature) is None:
         return
-    yield escape(signature.text)
+    if signature.text:
+        yield escape(signature.text)
     if signature.arguments:
         yield escape(f"arguments: {', '.join(declared.text for declared in signature.arguments)}")
     if signature.ends_with:
