@@ -57,7 +57,7 @@ class _Shown:
         named = self.named.get(position)
         meant = readable(named.declared, value) if named and position not in self.hexadecimal else None
         if meant is not None:
-            return meant
+            return escape(meant)
         return format_value(value, unavailable.get(position, ""), is_hexadecimal=position in self.hexadecimal)
 
 

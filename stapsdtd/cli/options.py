@@ -45,10 +45,11 @@ class Server(NamedTuple):
 
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete names of probes, with what is known of each as its help."""
-    from stapsdtd.signatures import Catalog  # noqa: PLC0415 (this module serves `--help` too)
+    from stapsdtd.cli.signatures import own_folder  # noqa: PLC0415 (this module serves `--help` too)
+    from stapsdtd.signatures import Catalog  # noqa: PLC0415
 
     del parameter
-    listing, known = _listing(ctx, details=False), Catalog()
+    listing, known = _listing(ctx, details=False), Catalog(own_folder())
     probes = {f"{probe.provider}:{probe.name}": probe for probe in listing.probes} if listing else {}
     items = []
     for name in _safe(set(probes), incomplete):

@@ -3,7 +3,7 @@
     hotspot:class__loaded                 ──►  hotspot:class__loaded(arg0:str, arg1, arg2:hex, arg3)
     hotspot:class__loaded(class, shared)  ──►  hotspot:class__loaded(arg0:str, arg1, arg3)
 
-A string that comes with its length brings that along, since it is cut there.
+A string that comes with its length brings that along, since it is cut there. In a filter, names become positions.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from stapsdtd.catalog.selectors import Selector, normalized, parse
+from stapsdtd.cli.named_filter import by_position
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncClient, ClientError, Probe
 from stapsdtd.errors import InvalidArgumentError
@@ -34,10 +35,14 @@ no_signatures = click.option(
 )
 
 
+def own_folder() -> Path:
+    """Return where the host's or the user's own files are."""
+    return Path(os.environ.get(_FOLDER_VARIABLE) or OWN_FILES)
+
+
 def catalog() -> Catalog:
-    """Return the known signatures. What is wrong with the host's own files is told on standard error."""
-    folder = Path(os.environ.get(_FOLDER_VARIABLE) or OWN_FILES)
-    return Catalog(folder, warn=lambda error: print_stderr(f"{error}; the file is skipped"))
+    """Return the known signatures. What is wrong with own files is told on standard error."""
+    return Catalog(own_folder(), warn=lambda error: print_stderr(f"{error}; the file is skipped"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +61,68 @@ def as_given(selectors: Iterable[str]) -> tuple[Resolved, ...]:
 
 async def resolve(
     client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Catalog
-) -> tuple[Resolved, ...]:
+) -> tuple[tuple[Resolved, ...], SubscribeOptions]:
     """Give selectors the captures that signatures say, where they have none of their own, or name arguments.
 
-    Raises click.UsageError for a name that is not known. A signature is not used where a file's notes contradict it,
-    which is told on standard error.
+    Names in the options' filter become positions, too. Raises click.UsageError for a name that is not known. A
+    signature is not used where a file's notes contradict it, which is told on standard error.
     """
-    wanted = [given for given in selectors if _probe_of(given, known)]
+    wanted = [given for given in selectors if meant(given, known)]
     probes = await _known_probes(client, wanted, options) if wanted else ()
-    return tuple(with_captures(given, probes, known) for given in selectors)
+    resolved = tuple(with_captures(given, probes, known) for given in selectors)
+    if not options.where:
+        return resolved, options
+    fitting = [_fitting(*found, probes, known)[0] if (found := meant(given, known)) else () for given in selectors]
+    return resolved, replace(options, where=by_position(options.where, fitting))
 
 
 def with_captures(given: str, probes: Iterable[Probe], known: Catalog) -> Resolved:
     """Resolve a selector. probes: those that exist, which say whose signature it is where versions differ."""
-    found = _probe_of(given, known)
-    return _resolved(given, *found, probes, known) if found else Resolved(given, given)
+    names = _names(given)
+    if "(" in given and not names:
+        return Resolved(given, given)
+    found = meant(given, known)
+    if found is None:
+        if names:
+            why = "names of arguments need one probe whose arguments are known, and no globs"
+            raise click.UsageError(f"{given}: {why}; write arg0 instead of {names[0].strip()}")
+        return Resolved(given, given)
+    selector, probe = found
+    signatures, reason = _fitting(selector, probe, probes, known)
+    lists = {_captures(given, signature) for signature in signatures}
+    if len(lists) > 1:
+        reason = "versions differ, and which one it is going to be is not known"
+    captures = lists.pop() if len(lists) == 1 else None
+    if captures is not None:
+        return Resolved(f"{selector.text}({captures})", given, probe)
+    if names:
+        raise click.UsageError(f"{given}: {reason or 'its arguments have no names'}; write arg0 for the first one")
+    if reason:
+        print_stderr(f"{selector.text}: its signature is not used: {reason}")
+    return Resolved(given, given)
 
 
-def _probe_of(given: str, known: Catalog) -> tuple[Selector, tuple[str, str]] | None:
-    """Return the one probe that a selector names, if its captures depend on the signature."""
-    head, parenthesis, captures = given.partition("(")
-    names = [part for part in captures.rpartition(")")[0].split(",") if not _BY_POSITION.fullmatch(part)]
-    if parenthesis and not names:
-        return None
+def meant(given: str, known: Catalog) -> tuple[Selector, tuple[str, str]] | None:
+    """Return a selector without its captures, and the one probe that it names, if there are signatures of that."""
     try:
-        selector = parse(head)
+        selector = parse(given.partition("(")[0])
     except InvalidArgumentError:
         # the server says what is wrong
         return None
-    provider, name = selector.provider.text, selector.name.text
-    if selector.provider_of_pid and not known.of(provider, name):
-        provider = selector.provider_of_pid[0].text
-    if not selector.is_glob and known.of(provider, name):
-        return selector, (provider, name)
-    if names:
-        what = "names of arguments need one probe, without globs" if selector.is_glob else "its arguments are not known"
-        raise click.UsageError(f"{given}: {what}; write arg0 instead of {names[0].strip()}")
-    return None
+    providers = [selector.provider.text, *([selector.provider_of_pid[0].text] if selector.provider_of_pid else [])]
+    name = selector.name.text
+    probes = [(provider, name) for provider in providers if known.of(provider, name)]
+    return (selector, probes[0]) if probes and not selector.is_glob else None
+
+
+def _names(given: str) -> list[str]:
+    """Return the captures that name an argument."""
+    captures = given.partition("(")[2].rpartition(")")[0].split(",")
+    return [capture for capture in captures if not _BY_POSITION.fullmatch(capture)]
 
 
 async def _known_probes(client: AsyncClient, selectors: Iterable[str], options: SubscribeOptions) -> Sequence[Probe]:
-    """Return the probes that selectors name, in running programs and in files."""
+    """Return the probes that selectors name, in running programs or else in files."""
     heads = [selector.partition("(")[0] for selector in selectors]
     try:
         running = tuple(await client.list_probes(heads, files=options.files))
@@ -106,27 +132,18 @@ async def _known_probes(client: AsyncClient, selectors: Iterable[str], options: 
         return ()
 
 
-def _resolved(
-    given: str, selector: Selector, probe: tuple[str, str], probes: Iterable[Probe], known: Catalog
-) -> Resolved:
-    names = given.partition("(")[2].rpartition(")")[0]
-    matching = [each for each in probes if _is_meant(selector, each)]
-    fits = [(each, known.fit(*probe, each.sites, each.architecture)) for each in matching]
-    for each, fit in fits:
-        if fit.contradiction:
-            reason = f"{selector.text}: its signature is not used: in {each.path}, {fit.contradiction}"
-            if names:
-                raise click.UsageError(f"{reason}; write arg0 for the first argument")
-            print_stderr(reason)
-            return Resolved(given, given)
-    signatures = [fit.signature for _, fit in fits if fit.signature] or known.of(*probe)
-    lists = {_captures(given, names, signature) for signature in signatures}
-    captures = lists.pop()
-    if lists or captures is None:
-        if names:
-            raise click.UsageError(f"{given}: its arguments differ between versions; write arg0 for the first one")
-        return Resolved(given, given)
-    return Resolved(f"{selector.text}({captures})", given, probe)
+def _fitting(
+    selector: Selector, probe: tuple[str, str], probes: Iterable[Probe], known: Catalog
+) -> tuple[tuple[Signature, ...], str]:
+    """Return the signatures that a probe may have, or why there is none: a file contradicts them."""
+    signatures = []
+    for each in probes:
+        if _is_meant(selector, each):
+            fit = known.fit(*probe, each.sites, each.architecture)
+            if fit.signature is None:
+                return (), f"in {each.path}, {fit.contradiction}"
+            signatures.append(fit.signature)
+    return tuple(signatures) or known.of(*probe), ""
 
 
 def _is_meant(selector: Selector, probe: Probe) -> bool:
@@ -137,13 +154,12 @@ def _is_meant(selector: Selector, probe: Probe) -> bool:
     )
 
 
-def _captures(given: str, names: str, signature: Signature) -> str | None:
-    """Return the capture list that a signature makes of names, by default all of its arguments."""
+def _captures(given: str, signature: Signature) -> str | None:
+    """Return the capture list that a signature makes of a selector's, by default of all arguments."""
     if signature.arguments is None:
-        if names:
-            raise click.UsageError(f"{given}: its arguments are not known by name; write arg0 for the first one")
         return None
-    parts = names.split(",") if names else [declared.name for declared in signature.arguments]
+    written = given.partition("(")[2].rpartition(")")[0]
+    parts = written.split(",") if written else [declared.name for declared in signature.arguments]
     captures = [capture for part in parts for capture in _capture(given, part, signature.arguments)]
     return ", ".join(dict.fromkeys(captures))
 

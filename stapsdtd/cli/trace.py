@@ -34,7 +34,7 @@ from stapsdtd.subscribe_options import SubscribeOptions
 _EXAMPLES = """\b
 Examples:
   stapsdt trace postgresql:query__start
-  stapsdt trace 'hotspot:class__loaded(class, shared)'
+  stapsdt trace 'hotspot:class__loaded(class, shared)' --where 'shared == 0'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
   stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
   stapsdt trace 'python:*' -o events.txt -- python3 -c 'import json'
@@ -89,9 +89,9 @@ def command(
     (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it, and (arg0:hex) the
     integer in hexadecimal. 'stapsdt list --details' shows names.
 
-    EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), masks bits
-    (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid, --execname, --cgroup or
-    --container means OR; different options and --where are combined with AND.
+    EXPR compares arguments (arg0, arg1, ..., or by name), pid, tid, uid, gid, execname and cgroup with constants (== !=
+    < <= > >=), masks bits (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid,
+    --execname, --cgroup or --container means OR; different options and --where are combined with AND.
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
@@ -103,11 +103,9 @@ def command(
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 scope = run.in_scope(subscribe_options)
-                resolved = (
-                    signatures.as_given(selectors)
-                    if no_signatures
-                    else await signatures.resolve(client, selectors, scope, known)
-                )
+                resolved = signatures.as_given(selectors)
+                if not no_signatures:
+                    resolved, scope = await signatures.resolve(client, selectors, scope, known)
                 names = ArgumentNames(known, [each.probe for each in resolved if each.probe])
                 output: Output = JsonOutput(names) if as_json else HumanOutput(run, names)
                 subscription, hints = await stack.enter_async_context(subscribed(client, resolved, scope))

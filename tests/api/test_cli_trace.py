@@ -323,12 +323,15 @@ def test_a_known_probes_arguments_have_names(server: FakeServer) -> None:
     with starting("--server", server.target, "trace", "--count", "1") as start:
         status, out, err = finish(start("postgresql:query__start"))
         assert (status, out[0].partition("query__start  ")[2]) == (0, 'query="SELECT 1"'), err
+        assert finish(start("postgresql:query__start(query:hex)", "--where", "query != 0"))[0] == 0
         assert "named" not in finish(start("postgresql:query__start", "--json", "--no-signatures"))[1][0]
     requests = server.asked("SubscribeRequest")
     assert [list(request.selectors) for request in requests] == [
         ["postgresql:query__start(arg0:str)"],
+        ["postgresql:query__start(arg0:hex)"],
         ["postgresql:query__start"],
     ]
+    assert [request.where for request in requests] == ["", "arg0 != 0", ""]
 
 
 def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.cli.named_filter import RESERVED, by_position
 from stapsdtd.cli.named_values import ArgumentNames, cut_at
 from stapsdtd.cli.signatures import Resolved, with_captures
 from stapsdtd.client import (
@@ -23,6 +24,7 @@ from stapsdtd.client import (
     Value,
 )
 from stapsdtd.signatures import Catalog
+from stapsdtd.signatures.files import read_shipped, shipped_providers
 
 FILE = """
 provider = "shop"
@@ -103,9 +105,12 @@ def test_a_selector_stays_as_it_is(known: Catalog, given: str) -> None:
     ("given", "reason"),
     [
         ("shop:sale(price)", "no argument named price; its arguments are: item, size, till, kind, paid"),
-        ("shop:*(item)", "names of arguments need one probe, without globs; write arg0 instead of item"),
-        ("shop:rent(item)", "its arguments are not known; write arg0 instead of item"),
-        ("shop:other__sale(item)", "its arguments are not known by name; write arg0"),
+        (
+            "shop:*(item)",
+            "names of arguments need one probe whose arguments are known, and no globs; write arg0 instead",
+        ),
+        ("shop:rent(item)", "need one probe whose arguments are known, and no globs; write arg0 instead of item"),
+        ("shop:other__sale(item)", "its arguments have no names; write arg0"),
     ],
 )
 def test_a_name_that_is_not_known_is_an_error(known: Catalog, given: str, reason: str) -> None:
@@ -114,11 +119,12 @@ def test_a_name_that_is_not_known_is_an_error(known: Catalog, given: str, reason
     assert reason in caught.value.message
 
 
-def test_versions_are_told_apart_by_the_probes_that_exist(known: Catalog) -> None:
+def test_versions_are_told_apart_by_the_probes_that_exist(known: Catalog, capsys: pytest.CaptureFixture[str]) -> None:
     assert with_captures("shop:sale", [probe("sale", POINTER)], known).text == "shop:sale(arg0:str)"
-    # which it will be is not known
+    assert capsys.readouterr().err == ""
     assert with_captures("shop:sale", [], known) == Resolved("shop:sale", "shop:sale")
-    with pytest.raises(click.UsageError, match="its arguments differ between versions"):
+    assert "shop:sale: its signature is not used: versions differ, and which one" in capsys.readouterr().err
+    with pytest.raises(click.UsageError, match="versions differ, and which one it is going to be is not known"):
         with_captures("shop:sale(item)", [probe("sale", POINTER), probe("sale", *SALE)], known)
 
 
@@ -131,6 +137,43 @@ def test_a_contradiction_turns_the_signature_off_and_is_told(
     assert told in capsys.readouterr().err
     with pytest.raises(click.UsageError, match="in /bin/old, the probe has 2 arguments"):
         with_captures("shop:sale(item)", probes, known)
+
+
+@pytest.mark.parametrize(
+    ("where", "by_positions"),
+    [
+        ("paid == 1 && kind != 2", "arg4 == 1 && arg3 != 2"),
+        ("!paid||(arg1>0x1f&&size<3)", "!arg4||(arg1>0x1f&&arg1<3)"),
+        ("execname == 'paid' && paid", "execname == 'paid' && arg4"),
+        ('comm == "it\\"s paid" && paid', 'comm == "it\\"s paid" && arg4'),
+        # of the language itself, or of nobody: the server says so
+        ("pid == 4711 && price > paid(3)", "pid == 4711 && price > paid(3)"),
+        ("", ""),
+    ],
+)
+def test_names_in_a_filter_become_positions(known: Catalog, where: str, by_positions: str) -> None:
+    signatures = known.of("shop", "sale")[:1]
+    assert by_position(where, [signatures, signatures]) == by_positions
+
+
+def test_a_name_in_a_filter_is_of_the_same_argument_everywhere(known: Catalog) -> None:
+    sale, later = known.of("shop", "sale")
+    wrap = known.of("shop", "wrap")
+    for signatures in ([[sale], wrap], [[sale], []], [[sale, later]]):
+        with pytest.raises(click.UsageError, match="paid is not the same argument of all selected probes"):
+            by_position("paid == 1", signatures)
+    assert by_position("item == 0", [[sale, later]]) == "arg0 == 0"
+
+
+def test_what_is_shipped_calls_no_argument_as_the_language_of_filters_calls_something_else() -> None:
+    names = {
+        (provider, declared.name)
+        for provider in shipped_providers()
+        for signature in read_shipped(provider)
+        for declared in signature.arguments or ()
+    }
+    assert ("postgresql", "query") in names
+    assert not {(provider, name) for provider, name in names if name in RESERVED}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ import stapsdtd.catalog.selectors
 import stapsdtd.config.file
 import stapsdtd.query.parse
 from stapsdtd.catalog.selectors import parse as parse_selector
-from stapsdtd.cli.signatures import with_captures
+from stapsdtd.cli.named_filter import by_position
+from stapsdtd.cli.signatures import meant, with_captures
 from stapsdtd.cli.stapsdt import cli
 from stapsdtd.config.file import load
 from stapsdtd.kernel.cgroups import CgroupInfo
@@ -88,7 +89,8 @@ def accept(command: str) -> None:
     for selector in options.get("selectors", ()):
         parse_selector(with_captures(selector, (), Catalog()).text)
     if where := options.get("where"):
-        parse_predicate(where, _find_cgroup)
+        chosen = [meant(selector, Catalog()) for selector in options["selectors"]]
+        parse_predicate(by_position(where, [Catalog().of(*each[1]) if each else () for each in chosen]), _find_cgroup)
 
 
 @pytest.mark.parametrize("example", in_documents("promql"), ids=str)
