@@ -251,6 +251,25 @@ def test_json_has_the_names_beside_the_arguments(known: Catalog) -> None:
     assert record["uid"] == 33
 
 
+def test_json_of_sites_whose_names_differ(known: Catalog) -> None:
+    sale, wrap = described(probe("sale", *SALE), "3 4"), described(probe("wrap", INT, INT), "0 1")
+    rent = described(probe("rent", INT, INT), "0 1")
+    sites = {
+        site_id: replace(each, site=replace(each.site, site_id=site_id))
+        for site_id, each in enumerate([sale, wrap, rent], 1)
+    }
+    (block,) = batch(wrap, 5, 1).blocks
+    block = replace(
+        block, count=3, **{name: getattr(block, name) * 3 for name in ("time_ns", "pid", "tid", "cpu", "comm")},
+        seq=[1, 2, 3], site_id=[1, 2, 3], sites=sites, values=([1, 5, 1], [1, 5, 1])
+    )  # fmt: skip
+    names = ArgumentNames(known, [("shop", "sale"), ("shop", "wrap")])
+    records = [json.loads(text) for text in json_lines(names.cut(EventBatch((block,))), names)]
+    assert [record.get("named") for record in records] == [
+        {"kind": "cash", "paid": True}, {"extras": "gift|wrapped", "took": 5}, None
+    ]  # fmt: skip
+
+
 def test_only_what_was_asked_for_by_name_has_names(known: Catalog) -> None:
     events = batch(described(probe("sale", *SALE), "0s 1"), "lamp\x01", 4)
     for names in (ArgumentNames(known, []), ArgumentNames(known, [("shop", "wrap")])):
