@@ -1,4 +1,4 @@
-"""Names of arguments in --where: `timeout > 0` becomes `arg4 > 0`.
+"""Names of arguments in filters and keys: `timeout > 0` becomes `arg4 > 0`, `query` becomes `arg0:str`.
 
 A name means the same argument of all selected probes, since there is one filter for them. What the language of filters
 calls by that name comes first.
@@ -7,9 +7,11 @@ calls by that name comes first.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
+
+from stapsdtd.signatures import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,31 +41,56 @@ RESERVED = frozenset(
 )
 
 
-def by_position(where: str, signatures: Sequence[Sequence[Signature]]) -> str:
-    """Replace names of arguments. signatures: those that each selector's probe may have, none if it has no names."""
-    columns = {
-        name: {_index(signature, name) for each in signatures for signature in each} | _unknown(signatures)
-        for _, name in _TOKEN.findall(where)
-        if name and name not in RESERVED
-    }
+_BY_POSITION = re.compile(r"arg\d+")
+
+Signatures: TypeAlias = "Sequence[Sequence[Signature]]"
+"""Those that each selector's probe may have; none for a selector whose probe's arguments are not known."""
+
+
+def by_position(text: str, signatures: Signatures, option: str = "--where") -> str:
+    """Replace names of arguments in an expression, which is the option's value."""
 
     def replaced(match: re.Match[str]) -> str:
-        indexes = columns.get(match[2], {None})
-        if indexes == {None}:
-            return match[0]
-        if len(indexes) > 1:
-            raise click.UsageError(
-                f"--where: {match[2]} is not the same argument of all selected probes; trace them apart, or write arg0"
-            )
-        return f"arg{indexes.pop()}"
+        index = _index(match[2], signatures, option) if match[2] else None
+        return match[0] if index is None else f"arg{index}"
 
-    return _TOKEN.sub(replaced, where)
+    return _TOKEN.sub(replaced, text)
 
 
-def _index(signature: Signature, name: str) -> int | None:
+def has_names(text: str) -> bool:
+    """Report whether a filter, or a key without its type, may name arguments."""
+    return any(name and name not in RESERVED and not _BY_POSITION.fullmatch(name) for _, name in _TOKEN.findall(text))
+
+
+def key_by_position(key: str, signatures: Signatures) -> str:
+    """Replace the name of an argument that is a key: `query` becomes `arg0:str`."""
+    name, colon, how = key.partition(":")
+    index = _index(name.strip(), signatures, "--by")
+    if index is None:
+        return key
+    declared = [each.arguments[index] for some in signatures for each in some if each.arguments]
+    if any(each.length for each in declared):
+        raise click.UsageError(
+            f"--by: {name} is not terminated; its length is another argument, so that it cannot be a key"
+        )
+    is_string = all(each.kind is Kind.STRING for each in declared)
+    return f"arg{index}{colon}{how}" if colon or not is_string else f"arg{index}:str"
+
+
+def _index(name: str, signatures: Signatures, option: str) -> int | None:
+    """Return which argument a name means, None if it means none."""
+    if name in RESERVED:
+        return None
+    indexes = {_position(each, name) for some in signatures for each in some} | {
+        None for some in signatures if not some
+    }
+    if len(indexes) > 1:
+        raise click.UsageError(
+            f"{option}: {name} is not the same argument of all selected probes; take them apart, or write arg0"
+        )
+    return indexes.pop()
+
+
+def _position(signature: Signature, name: str) -> int | None:
     arguments = signature.arguments or ()
     return next((index for index, declared in enumerate(arguments) if declared.name == name), None)
-
-
-def _unknown(signatures: Sequence[Sequence[Signature]]) -> set[int | None]:
-    return {None} if not all(signatures) else set()

@@ -17,12 +17,12 @@ from pathlib import Path
 import click
 
 from stapsdtd.catalog.selectors import Selector, normalized, parse
-from stapsdtd.cli.named_filter import by_position
+from stapsdtd.cli.named_filter import by_position, has_names, key_by_position
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncClient, ClientError, Probe
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.signatures import OWN_FILES, Catalog, Declared, Kind, Signature
-from stapsdtd.subscribe_options import SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
 
 _FOLDER_VARIABLE = "STAPSDT_SIGNATURES"
 _BY_POSITION = re.compile(r"\s*(arg\d.*)?", re.DOTALL)
@@ -67,13 +67,22 @@ async def resolve(
     Names in the options' filter become positions, too. Raises click.UsageError for a name that is not known. A
     signature is not used where a file's notes contradict it, which is told on standard error.
     """
-    wanted = [given for given in selectors if meant(given, known)]
-    probes = await _known_probes(client, wanted, options) if wanted else ()
+    probes = await _known_probes(client, selectors, options, known)
     resolved = tuple(with_captures(given, probes, known) for given in selectors)
-    if not options.where:
-        return resolved, options
-    fitting = [_fitting(*found, probes, known)[0] if (found := meant(given, known)) else () for given in selectors]
-    return resolved, replace(options, where=by_position(options.where, fitting))
+    return resolved, replace(options, where=by_position(options.where, _all_fitting(selectors, probes, known)))
+
+
+async def resolve_aggregate(
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate, known: Catalog
+) -> tuple[SubscribeOptions, Aggregate]:
+    """Replace names of arguments in the filter, the value and the keys. Raises click.UsageError as resolve does."""
+    if not any(map(has_names, (options.where, aggregate.value, *(key.partition(":")[0] for key in aggregate.by)))):
+        return options, aggregate
+    fitting = _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
+    by = [key_by_position(key, fitting) for key in aggregate.by]
+    value = by_position(aggregate.value, fitting, "VALUE")
+    where = by_position(options.where, fitting)
+    return replace(options, where=where), replace(aggregate, by=by, value=value)
 
 
 def with_captures(given: str, probes: Iterable[Probe], known: Catalog) -> Resolved:
@@ -121,15 +130,23 @@ def _names(given: str) -> list[str]:
     return [capture for capture in captures if not _BY_POSITION.fullmatch(capture)]
 
 
-async def _known_probes(client: AsyncClient, selectors: Iterable[str], options: SubscribeOptions) -> Sequence[Probe]:
-    """Return the probes that selectors name, in running programs or else in files."""
-    heads = [selector.partition("(")[0] for selector in selectors]
+async def _known_probes(
+    client: AsyncClient, selectors: Iterable[str], options: SubscribeOptions, known: Catalog
+) -> Sequence[Probe]:
+    """Return the probes with signatures that selectors name, in running programs or else in files."""
+    heads = [given.partition("(")[0] for given in selectors if meant(given, known)]
+    if not heads:
+        return ()
     try:
         running = tuple(await client.list_probes(heads, files=options.files))
         return running or tuple(await client.list_probes(heads, installed=True))
     except ClientError:
         # the role may not list, or the server has no inventory; what is known of the probe is all there is
         return ()
+
+
+def _all_fitting(selectors: Iterable[str], probes: Sequence[Probe], known: Catalog) -> list[tuple[Signature, ...]]:
+    return [_fitting(*found, probes, known)[0] if (found := meant(given, known)) else () for given in selectors]
 
 
 def _fitting(

@@ -9,7 +9,7 @@ import pytest
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
-from stapsdtd.cli.named_filter import RESERVED, by_position
+from stapsdtd.cli.named_filter import RESERVED, by_position, key_by_position
 from stapsdtd.cli.named_values import ArgumentNames, cut_at
 from stapsdtd.cli.signatures import Resolved, with_captures
 from stapsdtd.client import (
@@ -163,6 +163,19 @@ def test_a_name_in_a_filter_is_of_the_same_argument_everywhere(known: Catalog) -
         with pytest.raises(click.UsageError, match="paid is not the same argument of all selected probes"):
             by_position("paid == 1", signatures)
     assert by_position("item == 0", [[sale, later]]) == "arg0 == 0"
+
+
+def test_names_of_keys_become_positions(known: Catalog) -> None:
+    (wrap,), (sale, later) = known.of("shop", "wrap"), known.of("shop", "sale")
+    keys = ("took", "extras:hex", "arg1", "name", "price")
+    assert [key_by_position(key, [[wrap]]) for key in keys] == ["arg1", "arg0:hex", "arg1", "name", "price"]
+    assert key_by_position("item", [[later]]) == "arg0:str"
+    assert key_by_position("item:str[9]", [[later]]) == "arg0:str[9]"
+    assert key_by_position("paid", [[sale]]) == "arg4"
+    with pytest.raises(click.UsageError, match="--by: item is not terminated"):
+        key_by_position("item", [[sale]])
+    with pytest.raises(click.UsageError, match="--by: took is not the same argument of all selected probes"):
+        key_by_position("took", [[wrap], [sale]])
 
 
 def test_what_is_shipped_calls_no_argument_as_the_language_of_filters_calls_something_else() -> None:
