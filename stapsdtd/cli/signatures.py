@@ -67,7 +67,8 @@ async def resolve(
     Names in the options' filter become positions, too. Raises click.UsageError for a name that is not known. A
     signature is not used where a file's notes contradict it, which is told on standard error.
     """
-    probes = await _known_probes(client, selectors, options, known)
+    depending = [given for given in selectors if "(" not in given or _names(given) or has_names(options.where)]
+    probes = await _known_probes(client, depending, options, known)
     resolved = tuple(with_captures(given, probes, known) for given in selectors)
     return resolved, replace(options, where=by_position(options.where, _all_fitting(selectors, probes, known)))
 
