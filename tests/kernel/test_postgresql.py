@@ -191,6 +191,24 @@ def test_statements_have_their_name_without_being_asked(daemon: Daemon, cluster:
     assert [json.loads(line)["named"] for line in out.splitlines()] == [{"query": sent} for sent in session.sent]
 
 
+def test_statements_are_counted_by_their_name(daemon: Daemon, cluster: Cluster) -> None:
+    with Session(cluster) as session:
+        session.forget()
+        selector = "postgresql:query__start"
+        options = ("--by", "query", "--where", "query != 0", "--pid", str(session.pid), "--json")
+        with subprocess.Popen(
+            stapsdt_command(daemon.target, "count", selector, *options), stdout=subprocess.PIPE, text=True
+        ) as count:
+            with Client(daemon.target) as client:
+                listing = client.list_probes([selector], pids=[session.pid])
+            wait_for(lambda: semaphores(session.pid, listing).total() == 1, "the probe to be armed")
+            session.do(*["SELECT 1;"] * 30, *["SELECT 2;"] * 20, "SELECT 'naïve ☃';")
+            count.send_signal(signal.SIGINT)
+            out, _ = count.communicate(timeout=60)
+    counted = {row["key"][0]: row["count"] for row in map(json.loads, out.splitlines())}
+    assert counted == Counter(session.sent)
+
+
 def test_what_is_known_of_it_fits_every_note(daemon: Daemon, cluster: Cluster) -> None:
     done = stapsdt(daemon.target, "list", "--json", "--details", "--file", cluster.path)
     probes = [json.loads(line) for line in done.stdout.splitlines()]
