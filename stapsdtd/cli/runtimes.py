@@ -55,7 +55,9 @@ def _python(program: str) -> Installed | None:
     except ValueError:
         return None
     cause = f"it was configured {'--with-dtrace, but lacks them' if with_dtrace else 'without --with-dtrace'}"
-    remedy = "configure it --with-dtrace, for which systemtap-sdt-dev has dtrace, or use Debian's own python3"
+    remedy = (
+        "configure it --with-dtrace, for which systemtap-sdt-dev has dtrace, or use one that was, such as Debian 12's"
+    )
     # Debian's program has a copy of what its library has
     return Installed(f"CPython {version}", (executable, *filter(None, [shared])), cause, remedy)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from stapsdtd.signatures.files import SignatureFileError
@@ -45,7 +46,8 @@ _C_WORDS = {
 }
 _ENDS = {"start": ("done", "end", "stop"), "begin": ("end",), "entry": ("return", "exit")}
 _MOST_EXPANSIONS = 8
-"""Of definitions that refer to others, or to themselves."""
+_MOST_WORDS = 64
+"""Definitions may refer to others, or to themselves."""
 
 
 def import_dtrace(path: Path) -> str:
@@ -102,7 +104,8 @@ def _declared(index: int, parameter: str, types: dict[str, str]) -> str:
 
 def _type(words: list[str], types: dict[str, str]) -> str:
     for _ in range(_MOST_EXPANSIONS):
-        words = [part for word in words for part in _WORDS.findall(types.get(word, word)) if part not in _QUALIFIERS]
+        parts = (part for word in words for part in _WORDS.findall(types.get(word, word)))
+        words = [part for part in islice(parts, _MOST_WORDS) if part not in _QUALIFIERS]
     pointers = sum(word == "*" or word.startswith("[") for word in words)
     names = [word for word in words if word.isidentifier()]
     if names == ["string"] or (pointers == 1 and names == ["char"]):

@@ -70,7 +70,7 @@ def test_a_file_without_one_provider_is_refused(tmp_path: Path, text: str) -> No
 
 def test_definitions_that_refer_to_themselves_end(tmp_path: Path) -> None:
     path = tmp_path / "shop.d"
-    path.write_text("#define A B\n#define B A *\nprovider shop { probe sale(A x); };")
+    path.write_text("#define A B B B B B B B B B B B B\n#define B A *\nprovider shop { probe sale(A x); };")
     (signature,) = read_signatures("shop.toml", import_dtrace(path))
     assert signature.arguments is not None
     assert [declared.name for declared in signature.arguments] == ["x"]
