@@ -139,8 +139,10 @@ async def _known_probes(
     if not heads:
         return ()
     try:
-        running = tuple(await client.list_probes(heads, files=options.files))
-        return running or tuple(await client.list_probes(heads, installed=True))
+        running = await client.list_probes(
+            heads, options.pids, containers=options.containers, cgroups=options.cgroups, files=options.files
+        )
+        return tuple(running) or tuple(await client.list_probes(heads, installed=True))
     except ClientError:
         # the role may not list, or the server has no inventory; what is known of the probe is all there is
         return ()
