@@ -16,7 +16,6 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, encode_abs_ip
-from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.bpf.reading import (
     ActivePlan,
     Added,
@@ -28,11 +27,10 @@ from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.subjects import Subjects, hands_over
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
-from stapsdtd.capture.engine import SubscriptionKey, Target, TargetSite
+from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.model import Capture, Constant, Unavailable
 from stapsdtd.plan.values import Value, united
 from stapsdtd.query.actions import Aggregate, Emit
-from stapsdtd.query.program import compile_for
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only if there is room for the longest one."""
@@ -111,7 +109,10 @@ class SitePlan:
             )
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for bit, each in self.filters.items() if not each.accepts_all)
+        tested = {bit for bit, each in self.filters.items() if not each.accepts_all}
+        # that a filter accepts every hit does not say that every record is for a consumer that takes over some
+        tested |= {reading.bit for reading in readings if not reading.is_complete}
+        tested_bits = sum(1 << bit for bit in tested)
         abs_ip_at = len(self.emission.operands) - 1
         constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
         return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
@@ -220,17 +221,3 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     steps = sum(each.steps for each in filters)
     if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:
         raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")
-
-
-def filter_of(target: Target, wanted: TargetSite) -> Filter:
-    """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
-    program = None if target.predicate is None else compile_for(target.predicate, wanted.site)
-    pids, followed = wanted.scope, None
-    if pids is not None:
-        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
-        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
-    excluded = frozenset(target.exclude_pids)
-    if isinstance(wanted.action, Aggregate):
-        # the reader, which filters others' events, cannot take a hit out of a row
-        excluded |= target.exclude_later
-    return Filter(pids, excluded, program, target.owners, followed)
