@@ -171,8 +171,13 @@ static __always_inline __u64 wake_up(void)
 	return BPF_RB_NO_WAKEUP;
 }
 
-/* Report whether a process that met a full ring may write nevertheless: so many records a second. */
-static __attribute__((noinline)) bool has_share(const struct hit *hit)
+/*
+ * Report whether a process that met a full ring may write nevertheless: so many records a second.
+ *
+ * This and write_any() have stack of their own: on_hit's, where the registers are, and that of add() and take_part()
+ * (aggregate.h) may be 512 bytes together, which they are on arm64.
+ */
+static __noinline bool has_share(const struct hit *hit)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u32 process = hit->task->tgid;
@@ -255,7 +260,7 @@ static __always_inline long output(const struct hit *hit, struct scratch *scratc
 }
 
 /* A record whose size is known only when it is written. Return whether there was room. */
-static __always_inline bool write_any(struct hit *hit)
+static __noinline bool write_any(struct hit *hit)
 {
 	bool is_written = true;
 

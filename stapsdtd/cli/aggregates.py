@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.unmatched import subscribed
@@ -78,7 +80,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             metavar="KEY,...",
             callback=_keys,
-            help="For each combination of these: arguments (arg0, arg1:str), pid, execname, name, ... Repeatable.",
+            help="For each combination of these: arguments (arg0:str, or by name), pid, execname, ... Repeatable.",
         ),
         options.subscribe_options,
     ):
@@ -119,10 +121,15 @@ def run(
     async def show() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(shown.command_line, server.address) as run:
-            async with (
-                AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, selectors, run.in_scope(subscribe_options), aggregate) as (subscription, hints),
-            ):
+            known = catalog()
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+                scope, wanted = await resolve_aggregate(
+                    client, selectors, run.in_scope(subscribe_options), aggregate, known
+                )
+                subscription, hints = await stack.enter_async_context(
+                    subscribed(client, as_given(selectors), scope, wanted)
+                )
                 output.begin(hints, subscription.sites)
                 reader = _Reader(output, shown.count)
                 try:
@@ -135,7 +142,9 @@ def run(
                 account = subscription.account
                 summary = summary_of(subscription, account.aggregated if account else 0, run)
                 if summary.is_silent:
-                    silent = await why_silent(client, selectors, subscription.armed_so_far, has_ended=run.is_command)
+                    silent = await why_silent(
+                        client, selectors, subscription.armed_so_far, known, has_ended=run.is_command
+                    )
                     summary = replace(summary, silent=silent)
             if failure:
                 print_stderr(failure)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  stapsdt count 'postgresql:query__start' --by arg0:str --limit 10
+  stapsdt count 'postgresql:query__start' --by query --limit 10
   stapsdt count 'libc:*' --by name,execname --duration 10
   stapsdt count 'python:gc__start' --by pid --interval 1
   stapsdt count 'hotspot:class__loaded' -- java -version

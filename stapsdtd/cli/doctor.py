@@ -1,17 +1,20 @@
-"""`stapsdt doctor`: checks this host and suggests fixes."""
+"""`stapsdt doctor`: checks this host, or its runtimes, and suggests fixes."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.check import Check
 from stapsdtd.cli.render import paint, wants_color
+from stapsdtd.cli.runtime_checks import check_runtime
+from stapsdtd.cli.runtimes import RUNTIMES
 from stapsdtd.client import Client, ClientError, InventoryState
 from stapsdtd.runtime.text import escape
 
@@ -24,26 +27,29 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that stapsdtd uses. required: whether it cannot capture without it."""
-
-    name: str
-    available: bool
-    required: bool
-    detail: str
-    remedy: str
+_EXAMPLES = """\b
+Examples:
+  stapsdt doctor
+  stapsdt doctor python
+"""
 
 
-@click.command("doctor")
+@click.command("doctor", epilog=_EXAMPLES)
+@click.argument("runtime", type=click.Choice(list(RUNTIMES)), required=False)
 @options.as_json
 @click.pass_obj
-def command(server: options.Server, *, as_json: bool) -> int:
+def command(server: options.Server, *, runtime: str | None, as_json: bool) -> int:
     """Check that this host has what stapsdtd needs, and suggest how to fix what is missing.
 
-    The exit code is 1 if something required is missing. If the server responds, its own findings take precedence, since
-    it may have access to more than you.
+    With a RUNTIME, tell which probes those have that $PATH leads to, or that run, and why one may have none.
+
+    The exit code is 1 if something required is missing, or no such runtime has probes. If the server responds, its own
+    findings take precedence, since it may have access to more than you.
     """
+    if runtime is not None:
+        checks = check_runtime(runtime, server)
+        _print(checks, as_json=as_json)
+        return 0 if any(check.available for check in checks) else 1
     response = _query(server)
     checks = [_server_check(server.address, response)]
     local = _local() if find_spec("stapsdtd.daemon") else None
@@ -52,9 +58,13 @@ def command(server: options.Server, *, as_json: bool) -> int:
         checks.append(Check("this host", False, False, problem, "install stapsdtd to have it checked"))
     checks += merge(local or (), _reported(response))
     checks += inventory_checks(response)
+    _print(checks, as_json=as_json)
+    return 1 if any(check.required and not check.available for check in checks) else 0
+
+
+def _print(checks: Iterable[Check], *, as_json: bool) -> None:
     for check in checks:
         print(json.dumps(asdict(check)) if as_json else _format(check))
-    return 1 if any(check.required and not check.available for check in checks) else 0
 
 
 def _local() -> list[features.Feature]:

@@ -4,6 +4,8 @@
      "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
      "module": "postgres", "function": "exec_simple_query", "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
 
+Where arguments have names, `"named": {"query": "SELECT 1"}` follows args.
+
 More than a million events a second have to be formatted. So this works on columns, with one call per event of a
 template's `%`, and looks up what is the same for many events.
 """
@@ -12,24 +14,41 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import repeat
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from stapsdtd.cli.named_values import meaning
+from stapsdtd.signatures import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from stapsdtd.cli.named_values import ArgumentNames, Named
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
+    from stapsdtd.signatures import Declared
 
 _T = TypeVar("_T")
+_WITH_MEANING = {Kind.BOOL, Kind.ENUM, Kind.FLAGS}
 
 
-def json_lines(batch: EventBatch) -> list[str]:
+def json_lines(batch: EventBatch, names: ArgumentNames | None = None) -> list[str]:
     """Return the events as JSON objects, in order of seq."""
-    return batch.in_order(_block_lines)
+    return batch.in_order(partial(_block_lines, names))
 
 
-def _block_lines(block: EventBlock) -> Iterable[str]:
+def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str]:
+    values = list(map(_value_column, block.values))
+    named = ""
+    named_columns: list[Iterable[object]] = []
+    known_of = {site_id: known.at(block.sites[site_id]) for site_id in set(block.site_id)} if known else {}
+    if any(known_of.values()):
+        # they are read twice
+        values = [list(column) for column in values]
+        named, named_columns = _named_columns(block, known_of, values)
+    names = block.fields
+    count = len(values) - len(names)
     columns: list[Iterable[object]] = [
         block.seq,
         block.time_ns,
@@ -38,19 +57,19 @@ def _block_lines(block: EventBlock) -> Iterable[str]:
         block.cpu,
         _mapped(encode_basestring_ascii, block.comm),
         _mapped(lambda site_id: _site(block.sites[site_id]), block.site_id),
-        *map(_value_column, block.values),
+        *values[:count],
+        *named_columns,
+        *values[count:],
     ]
-    names = block.fields
     unavailable = ""
     if block.unavailable is not None:
-        count = len(block.values) - len(names)
         columns.append(_unavailable(reasons, count, names) for reasons in block.unavailable)
         unavailable = "%s"
-    values = ", ".join(["%s"] * (len(block.values) - len(names)))
+    arguments = ", ".join(["%s"] * count)
     fields = "".join(f', "{name}": %s' for name in names)
     line = (
         '{"seq": %s, "time_ns": %s, "pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
-        f'"args": [{values}]{fields}{unavailable}}}'
+        f'"args": [{arguments}]{named}{fields}{unavailable}}}'
     )
     return map(line.__mod__, zip(*columns, strict=True))
 
@@ -83,6 +102,37 @@ def _value(value: Value) -> str:
             return repr(value) if math.isfinite(value) else f'"{value}"'
         case _:
             return encode_basestring_ascii(value.hex() if isinstance(value, bytes) else value)
+
+
+def _named_columns(
+    block: EventBlock, known_of: Mapping[int, Mapping[int, Named]], values: Sequence[Iterable[object]]
+) -> tuple[str, list[Iterable[object]]]:
+    """Return what to add to the template, and its columns: one for each name, or one if names differ between sites.
+
+    known_of: what is known of each site's values. values: formatted.
+    """
+    known, *others = known_of.values()
+    if any(other != known for other in others):
+        rows = zip(*block.values, strict=True)
+        return "%s", [(_named(known_of[site_id], row) for site_id, row in zip(block.site_id, rows, strict=True))]
+    template = ", ".join(f'"{named.declared.name}": %s' for named in known.values())
+    columns = [
+        _mapped(partial(_meaning, named.declared), block.values[position])
+        if named.declared.kind in _WITH_MEANING
+        else values[position]
+        for position, named in known.items()
+    ]
+    return f', "named": {{{template}}}', columns
+
+
+def _named(known: Mapping[int, Named], values: Sequence[Value]) -> str:
+    pairs = (f'"{named.declared.name}": {_meaning(named.declared, values[at])}' for at, named in known.items())
+    return f', "named": {{{", ".join(pairs)}}}' if known else ""
+
+
+def _meaning(declared: Declared, value: Value) -> str:
+    meant = meaning(declared, value)
+    return str(meant).lower() if isinstance(meant, bool) else _value(meant)
 
 
 def _site(described: DescribedSite) -> str:

@@ -2,9 +2,11 @@
 
     14:03:07.123456  postgres          1234/1240   2  postgresql:query__start  "SELECT 1" 42
     14:03:07.123461  postgres               1234   0  postgresql:sort__done@tuplesort_end:0x3f6e21  0 7
+    14:03:07.123466  java                   4711   1  hotspot:class__loaded  class="java/lang/Object" shared=true
 
 Sites of one probe are told apart by the function and the offset in the file, or by the file if there are several.
-Where the terminal is too narrow, columns are left out, the least important one first.
+Arguments have names where the selector left it to their signature, or used these names. Where the terminal is too
+narrow, columns are left out, the least important one first.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.named_values import readable
 from stapsdtd.cli.render import Clock, format_value, is_address, paint
 from stapsdtd.client.messages import ALL_AVAILABLE
 from stapsdtd.runtime.text import escape
@@ -21,6 +24,7 @@ from stapsdtd.runtime.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from stapsdtd.cli.named_values import ArgumentNames, Named
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, SiteStatus, Value
 
 _GAP = "  "
@@ -30,24 +34,36 @@ _FEWEST_FOR_VALUES = 24
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a site's events are shown. hexadecimal: the positions of numbers shown so. labels: of values, by position."""
+    """How a site's events are shown. hexadecimal: the positions of numbers shown so. labels: of values, by position.
+
+    named: what is known of values. A length is left out, since the string that it belongs to shows it.
+    """
 
     probe: str
     hexadecimal: frozenset[int]
     labels: Mapping[int, str]
+    named: Mapping[int, Named]
 
     def values(self, values: Iterable[Value], unavailable: Mapping[int, str]) -> str:
         return " ".join(
             [
-                self.labels.get(position, "")
-                + format_value(value, unavailable.get(position, ""), is_hexadecimal=position in self.hexadecimal)
+                self.labels.get(position, "") + self._value(position, value, unavailable)
                 for position, value in enumerate(values)
+                if position not in self.named or not self.named[position].is_length
             ]
         )
 
+    def _value(self, position: int, value: Value, unavailable: Mapping[int, str]) -> str:
+        named = self.named.get(position)
+        meant = readable(named.declared, value) if named and position not in self.hexadecimal else None
+        if meant is not None:
+            return escape(meant)
+        return format_value(value, unavailable.get(position, ""), is_hexadecimal=position in self.hexadecimal)
+
 
 class EventLines:
-    def __init__(self, *, color: bool) -> None:
+    def __init__(self, names: ArgumentNames | None = None, *, color: bool) -> None:
+        self._names = names
         self._color = color
         self._clock = Clock()
         self._places: dict[tuple[str, str], set[tuple[str, int]]] = {}
@@ -115,10 +131,16 @@ class EventLines:
 
     def _show(self, described: DescribedSite) -> _Shown:
         probe, site = described.probe, described.site
-        hexadecimal = (position for position in range(len(described.captures)) if _is_hexadecimal(described, position))
+        named = self._names.at(described) if self._names else {}
+        hexadecimal = (
+            position
+            for position in range(len(described.captures))
+            if _is_hexadecimal(described, position, is_named=position in named)
+        )
         labels = {at: f"{capture.field}=" for at, capture in enumerate(described.captures) if capture.field}
+        labels |= {at: f"{each.declared.name}=" for at, each in named.items()}
         name = f"{probe.provider}:{probe.name}{self._place(described)}"
-        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal), labels))
+        return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal), labels, named))
 
     def _place(self, described: DescribedSite) -> str:
         """Return what tells the site from others of its probe: `@postgres`, `@exec_simple_query:0x1234`, or nothing."""
@@ -134,7 +156,8 @@ class EventLines:
         return f"@{':'.join(parts)}" if parts else ""
 
 
-def _is_hexadecimal(described: DescribedSite, position: int) -> bool:
+def _is_hexadecimal(described: DescribedSite, position: int, *, is_named: bool) -> bool:
     capture, arguments = described.captures[position], described.site.arguments
-    is_argument = not capture.field and capture.index < len(arguments)
+    # whether a named one is an address is known, and so is how to capture it
+    is_argument = not capture.field and not is_named and capture.index < len(arguments)
     return capture.is_hex or (is_argument and is_address(arguments[capture.index]))

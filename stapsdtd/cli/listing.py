@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.catalog.selectors import parse
-from stapsdtd.cli import options
-from stapsdtd.cli.probe_tables import dtrace_lines, object_lines, semaphore
+from stapsdtd.cli import options, signatures
+from stapsdtd.cli.probe_tables import dtrace_lines, fit_of, object_lines, semaphore
 from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
 from stapsdtd.cli.unmatched import has_inventory, why_unmatched
 from stapsdtd.client import Address, Client, Constant, InventoryState, Memory, Register, Unavailable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from stapsdtd.client import Argument, Probe, ProbeListing, Process, Site
+    from stapsdtd.signatures import Catalog, Fit
 
 
 _EXAMPLES = """\b
@@ -45,11 +46,16 @@ semaphore (yes or no), pids, path, and argument types.
 @click.option(
     "--installed", is_flag=True, help="Show the probes in installed files, whether or not a program runs them."
 )
-@click.option("--details", is_flag=True, help="Show processes' users, containers and cgroups, and where each site is.")
+@click.option(
+    "--details",
+    is_flag=True,
+    help="Show processes' users, containers and cgroups, what is known of each probe, and where each site is.",
+)
 @click.option(
     "-l", "--dtrace", "as_dtrace", is_flag=True, help="Print DTrace's columns: ID, PROVIDER, MODULE, FUNCTION, NAME."
 )
 @click.option("-v", "--types", is_flag=True, help="As -l, with the types of the arguments.")
+@signatures.no_signatures
 @options.as_json
 @click.pass_obj
 def command(
@@ -64,6 +70,7 @@ def command(
     details: bool,
     as_dtrace: bool,
     types: bool,
+    no_signatures: bool,
     as_json: bool,
 ) -> int:
     """Show the probes in running programs and the libraries they load. Without SELECTOR, all probes.
@@ -73,6 +80,7 @@ def command(
     """
     if files and installed:
         raise click.UsageError("--installed cannot be combined with --file")
+    known = signatures.catalog() if details and not no_signatures else None
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
             selectors,
@@ -86,10 +94,13 @@ def command(
         if as_json:
             processes = {process.pid: _process_record(process) for process in listing.processes}
             for probe in listing:
-                extra = {"processes": [processes[pid] for pid in probe.pids if pid in processes]} if details else {}
+                extra: dict[str, object] = {}
+                if details:
+                    extra["processes"] = [processes[pid] for pid in probe.pids if pid in processes]
+                    extra |= _known_record(fit_of(known, probe)) if known else {}
                 print(json.dumps(probe_record(probe) | extra))
         elif listing.probes:
-            for line in _lines(listing, details=details, as_dtrace=as_dtrace or types, types=types):
+            for line in _lines(listing, details=details, as_dtrace=as_dtrace or types, types=types, known=known):
                 print(line)
         _print_hints(listing)
         if listing.probes:
@@ -100,11 +111,14 @@ def command(
         return _say_why_empty(client, selectors, files, is_restricted=is_restricted)
 
 
-def _lines(listing: ProbeListing, *, details: bool, as_dtrace: bool, types: bool) -> Iterator[str]:
+def _lines(
+    listing: ProbeListing, *, details: bool, as_dtrace: bool, types: bool, known: Catalog | None
+) -> Iterator[str]:
     if as_dtrace:
         return dtrace_lines(listing, types=types)
     if details or sys.stdout.isatty():
-        return object_lines(listing, width=terminal_width(sys.stdout), color=wants_color(sys.stdout), details=details)
+        width, color = terminal_width(sys.stdout), wants_color(sys.stdout)
+        return object_lines(listing, width=width, color=color, details=details, known=known)
     return map(probe_line, listing)
 
 
@@ -128,6 +142,23 @@ def _site_record(site: Site) -> dict[str, object]:
         "args": [_argument_record(argument) for argument in site.arguments],
     }
     return record | {"refused": site.refused} if site.refused else record
+
+
+def _known_record(fit: Fit) -> dict[str, object]:
+    if fit.contradiction:
+        return {"signature_not_used": fit.contradiction}
+    if (signature := fit.signature) is None:
+        return {}
+    arguments = signature.arguments
+    record: dict[str, object] = {
+        "text": signature.text,
+        "arguments": None if arguments is None else [declared.text for declared in arguments],
+        "ends_with": signature.ends_with or None,
+        "notes": [note for _, note in signature.notes],
+        "source": signature.source,
+        "versions": signature.versions,
+    }
+    return {"signature": record}
 
 
 def _process_record(process: Process) -> dict[str, object]:

@@ -43,11 +43,19 @@ class Server(NamedTuple):
         return Tls(self.certificate, self.key, self.authority) if uses_tls else None
 
 
-def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete names of probes, with what is known of each as its help."""
+    from stapsdtd.cli.signatures import own_folder  # noqa: PLC0415 (this module serves `--help` too)
+    from stapsdtd.signatures import Catalog  # noqa: PLC0415
+
     del parameter
-    listing = _listing(ctx, details=False)
-    names = {f"{probe.provider}:{probe.name}" for probe in listing.probes} if listing else set()
-    return _safe(names, incomplete)
+    listing, known = _listing(ctx, details=False), Catalog(own_folder())
+    probes = {f"{probe.provider}:{probe.name}": probe for probe in listing.probes} if listing else {}
+    items = []
+    for name in _safe(set(probes), incomplete):
+        signatures = known.of(probes[name].provider, probes[name].name)
+        items.append(CompletionItem(name, help=signatures[0].text if signatures else None))
+    return items
 
 
 def complete_container(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -8,7 +8,8 @@
        ID   PROVIDER            MODULE                          FUNCTION NAME
         1 postgresql4711      postgres                  AbortTransaction transaction-abort
 
-A name is never broken. Where the terminal is too narrow, columns are left out.
+A name is never broken. Where the terminal is too narrow, columns are left out. With details, what is known of a probe
+follows it, or why its signature is not used.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from itertools import count, groupby
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import abbreviate, fold, format_signature, format_type, paint
+from stapsdtd.cli.signatures import named_probe
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stapsdtd.client import Probe, ProbeListing, Process, Site
+    from stapsdtd.signatures import Catalog, Fit
 
 _MAX_SHOWN_PROCESSES = 5
 _ID_LENGTH = 64
@@ -37,8 +40,13 @@ def semaphore(probe: Probe) -> str:
     return "yes" if any(site.semaphore_offset is not None for site in probe.sites) else "no"
 
 
-def object_lines(listing: ProbeListing, *, width: int | None, color: bool, details: bool) -> Iterator[str]:
-    """Format a listing as a table for each object. width: the terminal's. details: with all processes and sites."""
+def object_lines(
+    listing: ProbeListing, *, width: int | None, color: bool, details: bool, known: Catalog | None = None
+) -> Iterator[str]:
+    """Format a listing as a table for each object. width: the terminal's. details: with all processes and sites.
+
+    known: the signatures to show with details.
+    """
     processes = {process.pid: process for process in listing.processes}
     objects = groupby(sorted(listing, key=_object_key), key=_object_key)
     for number, (_, probes) in enumerate(objects):
@@ -53,14 +61,16 @@ def object_lines(listing: ProbeListing, *, width: int | None, color: bool, detai
             line = f"  mapped by {escape(mapped_by or 'no process')}"
             for part in fold(line, width or _UNLIMITED):
                 yield paint(part, "dim", color=color)
-        yield from _probe_table(group, width or _UNLIMITED, color=color, details=details)
+        yield from _probe_table(group, width or _UNLIMITED, color=color, details=details, known=known)
 
 
 def _object_key(probe: Probe) -> tuple[str, str, tuple[int, ...]]:
     return probe.path, probe.build_id or "", probe.pids
 
 
-def _probe_table(probes: Sequence[Probe], width: int, *, color: bool, details: bool) -> Iterator[str]:
+def _probe_table(
+    probes: Sequence[Probe], width: int, *, color: bool, details: bool, known: Catalog | None
+) -> Iterator[str]:
     names = [escape(f"{probe.provider}:{probe.name}") for probe in probes]
     longest = max(map(len, [*names, "PROBE"]))
     # each with a gap before it; the last ones are left out first
@@ -80,7 +90,28 @@ def _probe_table(probes: Sequence[Probe], width: int, *, color: bool, details: b
         yield line.rstrip()
         yield from (" " * indent + paint(part, "green", color=color) for part in more if part)
         if details:
+            for text in _known_lines(fit_of(known, probe)) if known else ():
+                yield from (f"      {part}" for part in fold(text, width - 6))
             yield from map(_site, probe.sites)
+
+
+def fit_of(known: Catalog, probe: Probe) -> Fit:
+    """Return the signature that fits a probe's sites, or why there is none."""
+    return known.fit(*named_probe(probe), probe.sites, probe.architecture)
+
+
+def _known_lines(fit: Fit) -> Iterator[str]:
+    if fit.contradiction:
+        yield escape(f"its signature is not used: {fit.contradiction}")
+    if (signature := fit.signature) is None:
+        return
+    if signature.text:
+        yield escape(signature.text)
+    if signature.arguments:
+        yield escape(f"arguments: {', '.join(declared.text for declared in signature.arguments)}")
+    if signature.ends_with:
+        yield escape(f"ends with {signature.ends_with}")
+    yield from (escape(f"note: {note}") for _, note in signature.notes)
 
 
 def _site(site: Site) -> str:

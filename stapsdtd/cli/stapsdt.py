@@ -42,6 +42,7 @@ _COMMANDS = {
     "top": _Module("stapsdtd.cli.top", "Show the busiest probes and processes, live."),
     "info": _Module("stapsdtd.cli.info", "Show the server's state and your rights."),
     "doctor": _Module("stapsdtd.cli.doctor", "Check this host and suggest fixes."),
+    "signatures": _Module("stapsdtd.cli.import_signatures", "Make signatures of a provider's file."),
     "completion": _Module("stapsdtd.cli.completion", "Print a shell's completion script."),
 }
 

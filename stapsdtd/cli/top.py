@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.signatures import catalog, resolve
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
 from stapsdtd.cli.unmatched import subscribed
@@ -87,10 +89,10 @@ def command(
     async def show() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(command_line, server.address) as run:
-            async with (
-                AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, wanted, run.in_scope(subscribe_options)) as (subscription, hints),
-            ):
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+                resolved, scope = await resolve(client, wanted, run.in_scope(subscribe_options), catalog())
+                subscription, hints = await stack.enter_async_context(subscribed(client, resolved, scope))
                 top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
                 failure = await top.run(interval, count, duration)
             return await run.exit_code(failure)

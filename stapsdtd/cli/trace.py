@@ -6,14 +6,16 @@ With --count, the remaining events are not read; the account from Unsubscribe sa
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import click
 
-from stapsdtd.cli import options
+from stapsdtd.cli import options, signatures
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
@@ -31,7 +33,8 @@ from stapsdtd.subscribe_options import SubscribeOptions
 
 _EXAMPLES = """\b
 Examples:
-  stapsdt trace 'postgresql:query__start(arg0:str)'
+  stapsdt trace postgresql:query__start
+  stapsdt trace 'hotspot:class__loaded(class, shared)' --where 'shared == 0'
   stapsdt trace 'python*:function__entry(arg0:str,arg1:str)' --pid 4711 --count 100
   stapsdt trace 'ticker:tick' --where 'arg0 >= 1000 && (arg1 & 0xff) == 3'
   stapsdt trace 'python:*' -o events.txt -- python3 -c 'import json'
@@ -59,6 +62,7 @@ Examples:
     help="How much the server buffers if this end is slow. The server has a default.",
 )
 @options.event_fields
+@signatures.no_signatures
 @in_one_argument
 @options.output
 @options.as_json
@@ -70,6 +74,7 @@ def command(
     subscribe_options: SubscribeOptions,
     count: int | None,
     duration: float | None,
+    no_signatures: bool,
     as_json: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -79,13 +84,15 @@ def command(
     terminal, also Ctrl-C, and the exit code is the command's, or 1 if tracing failed. Events share standard output with
     it unless -o separates them.
 
-    By default, all arguments are printed as the integers that the probe declares. A selector can list arguments in
-    parentheses instead: (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it,
-    and (arg0:hex) the integer in hexadecimal.
+    By default, all arguments are printed: of one probe whose arguments are known, by name and as what they are, else as
+    the integers that the probe declares. A selector can list arguments in parentheses instead: (query) by name,
+    (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it, and (arg0:hex) the
+    integer in hexadecimal. 'stapsdt list --details' shows names.
 
-    EXPR compares arg0, arg1, ..., pid, tid, uid, gid, execname and cgroup with constants (== != < <= > >=), masks bits
-    (arg1 & 0x40), and combines conditions with && || ! and parentheses. Repeating --pid, --uid, --execname, --cgroup or
-    --container means OR; different options and --where are combined with AND.
+    EXPR compares arguments (arg0, arg1, ..., or by name), strings that they point to (str(arg0)), pid, tid, uid, gid,
+    execname, cgroup and more with each other and with constants (== != < <= > >=, and ~ for globs), calculates (+ - * /
+    % & | ^ ~ << >>), and combines conditions with && || ! ? : and parentheses. Repeating --pid, --uid, --execname,
+    --cgroup or --container means OR; different options and --where are combined with AND.
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
@@ -93,11 +100,16 @@ def command(
     async def trace() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(command_line, server.address) as run:
-            output: Output = JsonOutput() if as_json else HumanOutput(run)
-            async with (
-                AsyncClient(server.address, tls=server.tls) as client,
-                subscribed(client, selectors, run.in_scope(subscribe_options)) as (subscription, hints),
-            ):
+            known = signatures.catalog()
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+                scope = run.in_scope(subscribe_options)
+                resolved = signatures.as_given(selectors)
+                if not no_signatures:
+                    resolved, scope = await signatures.resolve(client, selectors, scope, known)
+                names = ArgumentNames(known, [each.probe for each in resolved if each.probe])
+                output: Output = JsonOutput(names) if as_json else HumanOutput(run, names)
+                subscription, hints = await stack.enter_async_context(subscribed(client, resolved, scope))
                 output.begin(subscription.sites, hints)
                 printer = _Printer(output, count)
                 failure = await follow(
@@ -110,7 +122,9 @@ def command(
                 failure = failure or printer.failure
                 summary = summary_of(subscription, printer.printed, run)
                 if summary.is_silent:
-                    silent = await why_silent(client, selectors, subscription.armed_so_far, has_ended=run.is_command)
+                    armed = subscription.armed_so_far
+                    sent = [each.text for each in resolved]
+                    silent = await why_silent(client, sent, armed, known, has_ended=run.is_command)
                     summary = replace(summary, silent=silent)
             if failure:
                 print_stderr(failure)

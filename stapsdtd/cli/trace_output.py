@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.cli.command import Run
     from stapsdtd.cli.following import Summary
+    from stapsdtd.cli.named_values import ArgumentNames
     from stapsdtd.cli.unmatched import Hints
     from stapsdtd.client import (
         ClientError,
@@ -44,7 +45,8 @@ class Output(Protocol):
 
 
 class JsonOutput:
-    def __init__(self) -> None:
+    def __init__(self, names: ArgumentNames | None = None) -> None:
+        self._names = names
         self._losses = _Losses()
 
     def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
@@ -52,7 +54,7 @@ class JsonOutput:
         print_unmatched(hints)
 
     def events(self, batch: EventBatch, limit: int | None) -> int:
-        lines = json_lines(batch)[:limit]
+        lines = json_lines(self._names.cut(batch) if self._names else batch, self._names)[:limit]
         write_lines(lines)
         return len(lines)
 
@@ -71,10 +73,11 @@ class JsonOutput:
 
 
 class HumanOutput:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, names: ArgumentNames | None = None) -> None:
         self._run = run
+        self._names = names
         self._losses = _Losses()
-        self._lines = EventLines(color=wants_color(sys.stdout))
+        self._lines = EventLines(names, color=wants_color(sys.stdout))
 
     def begin(self, sites: Sequence[SiteStatus], hints: Hints) -> None:
         for line in hints.lines:
@@ -85,7 +88,8 @@ class HumanOutput:
             print_stderr(f"no probe matches yet: {self._run.waits}")
 
     def events(self, batch: EventBatch, limit: int | None) -> int:
-        lines = self._lines.format(batch, terminal_width(sys.stdout))[:limit]
+        cut = self._names.cut(batch) if self._names else batch
+        lines = self._lines.format(cut, terminal_width(sys.stdout))[:limit]
         write_lines(lines)
         return len(lines)
 

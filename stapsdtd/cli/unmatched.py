@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from stapsdtd.catalog.selectors import Selector
+    from stapsdtd.cli.signatures import Resolved
     from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
     from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
 
@@ -69,17 +70,18 @@ class NothingMatchesError(ClientError):
 
 @asynccontextmanager
 async def subscribed(
-    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate | None = None
+    client: AsyncClient, selectors: Sequence[Resolved], options: SubscribeOptions, aggregate: Aggregate | None = None
 ) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
     """Subscribe to events or an aggregation, and find out why selectors match nothing yet.
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
     try:
+        texts = [selector.text for selector in selectors]
         if aggregate is None:
-            subscription = await client.subscribe(selectors, options)
+            subscription = await client.subscribe(texts, options)
         else:
-            subscription = await client.aggregate(selectors, aggregate, options)
+            subscription = await client.aggregate(texts, aggregate, options)
     except NotFoundError:
         if not options.require_match:
             raise
@@ -94,11 +96,11 @@ async def subscribed(
 
 
 async def _hints(
-    client: AsyncClient, selectors: Sequence[str], sites: Sequence[SiteStatus], files: Sequence[str]
+    client: AsyncClient, selectors: Sequence[Resolved], sites: Sequence[SiteStatus], files: Sequence[str]
 ) -> Hints:
     missing = [
         selector
-        for selector in map(parse, selectors)
+        for selector in (replace(parse(each.text), text=each.given) for each in selectors)
         if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
     ]
     if not missing:

@@ -98,7 +98,7 @@ class FakeServer(StapsdtServiceServicer):
         self.news = threading.Condition()
         self.subscribed = False
         self.end_reason: int | None = None
-        self._described = probe()
+        self.described = probe()
         # Events, and other messages with the sequence number before which they are sent.
         self._log: list[pb.Event] = []
         self._asides: list[tuple[int, pb.StreamResponse]] = []
@@ -193,7 +193,7 @@ class FakeServer(StapsdtServiceServicer):
             pb.CapturedArgument(index=index, is_string=value.WhichOneof("kind") == "string", missing=self.missing)
             for index, value in enumerate(self.values)
         ]
-        description = pb.Description(probe=self._described, captures=captures)
+        description = pb.Description(probe=self.described, captures=captures)
         yield pb.StreamResponse(descriptions=pb.Descriptions(probes=[description]))
         while context.is_active():
             with self.news:

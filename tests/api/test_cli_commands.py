@@ -165,6 +165,7 @@ def test_list_with_details_for_people(server: FakeServer, run: Run) -> None:
         r"  4714      root  \x1b       -             /",
         "  PROBE                    SITES  SEMAPHORE  ARGUMENTS",
         "  postgresql:query__start      2  yes        uint64 int32",
+        "      its signature is not used: the probe has 2 arguments, and the signature 1",
         "      0x1234  exec_simple_query  8@%rdi -4@-20(%rbp)",
         "      0x7  cannot be armed: it would kill",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +100,25 @@ def test_without_a_server_there_is_nothing_to_complete() -> None:
 def test_a_server_that_does_not_answer_costs_little() -> None:
     with serving() as server, server.news:
         assert complete(server.target, "stapsdt trace post", "post", PROGRAM) == []
+
+
+def test_what_is_known_of_probes_is_shown_beside_them() -> None:
+    with serving() as server:
+        server.listing.probes.add().CopyFrom(probe(name="of_nobody"))
+        asked = {"_STAPSDT_COMPLETE": "fish_complete", "COMP_WORDS": "stapsdt trace post", "COMP_CWORD": "post"}
+        assert answer(server.target, asked, PATIENT) == [
+            "plain,postgresql:of_nobody",
+            "plain,postgresql:query__start\tA backend begins to process a query.",
+        ]
+        asked |= {"_STAPSDT_COMPLETE": "zsh_complete", "COMP_CWORD": "2"}
+        shown = answer(server.target, asked, PATIENT)
+        # zsh takes what follows the first colon for the help
+        assert shown[-2:] == ["postgresql\\:query__start", "A backend begins to process a query."]
+
+
+def test_a_wrong_file_of_ones_own_does_not_disturb_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text("provider = 1")
+    with serving() as server:
+        asked = {"_STAPSDT_COMPLETE": "fish_complete", "COMP_WORDS": "stapsdt trace post", "COMP_CWORD": "post"}
+        own = {"STAPSDT_SIGNATURES": str(tmp_path)}
+        assert len(answer(server.target, asked | own, PATIENT)) == 1

@@ -55,6 +55,14 @@ def test_json_counts_all_that_fired(server: FakeServer, top: Start) -> None:
     assert server.asked("UnsubscribeRequest")
 
 
+def test_names_of_arguments_are_resolved(server: FakeServer, top: Start) -> None:
+    del server.listing.probes[0].sites[0].arguments[1:]
+    done = finish(top("postgresql:query__start", "--where", "query != 0", "--duration", "0.1"))
+    assert done[0] == 0, done
+    (request,) = server.asked("SubscribeRequest")
+    assert (list(request.selectors), request.where) == (["postgresql:query__start()"], "arg0 != 0")
+
+
 def test_what_is_asked_of_the_server(server: FakeServer, top: Start) -> None:
     process = top("--duration", "0.1")
     assert finish(process)[0] == 0

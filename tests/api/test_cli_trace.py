@@ -329,6 +329,49 @@ def test_silence_is_explained_where_that_can_be_known(server: FakeServer, trace:
         ]
 
 
+def test_a_known_probes_arguments_have_names(server: FakeServer) -> None:
+    for probe in (server.described, server.listing.probes[0]):
+        del probe.sites[0].arguments[1:]
+    server.values = [pb.Value(string=b"SELECT 1")]
+    server.fire()
+    with starting("--server", server.target, "trace", "--count", "1") as start:
+        status, out, err = finish(start("postgresql:query__start"))
+        assert (status, out[0].partition("query__start  ")[2]) == (0, 'query="SELECT 1"'), err
+        assert finish(start("postgresql:query__start(query:hex)", "--where", "query != 0"))[0] == 0
+        assert "named" not in finish(start("postgresql:query__start", "--json", "--no-signatures"))[1][0]
+    requests = server.asked("SubscribeRequest")
+    assert [list(request.selectors) for request in requests] == [
+        ["postgresql:query__start(arg0:str)"],
+        ["postgresql:query__start(arg0:hex)"],
+        ["postgresql:query__start"],
+    ]
+    assert [request.where for request in requests] == ["", "arg0 != 0", ""]
+
+
+def test_own_signatures_are_used_and_a_wrong_file_is_told(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = """
+        provider = "postgresql"
+        source = "mine"
+        versions = "1"
+        [enums.answer]
+        42 = "the answer"
+        [[probes]]
+        name = "query__start"
+        text = "Mine."
+        arguments = ["string sql", "enum(answer) number"]
+    """
+    (tmp_path / "own.toml").write_text(own)
+    (tmp_path / "wrong.toml").write_text('provider = "shop"\nsource = "x"\nversions = "1"\n[[probes]]\nname = 1\n')
+    monkeypatch.setenv("STAPSDT_SIGNATURES", str(tmp_path))
+    server.fire()
+    with starting("--server", server.target, "trace", "--count", "1") as start:
+        status, out, err = finish(start("postgresql:query__start"))
+    assert (status, out[0].partition("query__start  ")[2]) == (0, 'sql="SELECT 1" number=the answer')
+    assert err[0] == (f"stapsdt: {tmp_path}/wrong.toml: probes[0].name: Expected `str`, got `int`; the file is skipped")
+
+
 def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:
     server.sites = []
     server.refuse_list = (grpc.StatusCode.PERMISSION_DENIED, "role r does not allow listing probes")

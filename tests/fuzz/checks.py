@@ -18,7 +18,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import encode_value
-from stapsdtd.capture.bpf.site_plans import source_of
+from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from stapsdtd.client import Client, ProbeListing
-from tests.support import Daemon, Recorder, mapped_bytes, notes_in, require, wait_for
+from tests.support import Daemon, Recorder, mapped_bytes, notes_in, require, stapsdt, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -124,6 +125,26 @@ def test_every_class_that_is_loaded_is_told(daemon: Daemon, java: Java, tmp_path
     assert told == record
     assert told.total() > 100
     assert recorder.finish().lost == 0
+
+
+def test_classes_have_their_names_without_being_asked(daemon: Daemon, java: Java, tmp_path: Path) -> None:
+    log = tmp_path / "classes"
+    command = [str(java.home / "bin/java"), f"-Xlog:class+load:file={log}:none", "--list-modules"]
+    options = ("--file", java.libjvm, "--json", "--buffer", "16384", "-o", str(tmp_path / "events"))
+    stapsdt(daemon.target, "trace", "hotspot:class__loaded", *options, "--", *command)
+    named = [json.loads(line)["named"] for line in (tmp_path / "events").read_text().splitlines()]
+    record = Counter(slashed(line.partition(" source: ")[0]) for line in log.read_text().splitlines())
+    assert Counter(slashed(each["class"]) for each in named) == record
+    assert {each["shared"] for each in named} <= {True, False}
+    assert record.total() > 100
+
+
+def test_what_is_known_of_it_fits_every_note(daemon: Daemon, java: Java) -> None:
+    done = stapsdt(daemon.target, "list", "--json", "--details", "--file", java.libjvm)
+    probes = [json.loads(line) for line in done.stdout.splitlines()]
+    known = [probe for probe in probes if probe["provider"] in {"hotspot", "hotspot_jni", "hs_private"}]
+    assert len(known) > 400
+    assert not [probe["name"] for probe in known if "signature" not in probe]
 
 
 def slashed(class_name: str) -> str:

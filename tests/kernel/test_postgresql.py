@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -17,7 +18,17 @@ from typing import Any, Self
 import pytest
 
 from stapsdtd.client import Client, Event, Unavailable
-from tests.support import Daemon, Recorder, armed_semaphores, notes_in, require, semaphores, wait_for
+from tests.support import (
+    Daemon,
+    Recorder,
+    armed_semaphores,
+    notes_in,
+    require,
+    semaphores,
+    stapsdt,
+    stapsdt_command,
+    wait_for,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -163,6 +174,46 @@ def test_statements_of_several_connections_are_told_in_order(daemon: Daemon, clu
         assert {event.probe.path for event in recorder.events} == {cluster.path}
         account = recorder.finish()
         assert (account.fired, account.lost) == (account.delivered, 0)
+
+
+def test_statements_have_their_name_without_being_asked(daemon: Daemon, cluster: Cluster) -> None:
+    with Session(cluster) as session:
+        session.forget()
+        command = stapsdt_command(
+            daemon.target, "trace", "postgresql:query__start", "--json", "--pid", str(session.pid)
+        )
+        with subprocess.Popen([*command, "--count", "3"], stdout=subprocess.PIPE, text=True) as trace:
+            with Client(daemon.target) as client:
+                listing = client.list_probes(["postgresql:query__start"], pids=[session.pid])
+            wait_for(lambda: semaphores(session.pid, listing).total() == 1, "the probe to be armed")
+            session.do("SELECT 1;", "SELECT 'naïve ☃';", LONG)
+            out, _ = trace.communicate(timeout=60)
+    assert [json.loads(line)["named"] for line in out.splitlines()] == [{"query": sent} for sent in session.sent]
+
+
+def test_statements_are_counted_by_their_name(daemon: Daemon, cluster: Cluster) -> None:
+    with Session(cluster) as session:
+        session.forget()
+        selector = "postgresql:query__start"
+        options = ("--by", "query", "--where", "query != 0", "--pid", str(session.pid), "--json")
+        with subprocess.Popen(
+            stapsdt_command(daemon.target, "count", selector, *options), stdout=subprocess.PIPE, text=True
+        ) as count:
+            with Client(daemon.target) as client:
+                listing = client.list_probes([selector], pids=[session.pid])
+            wait_for(lambda: semaphores(session.pid, listing).total() == 1, "the probe to be armed")
+            session.do(*["SELECT 1;"] * 30, *["SELECT 2;"] * 20, "SELECT 'naïve ☃';")
+            count.send_signal(signal.SIGINT)
+            out, _ = count.communicate(timeout=60)
+    counted = {row["key"][0]: row["count"] for row in map(json.loads, out.splitlines())}
+    assert counted == Counter(session.sent)
+
+
+def test_what_is_known_of_it_fits_every_note(daemon: Daemon, cluster: Cluster) -> None:
+    done = stapsdt(daemon.target, "list", "--json", "--details", "--file", cluster.path)
+    probes = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(probes) > 50
+    assert not [probe["name"] for probe in probes if "signature" not in probe]
 
 
 def test_statement_too_long_for_the_ring_is_delivered_or_counted(own_daemon: Daemon, cluster: Cluster) -> None:

@@ -511,15 +511,15 @@ class _Hit:
     def _end(self) -> None:
         matched = self._matched()
         self._count(layout.Counter.HITS)
-        self._aggregate(matched)
-        matched &= int(self._plan["emitted"])
+        matched = self._aggregate(matched) & int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
                     self._count(layout.Counter.LOST, bit)
         self._loaded.hit_is_over(self)
 
-    def _aggregate(self, matched: int) -> None:
+    def _aggregate(self, matched: int) -> int:
+        """Answer the filters that accepted the hit, without those of recipes that added it to a row of their own."""
         edges = np.frombuffer(self._loaded.tables[".bss.edges"], "i8").tolist()
         head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
         for number in range(int(self._plan["recipe_count"])):
@@ -529,9 +529,14 @@ class _Hit:
             count = int(recipe["parts"]) + int(recipe["has_value"])
             firsts = range(int(recipe["operands"]), int(recipe["operands"]) + count)
             operands = [self._row(".bss.operands", layout.OPERAND, first) for first in firsts]
-            key, value = made_key(recipe, operands, self._text_or_number, edges, head)
-            if not self._loaded.row_tables.add(recipe, key, value, self._parity):
+            if recipe["hands_over"]:
+                matched &= ~(1 << int(recipe["filter"]))
+            made = made_key(recipe, operands, self._text_or_number, edges, head)
+            if made is None:
+                matched |= 1 << int(recipe["filter"])
+            elif not self._loaded.row_tables.add(recipe, *made, self._parity):
                 self._count_cell(int(self._plan["counters"]) + int(recipe["lost"]))
+        return matched
 
     def _text_or_number(self, operand: Any) -> tuple[int, bool, bytes]:
         value, is_there = self._fetched(operand)

@@ -73,9 +73,11 @@ class FakeRowTables:
 
 def made_key(
     recipe: Any, operands: list[Any], taken: Taken, edges: list[int], head: dict[int, int]
-) -> tuple[bytes, int | None]:
-    """The key of a hit, and its value if there is one. operands: the recipe's. head: the hit's own fields, by kind."""
-    words, missing = b"", 0
+) -> tuple[bytes, int | None] | None:
+    """The key of a hit, and its value if there is one; None if the hit is handed over, since it lacks something that is
+    not in memory. operands: the recipe's. head: the hit's own fields, by kind.
+    """
+    words, missing, is_unread = b"", 0, False
     for number, operand in enumerate(operands[: int(recipe["parts"])]):
         if operand["kind"] in head:
             words += struct.pack("=Q", head[int(operand["kind"])])
@@ -84,6 +86,8 @@ def made_key(
         else:
             found, is_there, text = taken(operand)
             missing |= (not is_there) << number
+            # nothing is there at 0
+            is_unread |= not is_there and found != 0
             if operand["take"] == Take.STRING:
                 words += text.ljust((int(operand["limit"]) + 7) // 8 * 8, b"\0")
             else:
@@ -94,8 +98,11 @@ def made_key(
         value = found if is_there else None
         if value is None:
             missing |= layout.VALUE_MISSING
+            is_unread = True
         else:
             bucket = _bucket(recipe, value, edges)
+    if is_unread and recipe["hands_over"]:
+        return None
     begin = int(recipe["variant"]) | missing << 32 | (bucket & 0xFFFF) << 48
     size = layout.KEY_BYTES[int(recipe["key_class"])]
     return (struct.pack("=Q", begin) + words).ljust(size, b"\0"), value

@@ -11,11 +11,13 @@ import pytest
 
 from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, Key, Row
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, Edges, LogLinear
+from stapsdtd.aggregate.grouping import group
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
-from stapsdtd.query.actions import Aggregate
+from stapsdtd.query.actions import Aggregate, Emit
 from tests.support import wait_for
 from tests.unit.bpf_rig import FOUND, A, closed, free, nothing_is_left, target, where
 from tests.unit.fake_bpf import GID, PATIENCE_SECONDS, UID, FakeKernel, RecordingSink
@@ -31,12 +33,18 @@ SITE_ID = 5
 
 
 class AddingSink(RecordingSink):
-    """added: rows, by site_id and key. before_rows is called first, and may raise."""
+    """added: rows, by site_id and key. before_rows is called first, and may raise. aggregation: of hits handed over."""
 
     def __init__(self) -> None:
         super().__init__()
         self.added: dict[tuple[int, Key], Row] = {}
+        self.aggregation: Aggregation | None = None
         self.before_rows: Callable[[], None] = lambda: None
+
+    def deliver(self, batch: EventBatch) -> None:
+        super().deliver(batch)
+        if self.aggregation is not None:
+            self.aggregated(0, group(self.aggregation, batch, lambda _, field: field.value))
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         self.before_rows()
@@ -210,17 +218,49 @@ def test_what_cannot_be_read_is_a_key_of_its_own_and_no_value(kernel: FakeKernel
     sink = AddingSink()
     engine.open(1, sink, 64, "me", sink)
     keys = Capture(0, is_string=True, max_bytes=4), Capture(BuiltIn.UID), Capture(1), Capture(BuiltIn.GID)
-    action = Aggregate(Aggregation((SUM,), keys, Capture(1)))
+    sink.aggregation = Aggregation((SUM,), keys, Capture(1))
+    action = Aggregate(sink.aggregation)
     assert engine.arm(1, Target(found, kernel.path, (TargetSite(both, SITE_ID, action),))) == []
     for text, number in ((0x5000, 0x6000), (0, 0x6000), (0x5000, 0x7000), (0, 0)):
         kernel.hit(0x10, rdi=text, rsp=number)
     closed(engine, 1)
-    assert sink.added == {
-        (0, (b"a te", UID, 40, GID)): Row(1, 1, 40),
-        (0, (None, UID, 40, GID)): Row(1, 1, 40),
-        (0, (b"a te", UID, None, GID)): Row(1),
-        (0, (None, UID, None, GID)): Row(1),
+    assert {key: (row.count, row.values, row.total) for key, row in sink.added.items()} == {
+        (0, (b"a te", UID, 40, GID)): (1, 1, 40),
+        (0, (None, UID, 40, GID)): (1, 1, 40),
+        (0, (b"a te", UID, None, GID)): (1, 0, 0),
+        (0, (None, UID, None, GID)): (1, 0, 0),
     }
+    # those alone whose number may be somewhere
+    assert len(sink.rows) == 2
+
+
+def test_hit_that_is_handed_over_is_counted_once_by_everybody(kernel: FakeKernel, engine: BpfEngine) -> None:
+    """One subscription's key is not in memory; another's is, and a third wants all events."""
+    both = site("a", 0x10, [argument(Memory("rsp", 0)), argument(Memory("rbp", 0))])
+    found = sample_object(both)
+    events = RecordingSink()
+    engine.open(9, events, 64)
+    wanted = (TargetSite(both, SITE_ID, Emit((Capture(0),))),)
+    assert engine.arm(9, Target(found, kernel.path, wanted)) == []
+    sinks = []
+    for index in (0, 1):
+        sink = AddingSink()
+        sink.aggregation = Aggregation((COUNT,), (Capture(index),))
+        engine.open(index, sink, 64, "me", sink)
+        wanted = (TargetSite(both, SITE_ID, Aggregate(sink.aggregation)),)
+        assert engine.arm(index, Target(found, kernel.path, wanted)) == []
+        sinks.append(sink)
+    kernel.memory[0x6000] = (40).to_bytes(8, "little")
+    kernel.hit(0x10, rsp=0x7000, rbp=0x6000)
+    kernel.hit(0x10, rsp=0x6000, rbp=0x6000)
+    for subscription_key in (0, 1, 9):
+        closed(engine, subscription_key)
+    assert sinks[0].added == {(0, (None,)): Row(1), (0, (40,)): Row(1)}
+    assert sinks[1].added == {(0, (40,)): Row(2)}
+    assert [len(sink.rows) for sink in sinks] == [1, 0]
+    assert len(events.rows) == 2
+    for each in (*sinks, events):
+        assert (each.fired_count, each.losses) == (2, {})
 
 
 @pytest.mark.parametrize("buckets", [POWERS_OF_TWO, FINE, LogLinear(8), Edges((-10, 0, 5, 1 << 62))])

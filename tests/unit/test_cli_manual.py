@@ -54,7 +54,7 @@ def test_page_is_formatted_without_warnings(name: str) -> None:
 
 
 def test_examples_keep_their_lines() -> None:
-    assert ".nf\nstapsdt trace 'postgresql:query__start(arg0:str)'\nstapsdt trace " in PAGES["stapsdt-trace"]
+    assert ".nf\nstapsdt trace postgresql:query__start\nstapsdt trace " in PAGES["stapsdt-trace"]
 
 
 def test_what_roff_would_interpret_is_escaped() -> None:

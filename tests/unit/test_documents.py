@@ -20,10 +20,13 @@ import stapsdtd.catalog.selectors
 import stapsdtd.config.file
 import stapsdtd.query.parse
 from stapsdtd.catalog.selectors import parse as parse_selector
+from stapsdtd.cli.named_filter import by_position
+from stapsdtd.cli.signatures import meant, with_captures
 from stapsdtd.cli.stapsdt import cli
 from stapsdtd.config.file import load
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.parse import parse as parse_predicate
+from stapsdtd.signatures import Catalog
 from tests.examples import DOCUMENTS, MODULES, Example, agrees, in_documents, in_markdown
 from tests.support import ROOT
 
@@ -84,9 +87,10 @@ def accept(command: str) -> None:
     assert subcommand is not None
     options = subcommand.make_context(name, rest, parent=context).params
     for selector in options.get("selectors", ()):
-        parse_selector(selector)
+        parse_selector(with_captures(selector, (), Catalog()).text)
     if where := options.get("where"):
-        parse_predicate(where, _find_cgroup)
+        chosen = [meant(selector, Catalog()) for selector in options["selectors"]]
+        parse_predicate(by_position(where, [Catalog().of(*each[1]) if each else () for each in chosen]), _find_cgroup)
 
 
 @pytest.mark.parametrize("example", in_documents("promql"), ids=str)

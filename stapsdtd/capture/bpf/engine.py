@@ -19,6 +19,7 @@ from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
+from stapsdtd.capture.bpf.filters import filter_of
 from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups, MakeEvent
@@ -32,7 +33,7 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.recipes import why_not
 from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
-from stapsdtd.capture.bpf.site_plans import filter_of, source_of
+from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import (

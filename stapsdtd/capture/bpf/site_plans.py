@@ -15,29 +15,22 @@ from dataclasses import dataclass
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
-from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_abs_ip, encode_value
-from stapsdtd.capture.bpf.following import FollowedProcesses
+from stapsdtd.capture.bpf.encode import Filter, encode_abs_ip
 from stapsdtd.capture.bpf.reading import (
     ActivePlan,
     Added,
-    CgroupAt,
     Counted,
-    Fixed,
     Layout,
-    NoText,
-    NumberAt,
     Reading,
-    Source,
-    TextAt,
 )
 from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
+from stapsdtd.capture.bpf.subjects import Subjects, hands_over
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
-from stapsdtd.capture.engine import SubscriptionKey, Target, TargetSite
-from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
-from stapsdtd.plan.values import Value, united, value_of, value_of_built_in
+from stapsdtd.capture.engine import SubscriptionKey
+from stapsdtd.model import Capture, Constant, Unavailable
+from stapsdtd.plan.values import Value, united
 from stapsdtd.query.actions import Aggregate, Emit
-from stapsdtd.query.program import compile_for
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only if there is room for the longest one."""
@@ -45,17 +38,6 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 _RESTRICTED_FILTERS = 3 * layout.MAX_FILTERS // 4
 _RESTRICTED_STEPS = 3 * layout.MAX_STEPS // 4
 _RESTRICTED_CAPTURES = layout.MAX_VALUES // 2
-
-
-def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
-    """Return the value that a record holds for a capture, or the constant or reason that replaces it."""
-    source = value_of(capture, subject, architecture)
-    if isinstance(source, Value) and not isinstance(subject, BuiltIn):
-        try:
-            encode_value(source, subject, architecture)
-        except NotEncodableError as error:
-            return Unavailable(str(error))
-    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +59,7 @@ class SitePlan:
         """Raises ValueError if the consumers want more than the program can do at one site."""
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
-        subjects = _Subjects(site)
+        subjects = Subjects(site)
         emission = Emission.of(site)
         # a record that one consumer's sum lacks is for this one alone, so that its filter has a bit of its own
         choices = [
@@ -102,7 +84,7 @@ class SitePlan:
             for value, position in positions.items()
             if isinstance(value.subject, int) and not value.is_text
         }
-        subjects = _Subjects(site)
+        subjects = Subjects(site)
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],
@@ -127,7 +109,10 @@ class SitePlan:
             )
             for consumer, layout in self.emission.layouts
         )
-        tested_bits = sum(1 << bit for bit, each in self.filters.items() if not each.accepts_all)
+        tested = {bit for bit, each in self.filters.items() if not each.accepts_all}
+        # that a filter accepts every hit does not say that every record is for a consumer that takes over some
+        tested |= {reading.bit for reading in readings if not reading.is_complete}
+        tested_bits = sum(1 << bit for bit in tested)
         abs_ip_at = len(self.emission.operands) - 1
         constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
         return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
@@ -156,7 +141,7 @@ class Emission:
     @classmethod
     def of(cls, site: ArmedSite) -> Emission:
         """Raises ValueError if a record cannot hold all values."""
-        subjects = _Subjects(site)
+        subjects = Subjects(site)
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
             match consumer.target.action:
@@ -208,7 +193,7 @@ class Summing:
     @classmethod
     def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int]) -> Summing:
         """bits: of the filters, by subscription. Raises ValueError if the program cannot add up what is wanted."""
-        subjects = _Subjects(site)
+        subjects = Subjects(site)
         recipes, added, counted = [], [], []
         for consumer in site.consumers.values():
             match consumer.target.action:
@@ -225,61 +210,6 @@ class Summing:
         return cls(tuple(recipes), tuple(added), tuple(counted))
 
 
-def hands_over(consumer: Consumer, subjects: _Subjects) -> bool:
-    """Report whether something that a consumer adds up may not be in memory."""
-    sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
-    values = [source for source in sources if isinstance(source, Value)]
-    return consumer.is_added and consumer.table is not None and any(map(subjects.reads_memory, values))
-
-
-class _Subjects:
-    """Encodes what can be captured at a site for the program, and tells how to read it from a record."""
-
-    def __init__(self, site: ArmedSite) -> None:
-        self._arguments = site.site.arguments
-        self._architecture = site.object.architecture
-
-    def source_of(self, capture: Capture) -> Value | Constant | Unavailable:
-        return source_of(capture, self._subject(capture.subject), self._architecture)
-
-    def encode(self, value: Value) -> bytes:
-        """Raises NotEncodableError."""
-        return encode_value(value, self._subject(value.subject), self._architecture)
-
-    def reads_memory(self, value: Value) -> bool:
-        subject = self._subject(value.subject)
-        return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
-
-    def _subject(self, subject: int | BuiltIn) -> Argument | BuiltIn:
-        return self._arguments[subject] if isinstance(subject, int) else subject
-
-    def reading_of(
-        self,
-        capture: Capture,
-        source: Value | Constant | Unavailable,
-        positions: Mapping[tuple[int | BuiltIn, bool], int],
-    ) -> Source:
-        """positions: of the record's values, by subject and is_string."""
-        argument = self._subject(capture.subject)
-        if isinstance(argument, BuiltIn):
-            position = positions[value_of_built_in(argument)[:2]]
-            if argument in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
-                return CgroupAt(position, is_container=argument is BuiltIn.CONTAINER)
-            return NumberAt(position, is_signed=False)
-        match source:
-            case Value(is_text=True):
-                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
-            case Value():
-                float_bytes = argument.size if argument.is_float else 0
-                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
-            case Constant(value=number):
-                return Fixed(number, argument.signed)
-            case Unavailable() if capture.is_string:
-                return NoText()
-            case Unavailable():
-                return Fixed(None, argument.signed, argument.is_float)
-
-
 def _check_shares(consumers: Sequence[Consumer]) -> None:
     """Reserve a part of what the program can do at a site for clients that may trace everybody's processes.
 
@@ -291,17 +221,3 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     steps = sum(each.steps for each in filters)
     if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:
         raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")
-
-
-def filter_of(target: Target, wanted: TargetSite) -> Filter:
-    """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
-    program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
-    pids, followed = wanted.scope, None
-    if pids is not None:
-        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
-        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
-    excluded = frozenset(target.exclude_pids)
-    if isinstance(wanted.action, Aggregate):
-        # the reader, which filters others' events, cannot take a hit out of a row
-        excluded |= target.exclude_later
-    return Filter(pids, excluded, program, target.owners, followed)

@@ -1,0 +1,23 @@
+"""Which of a site's hits a subscription wants, by the target that names the site."""
+
+from __future__ import annotations
+
+from stapsdtd.capture.bpf.encode import Filter
+from stapsdtd.capture.bpf.following import FollowedProcesses
+from stapsdtd.capture.engine import Target, TargetSite
+from stapsdtd.query.actions import Aggregate
+from stapsdtd.query.program import compile_for
+
+
+def filter_of(target: Target, wanted: TargetSite) -> Filter:
+    """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
+    program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
+    pids, followed = wanted.scope, None
+    if pids is not None:
+        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
+        pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
+    excluded = frozenset(target.exclude_pids)
+    if isinstance(wanted.action, Aggregate):
+        # the reader, which filters others' events, cannot take a hit out of a row
+        excluded |= target.exclude_later
+    return Filter(pids, excluded, program, target.owners, followed)

@@ -1,0 +1,77 @@
+"""What can be captured at a site: how the program fetches it, and how the reader reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
+from stapsdtd.capture.bpf.encode import NotEncodableError, encode_value
+from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
+from stapsdtd.plan.values import Value, value_of, value_of_built_in
+
+
+def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
+    """Return the value that a record holds for a capture, or the constant or reason that replaces it."""
+    source = value_of(capture, subject, architecture)
+    if isinstance(source, Value) and not isinstance(subject, BuiltIn):
+        try:
+            encode_value(source, subject, architecture)
+        except NotEncodableError as error:
+            return Unavailable(str(error))
+    return source
+
+
+class Subjects:
+    """Encodes what can be captured at a site for the program, and tells how to read it from a record."""
+
+    def __init__(self, site: ArmedSite) -> None:
+        self._arguments = site.site.arguments
+        self._architecture = site.object.architecture
+
+    def source_of(self, capture: Capture) -> Value | Constant | Unavailable:
+        return source_of(capture, self._subject(capture.subject), self._architecture)
+
+    def encode(self, value: Value) -> bytes:
+        """Raises NotEncodableError."""
+        return encode_value(value, self._subject(value.subject), self._architecture)
+
+    def reads_memory(self, value: Value) -> bool:
+        subject = self._subject(value.subject)
+        return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
+
+    def _subject(self, subject: int | BuiltIn) -> Argument | BuiltIn:
+        return self._arguments[subject] if isinstance(subject, int) else subject
+
+    def reading_of(
+        self,
+        capture: Capture,
+        source: Value | Constant | Unavailable,
+        positions: Mapping[tuple[int | BuiltIn, bool], int],
+    ) -> Source:
+        """positions: of the record's values, by subject and is_string."""
+        argument = self._subject(capture.subject)
+        if isinstance(argument, BuiltIn):
+            position = positions[value_of_built_in(argument)[:2]]
+            if argument in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
+                return CgroupAt(position, is_container=argument is BuiltIn.CONTAINER)
+            return NumberAt(position, is_signed=False)
+        match source:
+            case Value(is_text=True):
+                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
+            case Value():
+                float_bytes = argument.size if argument.is_float else 0
+                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
+            case Constant(value=number):
+                return Fixed(number, argument.signed)
+            case Unavailable() if capture.is_string:
+                return NoText()
+            case Unavailable():
+                return Fixed(None, argument.signed, argument.is_float)
+
+
+def hands_over(consumer: Consumer, subjects: Subjects) -> bool:
+    """Report whether something that a consumer adds up may not be in memory."""
+    sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
+    values = [source for source in sources if isinstance(source, Value)]
+    return consumer.is_added and consumer.table is not None and any(map(subjects.reads_memory, values))

@@ -1,0 +1,136 @@
+"""Values of events by their arguments' names: strings cut at their length, enums and flags by name.
+
+A string that is not terminated, as the JVM's are, was fetched up to the first NUL behind it or to the limit of its
+capture, and its length with it. Here it is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from stapsdtd.cli.signatures import named_probe
+from stapsdtd.client import EventBatch
+from stapsdtd.signatures import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from stapsdtd.client import DescribedSite, EventBlock, Value
+    from stapsdtd.signatures import Catalog, Declared
+
+_ESCAPED_BYTE = re.compile(r"\\x[89a-f][0-9a-f]|.", re.DOTALL)
+"""As the client decodes a byte that is not UTF-8, or any character."""
+_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One value of an event. cut_by: the position of its length. is_length: another value is cut by it."""
+
+    declared: Declared
+    cut_by: int | None
+    is_length: bool
+
+
+class ArgumentNames:
+    """Knows the values' names at sites of some probes, as long as their signatures fit there."""
+
+    def __init__(self, catalog: Catalog, probes: Collection[tuple[str, str]]) -> None:
+        self._catalog = catalog
+        self._probes = frozenset(probes)
+        self._named: dict[int, Mapping[int, Named]] = {}
+
+    def at(self, described: DescribedSite) -> Mapping[int, Named]:
+        """Return what is known of a site's values, by their position."""
+        site_id = described.site.site_id
+        if site_id not in self._named:
+            self._named[site_id] = self._look_up(described)
+        return self._named[site_id]
+
+    def _look_up(self, described: DescribedSite) -> Mapping[int, Named]:
+        probe = named_probe(described.probe)
+        if probe not in self._probes:
+            return {}
+        signature = self._catalog.fit(*probe, (described.site,), described.probe.architecture).signature
+        if signature is None or signature.arguments is None:
+            return {}
+        positions = {
+            signature.arguments[capture.index].name: position
+            for position, capture in enumerate(described.captures)
+            if not capture.field
+        }
+        strings = {at for at, capture in enumerate(described.captures) if capture.is_string and not capture.field}
+        declared = {at: signature.arguments[described.captures[at].index] for at in positions.values()}
+        lengths = {declared[at].length for at in strings if at in declared}
+        return {
+            at: Named(each, positions.get(each.length) if at in strings else None, each.name in lengths)
+            for at, each in declared.items()
+        }
+
+    def cut(self, batch: EventBatch) -> EventBatch:
+        """Return the events with strings cut at their lengths."""
+        blocks = tuple(map(self._cut_block, batch.blocks))
+        return batch if blocks == batch.blocks else EventBatch(blocks)
+
+    def _cut_block(self, block: EventBlock) -> EventBlock:
+        cuts: dict[int, dict[int, int]] = {}
+        for site_id in set(block.site_id):
+            for position, named in self.at(block.sites[site_id]).items():
+                if named.cut_by is not None:
+                    cuts.setdefault(position, {})[site_id] = named.cut_by
+        if not cuts:
+            return block
+        columns = list(block.values)
+        for position, by_site in cuts.items():
+            columns[position] = [
+                cut_at(value, block.values[by_site[site_id]][row]) if site_id in by_site else value
+                for row, (value, site_id) in enumerate(zip(block.values[position], block.site_id, strict=True))
+            ]
+        return replace(block, values=tuple(columns))
+
+
+def cut_at(value: Value, length: Value) -> Value:
+    """Return the first length bytes of a string, as far as it was fetched."""
+    if not isinstance(value, str) or not isinstance(length, int) or length < 0:
+        return value
+    if value.isascii() and "\\x" not in value:
+        return value[:length]
+    end = room = 0
+    for match in _ESCAPED_BYTE.finditer(value):
+        room += 1 if len(match[0]) > 1 else len(match[0].encode("utf-8", "surrogatepass"))
+        if room > length:
+            break
+        end = match.end()
+    return value[:end]
+
+
+def meaning(declared: Declared, value: Value) -> Value | bool:
+    """Return what a value means: true or false, an enum's name, flags' names; otherwise the value."""
+    if not isinstance(value, int):
+        return value
+    if declared.kind is Kind.BOOL and value in {0, 1}:
+        return bool(value)
+    if declared.kind is Kind.ENUM:
+        return declared.labels.get(value, value)
+    if declared.kind is Kind.FLAGS and value > 0:
+        rest = value & ~sum(declared.labels)
+        return "|".join(
+            [label for bit, label in declared.labels.items() if value & bit] + ([hex(rest)] if rest else [])
+        )
+    return value
+
+
+def readable(declared: Declared, value: Value) -> str | None:
+    """Return a value as people read it; None if it is read as it is."""
+    meant = meaning(declared, value)
+    if isinstance(meant, bool):
+        return str(meant).lower()
+    if isinstance(meant, str) and isinstance(value, int):
+        return meant
+    if declared.kind is Kind.DURATION and isinstance(value, int) and value > 0:
+        time_ns = value * declared.unit_ns
+        size, unit = next((size, unit) for size, unit in _UNITS if time_ns >= size)
+        return f"{time_ns / size:.6g}{unit}"
+    return None
