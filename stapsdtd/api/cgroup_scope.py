@@ -10,7 +10,7 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel import containers
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import Cgroup
-from stapsdtd.query.parse import no_cgroup
+from stapsdtd.query.nodes import no_cgroup
 
 _MAX_NAMES = 64
 _MAX_SHOWN_CHARACTERS = 100

@@ -25,6 +25,9 @@ from stapsdtd.model import (
     Site,
     Unavailable,
 )
+from stapsdtd.query.expression import Condition
+from stapsdtd.query.site_filter import evaluated_late
+from stapsdtd.query.text import text_of
 from stapsdtd.runtime.fair_thread import Backlog
 from stapsdtd.sessions.sink import Account
 from stapsdtd.sessions.site_ids import KnownSite
@@ -255,3 +258,9 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         )
         message.probes.append(pb.Description(probe=probe_message, captures=captures))
     return message
+
+
+def late_conditions(predicate: Condition | None, sites: Iterable[Site]) -> list[pb.LateCondition]:
+    """Return what of a filter is not evaluated at the hits of these sites."""
+    late = evaluated_late(predicate, sites)
+    return [pb.LateCondition(text=text_of(condition), reason=reason) for condition, reason in late.items()]

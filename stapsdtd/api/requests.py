@@ -11,7 +11,8 @@ from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
 from stapsdtd.model import BuiltIn
-from stapsdtd.query.parse import parse, wrong_comm
+from stapsdtd.query.nodes import wrong_comm
+from stapsdtd.query.parse import parse
 from stapsdtd.query.scope import combined
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, SubscriptionSpec
 from stapsdtd.subscribe_options import Scope, SubscribeOptions

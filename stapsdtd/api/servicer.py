@@ -194,6 +194,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     lease_seconds=spec.lease_seconds,
                     engine=self._backend.engine,
                     unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
+                    evaluated_late=convert.late_conditions(spec.predicate, (status.site for status in statuses)),
                 )
                 unanswered.clear()
         return response

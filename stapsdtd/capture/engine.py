@@ -12,7 +12,7 @@ from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
-from stapsdtd.query.expression import Expression
+from stapsdtd.query.expression import Condition
 
 SubscriptionKey = int
 """Identifies a subscription to the engine; never reused by one daemon."""
@@ -75,13 +75,15 @@ class RowSink(Protocol):
 class TargetSite:
     """A site to arm, and what to do at its hits.
 
-    site_id: names the site in delivered events. scope: None for every process.
+    site_id: names the site in delivered events. scope: None for every process. predicate: what an engine can test, to
+    choose hits, None for all; the others count as filtered.
     """
 
     site: Site
     site_id: int
     action: Action
     scope: Scope = None
+    predicate: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,6 @@ class Target:
     """Sites of one object to arm.
 
     file_path: opens the object's file in this process, during the call.
-    predicate: chooses hits, None for all; the others count as filtered.
     owners: uids whose processes count, None for everybody's; hits of others are not counted at all.
     exclude_pids: processes that map the object and must leave no events; their hits are not counted at all.
     exclude_later: others that must leave no events if they map it later; their hits may count as filtered.
@@ -100,7 +101,6 @@ class Target:
     object: Object
     file_path: str
     sites: tuple[TargetSite, ...]
-    predicate: Expression | None = None
     exclude_pids: frozenset[int] = frozenset()
     is_ephemeral: bool = False
     exclude_later: frozenset[int] = frozenset()

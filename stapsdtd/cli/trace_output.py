@@ -172,11 +172,13 @@ def _format_stages(lost: Mapping[str, int]) -> str:
 
 
 def print_unmatched(hints: Hints) -> None:
-    """Print a JSON object on standard error with the selectors that match nothing, if there are any."""
+    """Print a JSON object on standard error for each kind of hint, such as the selectors that match nothing."""
     if hints.selectors:
         _print_record({"unmatched": [each.as_record() for each in hints.selectors]})
     if hints.unusable:
         _print_record({"not_armed_before": dict(hints.unusable)})
+    if hints.evaluated_late:
+        _print_record({"evaluated_late": dict(hints.evaluated_late)})
 
 
 def _print_record(record: Mapping[str, object]) -> None:

@@ -43,19 +43,25 @@ class Unmatched:
 @dataclass(frozen=True, slots=True)
 class Hints:
     """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
-    that a command is going to map cannot be armed before it does.
+    that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
+    evaluated at the hit.
     """
 
     selectors: tuple[Unmatched, ...] = ()
     hidden: str = ""
     unusable: Mapping[str, str] = field(default_factory=dict)
+    evaluated_late: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
         unusable = [
             escape(f"{path}: not armed before it is mapped: {reason}") for path, reason in self.unusable.items()
         ]
-        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable]
+        late = [
+            escape(f"the server evaluates {text} after the hit, for every event: {reason}")
+            for text, reason in self.evaluated_late.items()
+        ]
+        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late]
 
 
 class NothingMatchesError(ClientError):
@@ -83,7 +89,10 @@ async def subscribed(
         raise NothingMatchesError("; ".join(hints.lines)) from None
     async with subscription:
         hints = await _hints(client, selectors, subscription.sites, options.files)
-        yield subscription, replace(hints, unusable=subscription.unusable_files)
+        yield (
+            subscription,
+            replace(hints, unusable=subscription.unusable_files, evaluated_late=subscription.evaluated_late),
+        )
 
 
 async def _hints(

@@ -57,6 +57,7 @@ class SubscriptionState:
     end: the stream's last message, None until it arrives.
     still_disarming: whether unsubscribe() returned before everything was disarmed.
     unusable_files: why expected files cannot be used, by path.
+    evaluated_late: why parts of the filter are evaluated by the server rather than at the hit, by their text.
     appeared: how long after the server noticed them objects were armed, in nanoseconds, by path; without those of the
         beginning.
     next_seq: the sequence number, of an event or a snapshot, from which the next stream starts.
@@ -69,6 +70,7 @@ class SubscriptionState:
         self.engine: str = response.engine
         self.lease_seconds: int = response.lease_seconds
         self.unusable_files: dict[str, str] = {file.path: file.reason for file in response.unusable_files}
+        self.evaluated_late: dict[str, str] = {late.text: late.reason for late in response.evaluated_late}
         self.appeared: dict[str, int] = {}
         self.described: dict[int, DescribedSite] = {}
         self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)

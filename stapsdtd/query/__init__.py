@@ -1,6 +1,8 @@
-"""Predicates: select the hits of a subscription by their arguments and their process.
+"""Expressions: filters, keys and values, of a hit's arguments and of its process.
 
-text ──parse──► Expression ──program.compile_for(site)──► Program: tests with forward jumps
-                                                           ├─ the BPF engine runs it in the kernel
-                                                           └─ columns.evaluate runs it on columns, for ftrace
+text ──parse──► Condition ──SiteFilter.of(site)─┬─► tested: program.compile_for ► tests with forward jumps
+                                                │     ├─ the BPF engine runs them in the kernel
+                                                │     └─ columns.evaluate runs them on columns, for ftrace
+                                                └─► evaluated: evaluate.accepted, on columns of captures, in the daemon
+text ──parse_value──► Expression ──needs──► captures ──evaluate──► a column
 """

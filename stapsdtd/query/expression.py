@@ -1,13 +1,18 @@
-"""The syntax tree of a predicate."""
+"""The syntax tree of an expression.
+
+A condition is true or false, a value is a number or a string. Conditions made of `Comparison`, `Not`, `And` and `Or`
+alone are what an engine can test; the daemon evaluates the others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Field(Enum):
-    """A property of every hit. The value is the name in the expression language."""
+    """A property of every hit, or of its probe. The value is the name in the expression language."""
 
     PID = "pid"
     TID = "tid"
@@ -15,6 +20,17 @@ class Field(Enum):
     GID = "gid"
     EXECNAME = "execname"
     CGROUP = "cgroup"
+    CONTAINER = "container"
+    CPU = "cpu"
+    TIMESTAMP = "timestamp"
+    PROVIDER = "provider"
+    MODULE = "module"
+    FUNCTION = "function"
+    NAME = "name"
+
+
+TESTED_NUMBERS = frozenset({Field.PID, Field.TID, Field.UID, Field.GID})
+STRING_FIELDS = frozenset(Field) - TESTED_NUMBERS - {Field.CPU, Field.TIMESTAMP}
 
 
 class Operator(Enum):
@@ -26,11 +42,61 @@ class Operator(Enum):
     GE = ">="
 
 
+class Arithmetic(Enum):
+    ADD = "+"
+    SUBTRACT = "-"
+    MULTIPLY = "*"
+    DIVIDE = "/"
+    REMAINDER = "%"
+    AND = "&"
+    OR = "|"
+    XOR = "^"
+    LEFT = "<<"
+    RIGHT = ">>"
+
+
+BITWISE = frozenset({Arithmetic.AND, Arithmetic.OR, Arithmetic.XOR})
+INTEGERS_ONLY = BITWISE | {Arithmetic.REMAINDER, Arithmetic.LEFT, Arithmetic.RIGHT}
+
+
 @dataclass(frozen=True, slots=True)
 class ArgumentValue:
-    """`arg2`: the probe's argument as an integer, signed if the note says so."""
+    """`arg2`: the probe's argument as a number, signed if the note says so."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A number, of 64 bits if it is an integer, or a string."""
+
+    value: int | float | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StringAt:
+    """`str(arg0, length)`: the string that an argument points to, cut to a length; None for the engine's limit."""
+
+    argument: ArgumentValue
+    length: Value | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calculation:
+    """`left operator right`, of numbers."""
+
+    operator: Arithmetic
+    left: Value
+    right: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """`condition ? then : otherwise`; both are conditions, or numbers, or strings."""
+
+    condition: Condition
+    then: Expression
+    otherwise: Expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +123,79 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """`left operator right`: any two numbers, or two strings, which support only == and !=."""
+
+    operator: Operator
+    left: Value
+    right: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """`subject ~ "pattern"`: a string matches a glob."""
+
+    subject: Value
+    pattern: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
-    operand: Expression
+    operand: Condition
 
 
 @dataclass(frozen=True, slots=True)
 class And:
-    operands: tuple[Expression, ...]
+    operands: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    operands: tuple[Expression, ...]
+    operands: tuple[Condition, ...]
 
 
-Expression = Comparison | Not | And | Or
+Condition = Comparison | Compared | Matched | Not | And | Or | Conditional
+Value = ArgumentValue | Field | Literal | StringAt | Calculation | Conditional
+Expression = Condition | Value
+
+
+def parts(expression: Expression) -> tuple[Expression, ...]:
+    """Return what an expression is directly made of."""
+    match expression:
+        case Not(operand):
+            return (operand,)
+        case And(operands) | Or(operands):
+            return operands
+        case Compared(_, left, right) | Calculation(_, left, right):
+            return left, right
+        case Comparison(subject):
+            return (subject,)
+        case Matched(subject):
+            return (subject,)
+        case Conditional(condition, then, otherwise):
+            return condition, then, otherwise
+        case StringAt(_, length):
+            return () if length is None else (length,)
+        case _:
+            return ()
+
+
+def walk(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and all that it is made of, from left to right."""
+    yield expression
+    for part in parts(expression):
+        yield from walk(part)
+
+
+def conjuncts(condition: Condition) -> Iterator[Condition]:
+    """Yield conditions that hold together exactly if this one does."""
+    if isinstance(condition, And):
+        for operand in condition.operands:
+            yield from conjuncts(operand)
+    else:
+        yield condition
+
+
+def all_of(conditions: tuple[Condition, ...]) -> Condition | None:
+    """Return a condition that holds if all of them do; None if there are none."""
+    return conditions[0] if len(conditions) == 1 else And(conditions) if conditions else None

@@ -1,9 +1,9 @@
 r"""Numbers and strings as expressions write them.
 
-    255    -1    0xff    0o377    0377
+    255    0xff    0o377    0377    0.5
     "psql"    'say \'hello\''    "\x1b[0m"
 
-Both functions take the literal as written and its column, and raise ParseError.
+Functions take the literal as written and its column, and raise ParseError.
 """
 
 from __future__ import annotations
@@ -12,26 +12,40 @@ import re
 
 from stapsdtd.query.parse_error import ParseError, quoted
 
-_NUMBER = re.compile(r"(-?)(?:0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
-_INTEGERS = range(-(1 << 63), 1 << 64)
+_NUMBER = re.compile(r"0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[0-9]+\.[0-9]+")
+_MAX_FLOAT_DIGITS = 40
+ALL_BITS = (1 << 64) - 1
 _MAX_DIGITS = 22
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"\\": b"\\", '"': b'"', "'": b"'", "n": b"\n", "t": b"\t"}
 
 
 def number_value(text: str, column: int) -> int:
-    """Return the value, which fits into 64 bits, signed or unsigned."""
+    """Return the value, which fits into 64 bits."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ParseError(f"{quoted(text)} is not a number; write 255, 0xff or 0o377", column)
-    minus, hexadecimal, octal, decimal = match.groups()
+    hexadecimal, octal, decimal = match.groups()
     digits, base = next((digits, base) for digits, base in ((hexadecimal, 16), (octal, 8), (decimal, 10)) if digits)
     # int() raises its own error for decimals with thousands of digits
-    value = int(digits, base) if len(digits.lstrip("0")) <= _MAX_DIGITS else _INTEGERS.stop
-    value = -value if minus else value
-    if value not in _INTEGERS:
+    value = int(digits, base) if len(digits.lstrip("0")) <= _MAX_DIGITS else ALL_BITS + 1
+    if value > ALL_BITS:
         raise ParseError(f"{quoted(text)} does not fit into 64 bits", column)
     return value
+
+
+def float_value(text: str, column: int) -> float:
+    if len(text) > _MAX_FLOAT_DIGITS or not _FLOAT.fullmatch(text):
+        raise ParseError(f"{quoted(text)} is not a number; write 0.5", column)
+    return float(text)
+
+
+def negated(value: float, column: int) -> int | float:
+    """Return -value, which fits into 64 bits if it is an integer. column: of the sign."""
+    if isinstance(value, int) and value > 1 << 63:
+        raise ParseError(f"{quoted(f'-{value}')} does not fit into 64 bits", column)
+    return -value
 
 
 def string_value(text: str, column: int) -> bytes:

@@ -14,7 +14,7 @@ from typing import cast
 
 from lark import Token, UnexpectedCharacters, UnexpectedToken
 
-_CORRECTIONS = {"and": "&&", "or": "||", "not": "!", "AND": "&&", "OR": "||", "NOT": "!", "=": "==", "|": "||"}
+_CORRECTIONS = {"and": "&&", "or": "||", "not": "!", "AND": "&&", "OR": "||", "NOT": "!", "=": "=="}
 _WORD_NOT = re.compile(r"\b(not|NOT)\s*\Z")
 _MAX_QUOTED = 40
 
@@ -47,6 +47,8 @@ def unexpected_token(error: UnexpectedToken, text: str) -> ParseError:
     if token.type == "$END":
         if wants_operand:
             return ParseError(f"unexpected end; expected {expected}", column)
+        if "COLON" in error.expected:
+            return ParseError("unexpected end; ? needs a : and what to choose else", column)
         return ParseError("missing closing parenthesis", column)
     if token.type == "RPAR" and not wants_operand:
         return ParseError("unmatched closing parenthesis", column)

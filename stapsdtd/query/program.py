@@ -18,7 +18,19 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from stapsdtd.model import Argument, Constant, Site, Unavailable
-from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
+from stapsdtd.query.expression import (
+    And,
+    ArgumentValue,
+    Cgroup,
+    Comparison,
+    Condition,
+    Expression,
+    Field,
+    Not,
+    Operator,
+    Or,
+    walk,
+)
 
 ACCEPT = 0xFFFF
 REJECT = 0xFFFE
@@ -61,7 +73,7 @@ class Relation(IntEnum):
     SIGNED_GE = 9
 
 
-_SOURCES = {field: Source[field.name] for field in Field}
+_SOURCES = {field: Source[field.name] for field in Field if field.name in Source.__members__}
 _RELATIONS = {operator: Relation[operator.name] for operator in Operator}
 _SIGNED_RELATIONS = {Relation[name]: Relation[f"SIGNED_{name}"] for name in ("LT", "LE", "GT", "GE")}
 _COMPARE: dict[Operator, Callable[[int, int], bool]] = {
@@ -101,7 +113,20 @@ class Program:
         return tuple(sorted({test.index for test in self.tests if test.source is Source.ARGUMENT}))
 
 
-def compile_for(expression: Expression, site: Site) -> Program:
+def is_testable(condition: Condition) -> bool:
+    """Report whether a condition consists of comparisons with constants, which tests can express."""
+    match condition:
+        case Comparison():
+            return True
+        case Not(operand):
+            return is_testable(operand)
+        case And(operands) | Or(operands):
+            return all(map(is_testable, operands))
+        case _:
+            return False
+
+
+def compile_for(expression: Condition, site: Site) -> Program:
     """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
 
     Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
@@ -116,7 +141,7 @@ def compile_for(expression: Expression, site: Site) -> Program:
     return program
 
 
-def why_not(expression: Expression, site: Site) -> str | None:
+def why_not(expression: Condition, site: Site) -> str | None:
     """Return why hits of a site cannot be tested, for users; None if they can."""
     try:
         compile_for(expression, site)
@@ -126,18 +151,13 @@ def why_not(expression: Expression, site: Site) -> str | None:
 
 
 def comparisons(expression: Expression) -> Iterator[Comparison]:
-    """Yield an expression's comparisons from left to right."""
-    match expression:
-        case Comparison():
-            yield expression
-        case Not(operand):
-            yield from comparisons(operand)
-        case And(operands) | Or(operands):
-            for operand in operands:
-                yield from comparisons(operand)
+    """Yield an expression's comparisons with constants from left to right."""
+    return (each for each in walk(expression) if isinstance(each, Comparison))
 
 
-def _misfit(expression: Expression, site: Site) -> str | None:
+def _misfit(expression: Condition, site: Site) -> str | None:
+    if not is_testable(expression):
+        return "tests only compare arguments and fields with constants"
     for comparison in comparisons(expression):
         match comparison.value:
             case Cgroup(level=level) if level > MAX_CGROUP_LEVEL:
@@ -167,7 +187,7 @@ class _Emitter:
         self._site = site
         self.tests: list[Test] = []
 
-    def emit(self, expression: Expression, on_true: int, on_false: int) -> int:
+    def emit(self, expression: Condition, on_true: int, on_false: int) -> int:
         """Emit an expression's tests and return the target at which its evaluation begins."""
         match expression:
             case Not(operand):
@@ -182,6 +202,8 @@ class _Emitter:
                 return on_false
             case Comparison():
                 return self._emit_comparison(expression, on_true, on_false)
+            case _:
+                raise TypeError(f"cannot compile {expression}")
 
     def _emit_comparison(self, comparison: Comparison, on_true: int, on_false: int) -> int:
         if on_true == on_false == REJECT:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.query.expression import And, Cgroup, Comparison, Expression, Field, Operator, Or
+from stapsdtd.query.expression import And, Cgroup, Comparison, Condition, Field, Operator, Or
 from stapsdtd.query.program import MAX_TESTS, comparisons
 
 
 def combined(
-    where: Expression | None,
+    where: Condition | None,
     uids: Sequence[int],
     execnames: Sequence[bytes],
     cgroups: Sequence[Cgroup],
     containers: Sequence[Cgroup] = (),
-) -> Expression | None:
+) -> Condition | None:
     """Require one value of each kind that is not empty, and the expression. Return None if there is nothing to require.
 
     Raises InvalidArgumentError if that takes more comparisons than are possible.
@@ -38,6 +38,6 @@ def combined(
     return whole
 
 
-def _any_of(field: Field, values: Sequence[int | bytes | Cgroup]) -> Expression:
+def _any_of(field: Field, values: Sequence[int | bytes | Cgroup]) -> Condition:
     distinct = tuple(Comparison(field, Operator.EQ, value) for value in dict.fromkeys(values))
     return distinct[0] if len(distinct) == 1 else Or(distinct)

@@ -18,11 +18,12 @@ from stapsdtd.model import Object, Site
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
-from stapsdtd.sessions.attacher import ArmRequest, Attacher, Closed, Outcome
+from stapsdtd.sessions.attacher import Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess
 from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
+from stapsdtd.sessions.targets import ArmRequest
 
 _log = logging.getLogger(__name__)
 

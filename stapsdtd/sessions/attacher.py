@@ -20,23 +20,22 @@ from typing import Protocol
 
 from stapsdtd import model
 from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import Engine, Target, TargetSite
+from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, Site
-from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.named_files import NamedFile, open_named
+from stapsdtd.procs.named_files import open_named
 from stapsdtd.procs.objects import Parse, open_object
-from stapsdtd.query.actions import Action, Aggregate, Emit
+from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
-from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.targets import ArmRequest, target_of
 
 _log = logging.getLogger(__name__)
 
@@ -49,20 +48,6 @@ class Session:
     is_open: bool = False
     is_closed: bool = False
     error: StapsdtdError | OSError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ArmRequest:
-    """mappings: by pid of the processes that map the object. named: if its file is held. is_quiet: see
-    `ConsideredObject`.
-    """
-
-    object: Object
-    selected_sites: tuple[SelectedSite, ...]
-    mappings: Mapping[int, model.Mapping]
-    is_ephemeral: bool
-    named: NamedFile | None = None
-    is_quiet: bool = False
 
 
 class Opener(Protocol):
@@ -169,16 +154,20 @@ class Attacher:
                 return {each.capture.site: error.reason for each in selected}
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
+            filters = {each.capture.site: SiteFilter.of(subscription.spec.predicate, each.capture) for each in selected}
             refusals = {
-                each.capture.site: reason for each in selected if (reason := self._why_refused(descriptor, obj, each))
+                each.capture.site: reason
+                for each in selected
+                if (reason := self._why_refused(descriptor, obj, each, filters[each.capture.site]))
             }
             armable = [each for each in selected if each.capture.site not in refusals]
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
             refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each in armable[granted:]}
+            to_arm = {each: filters[each.capture.site] for each in armable[:granted]}
             try:
-                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
+                by_engine = self._arm_in_engine(subscription, request, path, to_arm) if granted else {}
             except BaseException:
                 principal.free_sites(granted)
                 raise
@@ -198,40 +187,26 @@ class Attacher:
                     raise
         return self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
 
-    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite) -> str | None:
+    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite, site_filter: SiteFilter) -> str | None:
         """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
         architecture = obj.parsed.architecture
         return (
             why_foreign(architecture)
             or missing_argument(selected.capture)
+            or site_filter.why_not(lambda capture, subject: self._engine.why_not(capture, subject, architecture))
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )
 
     def _arm_in_engine(
-        self, subscription: Subscription, request: ArmRequest, file_path: str, selected: Sequence[SelectedSite]
+        self,
+        subscription: Subscription,
+        request: ArmRequest,
+        file_path: str,
+        selected: Mapping[SelectedSite, SiteFilter],
     ) -> dict[Site, str]:
         """Arm sites. Return why the engine refused some of them, or all if it failed."""
-        obj, pids = request.object, request.mappings.keys()
-        spec = subscription.spec
-        target = Target(
-            obj,
-            file_path,
-            tuple(
-                TargetSite(
-                    each.capture.site,
-                    subscription.id_to_arm(obj, each),
-                    self._action(spec, obj, each),
-                    wanted_in(subscription, each),
-                )
-                for each in selected
-            ),
-            spec.predicate,
-            exclude_pids=subscription.excluded & pids,
-            exclude_later=subscription.excluded - pids,
-            is_ephemeral=request.is_ephemeral,
-            owners=spec.owners,
-            owner=_objects_owner(pids) if request.is_ephemeral else "",
-        )
+        obj = request.object
+        target = target_of(self._engine, subscription, request, file_path, selected)
         try:
             with self.latency.measured():
                 refusals = self._engine.arm(subscription.subscription_key, target)
@@ -240,13 +215,6 @@ class Attacher:
             _log.warning("cannot arm %s: %s", obj.path, error)
             self._release(subscription, obj, is_awaited=False)
             return {each.capture.site: str(error) for each in selected}
-
-    def _action(self, spec: SubscriptionSpec, obj: Object, selected: SelectedSite) -> Action:
-        """Return what the engine is to do at a site: of an aggregation, as much as it can."""
-        site, aggregation = selected.capture.site, spec.aggregation
-        if aggregation and self._engine.why_not_aggregated(aggregation, site, obj.parsed.architecture) is None:
-            return Aggregate(aggregation)
-        return Emit(selected.capture.captures)
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""
@@ -288,8 +256,3 @@ class Attacher:
 def owner_of(principal: Principal) -> str:
     """Name a client's subscriptions as an owner of events (see `capture.bpf.turns`)."""
     return f"subscriptions of {principal.name}"
-
-
-def _objects_owner(pids: Iterable[int]) -> str:
-    """Name the user of the first process as an owner of ephemeral objects' events."""
-    return next((f"objects of uid {user_of(pid)}" for pid in pids), "")

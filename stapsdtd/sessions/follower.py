@@ -19,11 +19,12 @@ from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.armer import Armer
-from stapsdtd.sessions.attacher import ArmRequest, Outcome
+from stapsdtd.sessions.attacher import Outcome
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.matcher import is_mapped_in_scope, is_wanted_unmapped, selected_sites
 from stapsdtd.sessions.subscription import SiteState, Subscription
+from stapsdtd.sessions.targets import ArmRequest
 
 _UNKNOWN_SECONDS = 1.0
 _REWRITTEN_SECONDS = 2.0

@@ -68,9 +68,11 @@ class EventSink:
         on_loss: Callable[[], None],
         *,
         aggregator: Aggregator | None = None,
+        condition: EventFilter | None = None,
     ) -> None:
         """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
-        after each loss. aggregator: takes the events instead of the log.
+        after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
+        takes time, so that it is only asked about those within the client's quota.
         """
         self._name = name
         self._log = log
@@ -78,6 +80,7 @@ class EventSink:
         self._filters = filters
         self._on_loss = on_loss
         self._aggregator = aggregator
+        self._conditions = [condition] if condition else []
         self._admission = Admission()
         self._fired = 0
         self._filtered = 0
@@ -87,9 +90,11 @@ class EventSink:
         """Count each event once: as filtered, as lost, or by the log, which takes all that it is given or none."""
         rest = len(batch)
         try:
-            batch = self._wanted(batch)
+            batch = self._filter(batch, self._filters)
             rest = len(batch)
             batch = self._within_quota(batch)
+            rest = len(batch)
+            batch = self._filter(batch, self._conditions)
             rest = len(batch)
             if not rest:
                 return
@@ -110,9 +115,10 @@ class EventSink:
             _log.exception("%s: events could not be kept", self._name)
             self.lost(LossStage.DECODE, rest)
 
-    def _wanted(self, batch: EventBatch) -> EventBatch:
+    def _filter(self, batch: EventBatch, filters: Sequence[EventFilter]) -> EventBatch:
+        """Return the events that all of some filters leave, and count the others."""
         kept = batch
-        for event_filter in self._filters:
+        for event_filter in filters if len(batch) else ():
             kept = event_filter.rest(kept)
         self._filtered += len(batch) - len(kept)
         return kept

@@ -16,9 +16,10 @@ from stapsdtd.capture.engine import LossStage, Scope, SubscriptionKey
 from stapsdtd.catalog.selectors import SelectedSite, Selector
 from stapsdtd.model import BuiltIn, Object, Site
 from stapsdtd.procs.named_files import Credentials
-from stapsdtd.query.expression import Expression
+from stapsdtd.query.expression import Condition
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.aggregator import Aggregator
+from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.sessions.principal import Principal
@@ -50,7 +51,7 @@ class SubscriptionSpec:
     queue_bytes: int
     kernel_buffer_kib: int
     where: str = ""
-    predicate: Expression | None = None
+    predicate: Condition | None = None
     owners: frozenset[int] | None = None
     subscriber_pid: int | None = None
     files: frozenset[str] | None = None
@@ -134,7 +135,15 @@ class Subscription:
         self._aggregator = (
             Aggregator(spec.aggregation, self._sites.known, spec.queue_bytes) if spec.aggregation else None
         )
-        self.sink = EventSink(ident, self.log, self.client, filters, self._notify, aggregator=self._aggregator)
+        self.sink = EventSink(
+            ident,
+            self.log,
+            self.client,
+            filters,
+            self._notify,
+            aggregator=self._aggregator,
+            condition=None if spec.predicate is None else ConditionFilter(spec.predicate, self._sites.known),
+        )
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
         self._end: EndReason | None = None

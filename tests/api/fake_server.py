@@ -85,6 +85,7 @@ class FakeServer(StapsdtServiceServicer):
         self.changes: list[pb.WatchProbesResponse] = []
         self.sites = [armed()]
         self.lease_seconds = 30
+        self.late: list[pb.LateCondition] = []
         self.values: list[pb.Value] = [pb.Value(string=b"SELECT 1"), pb.Value(signed=42)]
         self.missing = "page not resident"
         self.account = pb.Account(sites=1)
@@ -169,7 +170,11 @@ class FakeServer(StapsdtServiceServicer):
         self._begin(request, context)
         self.subscribed = True
         return pb.SubscribeResponse(
-            subscription_id="sub-1", sites=self.sites, lease_seconds=self.lease_seconds, engine="ftrace"
+            subscription_id="sub-1",
+            sites=self.sites,
+            lease_seconds=self.lease_seconds,
+            engine="ftrace",
+            evaluated_late=self.late,
         )
 
     def Stream(self, request: Any, context: Any) -> Iterator[pb.StreamResponse]:  # noqa: N802

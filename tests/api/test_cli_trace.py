@@ -295,6 +295,20 @@ def test_selector_that_matches_nothing_is_explained_beside_one_that_does(
 
 
 @pytest.mark.parametrize("is_json", [False, True])
+def test_what_of_the_filter_is_not_evaluated_at_the_hit_is_told(
+    server: FakeServer, trace: Start, *, is_json: bool
+) -> None:
+    server.late = [pb.LateCondition(text='str(arg0) ~ "S*"', reason="for a reason")]
+    server.fire()
+    status, _, err = finish(trace("--count", "1", *(["--json"] if is_json else [])))
+    assert status == 0
+    if is_json:
+        assert json.loads(err[0]) == {"evaluated_late": {'str(arg0) ~ "S*"': "for a reason"}}
+    else:
+        assert err[0] == 'stapsdt: the server evaluates str(arg0) ~ "S*" after the hit, for every event: for a reason'
+
+
+@pytest.mark.parametrize("is_json", [False, True])
 def test_silence_is_explained_where_that_can_be_known(server: FakeServer, trace: Start, *, is_json: bool) -> None:
     monitor = armed()
     monitor.provider, monitor.name = "hotspot", "monitor__wait"

@@ -24,7 +24,7 @@ from stapsdtd.api.server import SERVICE
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
-from stapsdtd.model import Constant, Memory, Problem, Unavailable
+from stapsdtd.model import Capture, Constant, Memory, Problem, Unavailable
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -340,12 +340,30 @@ class TestWhere:
         server.map(pids[0], server.file_object(site("a", arguments=[argument()])))
         server.subscribe(**request)
         (target,) = server.engine.armed.values()
-        return target.predicate
+        (wanted,) = target.sites
+        return wanted.predicate
 
     def test_expression_reaches_the_engine(self, server: Served, pids: list[int]) -> None:
         assert self.predicate(server, pids, where="arg0 & 4") == Comparison(ArgumentValue(0), Operator.NE, 0, 4)
         (held,) = server.held()
         assert held.where == "arg0 & 4"
+
+    def test_what_no_engine_tests_is_captured_and_told(self, server: Served, pids: list[int]) -> None:
+        server.map(pids[0], server.file_object(site("a", arguments=[argument(), argument()])))
+        response = server.subscribe("a(arg0)", where='arg0 == 5 && str(arg1, 4) ~ "S*"')
+        (target,) = server.engine.armed.values()
+        (wanted,) = target.sites
+        assert wanted.predicate == Comparison(ArgumentValue(0), Operator.EQ, 5)
+        assert wanted.action.captures == (Capture(0), Capture(1, is_string=True, max_bytes=4))
+        assert [(late.text, late.reason) for late in response.evaluated_late] == [
+            ('str(arg1, 4) ~ "S*"', "engines only compare arguments and fields with constants")
+        ]
+        assert not server.subscribe("a(arg0)", where="arg0 == 5").evaluated_late
+
+    def test_site_for_which_the_daemon_cannot_evaluate_it_is_refused(self, server: Served, pids: list[int]) -> None:
+        server.map(pids[0], server.file_object(site("a", arguments=[argument()])))
+        response = server.subscribe("a", where="arg0 + arg1 == 5")
+        assert states(response.sites) == [("a", REFUSED, "it has 1 argument, so there is no arg1")]
 
     def test_nothing_asked_for_is_no_predicate(self, server: Served, pids: list[int]) -> None:
         assert self.predicate(server, pids, where=" ", scope=pb.Scope(pids=[pids[0]])) is None
@@ -400,7 +418,7 @@ class TestContainers:
         server.subscribe(scope=pb.Scope(containers=[self.ID, "web", "web"]))
         (target,) = server.engine.armed.values()
         paths = [f"/docker/{self.ID}", f"/web.slice/{self.ID}", "/lxc.payload.web"]
-        assert target.predicate == Or(tuple(map(self.cgroup, paths)))
+        assert target.sites[0].predicate == Or(tuple(map(self.cgroup, paths)))
         (held,) = server.held()
         assert held.scope.containers == [self.ID, "web", "web"]
 
@@ -488,10 +506,10 @@ class TestSubscribe:
         assert [status.site_id for status in answer.sites] == [1, 2]
         assert {(status.provider, status.path) for status in answer.sites} == {("app", found.path)}
         (target,) = server.engine.armed.values()
-        assert [(wanted.site.name, wanted.site_id, wanted.scope) for wanted in target.sites] == [
-            ("a", 1, None), ("b", 2, None),
+        assert [(wanted.site.name, wanted.site_id, wanted.scope, wanted.predicate) for wanted in target.sites] == [
+            ("a", 1, None, None), ("b", 2, None, None),
         ]  # fmt: skip
-        assert (target.predicate, target.is_ephemeral, target.exclude_pids) == (None, False, frozenset())
+        assert (target.is_ephemeral, target.exclude_pids) == (False, frozenset())
         assert target.exclude_later == {os.getpid()}
 
     def test_refusals_carry_the_kernels_words(self, server: Served, pids: list[int]) -> None:

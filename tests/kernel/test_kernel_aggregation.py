@@ -119,7 +119,7 @@ def target(path: Path, action: Action, where: str = "") -> Target:
     key = ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     (site,) = parsed.sites
     predicate = parse(where, lambda _: None) if where else None
-    return Target(Object(key, str(path), parsed), str(path), (TargetSite(site, SITE_ID, action),), predicate)
+    return Target(Object(key, str(path), parsed), str(path), (TargetSite(site, SITE_ID, action, predicate=predicate),))
 
 
 @pytest.fixture

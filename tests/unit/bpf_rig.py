@@ -16,11 +16,11 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Capture, Object, Register, Site
-from stapsdtd.query.expression import Expression
+from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from tests.support import wait_for
 from tests.unit.fake_bpf import PATIENCE_SECONDS, FakeKernel, RecordingSink, descriptors_of, record
-from tests.unit.samples import argument, captured, sample_object, site, wanted_site
+from tests.unit.samples import argument, captured, predicated, sample_object, site, wanted_site
 
 OWNER = Owner(1, 2, 3)
 A, B, C = (
@@ -60,20 +60,27 @@ def closed(engine: BpfEngine, subscription_key: int) -> None:
     engine.close(subscription_key).result(PATIENCE_SECONDS)
 
 
-def target(kernel: FakeKernel, *sites: Site, pids: set[int] | None = None, of: Object = FOUND, **more: Any) -> Target:
+def target(
+    kernel: FakeKernel,
+    *sites: Site,
+    pids: set[int] | None = None,
+    of: Object = FOUND,
+    predicate: Condition | None = None,
+    **more: Any,
+) -> Target:
     """All of the object's sites where none are given; their site_ids are their places in the object, from 1 on."""
     wanted = tuple(
         wanted_site(captured(each), of.parsed.sites.index(each) + 1, None if pids is None else frozenset(pids))
         for each in sites or of.parsed.sites
     )
-    return Target(of, kernel.path, wanted, **more)
+    return predicated(Target(of, kernel.path, wanted, **more), predicate)
 
 
 def taking(kernel: FakeKernel, where: Site, *captures: Capture, of: Object) -> Target:
     return Target(of, kernel.path, (wanted_site(captured(where, *captures), 1),))
 
 
-def where(text: str) -> Expression:
+def where(text: str) -> Condition:
     return parse(text, lambda _: None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from stapsdtd.model import Argument, Constant, Site
-from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
+from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Condition, Field, Not, Operator, Or
 
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
     Operator.EQ: operator.eq, Operator.NE: operator.ne, Operator.LT: operator.lt,
@@ -41,11 +41,11 @@ def comparisons(arguments: int, *, comms: st.SearchStrategy[bytes]) -> st.Search
     return numeric | named
 
 
-def expressions(arguments: int = 4, comms: st.SearchStrategy[bytes] = _COMMS) -> st.SearchStrategy[Expression]:
+def expressions(arguments: int = 4, comms: st.SearchStrategy[bytes] = _COMMS) -> st.SearchStrategy[Condition]:
     """No And directly in an And, no Or in an Or and no Not in a Not: the parser makes none."""
     leaves = comparisons(arguments, comms=comms)
 
-    def grown(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    def grown(inner: st.SearchStrategy[Condition]) -> st.SearchStrategy[Condition]:
         several = st.lists(inner, min_size=2, max_size=4)
         return st.one_of(
             inner.map(lambda each: each.operand if isinstance(each, Not) else Not(each)),
@@ -56,8 +56,8 @@ def expressions(arguments: int = 4, comms: st.SearchStrategy[bytes] = _COMMS) ->
     return st.recursive(leaves, grown, max_leaves=12)
 
 
-def text_of(expression: Expression) -> str:
-    match expression:
+def text_of(condition: Condition) -> str:
+    match condition:
         case Comparison(subject, relation, value, mask):
             name = f"arg{subject.index}" if isinstance(subject, ArgumentValue) else subject.value
             masked = name if mask is None else f"{name} & {mask:#x}"
@@ -68,6 +68,8 @@ def text_of(expression: Expression) -> str:
             return " && ".join(f"({text_of(each)})" for each in operands)
         case Or(operands):
             return " || ".join(f"({text_of(each)})" for each in operands)
+        case _:
+            raise TypeError(condition)
 
 
 def _constant_text(value: int | bytes | Cgroup) -> str:
@@ -90,14 +92,14 @@ class UnreadableError(Exception):
     pass
 
 
-def accepts(expression: Expression, site: Site, row: Row) -> bool:
+def accepts(expression: Condition, site: Site, row: Row) -> bool:
     try:
         return _holds(expression, site, row)
     except UnreadableError:
         return False
 
 
-def _holds(expression: Expression, site: Site, row: Row) -> bool:
+def _holds(expression: Condition, site: Site, row: Row) -> bool:
     match expression:
         case Not(operand):
             return not _holds(operand, site, row)
@@ -120,6 +122,8 @@ def _holds(expression: Expression, site: Site, row: Row) -> bool:
                         raise UnreadableError
                 found = value_of(argument, raw)
             return _COMPARE[relation](found if mask is None else found & mask, value)
+        case _:
+            raise TypeError(expression)
 
 
 def value_of(argument: Argument, raw: int) -> int:

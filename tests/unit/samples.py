@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.reading import Channel, Reading
-from stapsdtd.capture.engine import TargetSite
+from stapsdtd.capture.engine import Target, TargetSite
 from stapsdtd.events.batch import EventBatch, ValueTable
 from stapsdtd.events.columns import COMM_BYTES, Numbers, Strings, ValueColumn
 from stapsdtd.kernel.cgroup_ids import CgroupGoneError
@@ -27,6 +28,7 @@ from stapsdtd.model import (
     SiteCapture,
 )
 from stapsdtd.query.actions import Emit
+from stapsdtd.query.expression import Condition
 
 RDI = Register("rdi")
 
@@ -56,6 +58,11 @@ def captured(where: Site, *captures: Capture) -> SiteCapture:
 
 def wanted_site(capture: SiteCapture, site_id: int, pids: frozenset[int] | None = None) -> TargetSite:
     return TargetSite(capture.site, site_id, Emit(capture.captures), pids)
+
+
+def predicated(target: Target, predicate: Condition | None) -> Target:
+    """The same sites, whose hits have to satisfy a predicate."""
+    return replace(target, sites=tuple(replace(each, predicate=predicate) for each in target.sites))
 
 
 def channels_of(readings: Sequence[Reading]) -> tuple[tuple[int, Channel], ...]:

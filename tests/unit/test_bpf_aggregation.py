@@ -69,9 +69,9 @@ def adding(
     """Add up the hits of A."""
     sink = AddingSink()
     engine.open(subscription_key, sink, 64, owner, sink)
-    wanted = (TargetSite(A, SITE_ID, Aggregate(aggregation)),)
     predicate = where(*where_) if where_ else None
-    assert engine.arm(subscription_key, Target(FOUND, kernel.path, wanted, predicate)) == []
+    wanted = (TargetSite(A, SITE_ID, Aggregate(aggregation), predicate=predicate),)
+    assert engine.arm(subscription_key, Target(FOUND, kernel.path, wanted)) == []
     return sink
 
 

@@ -19,7 +19,7 @@ from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_filter
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.plan.values import Value
-from stapsdtd.query.expression import Expression
+from stapsdtd.query.expression import Condition
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, compile_for
 from stapsdtd.query.program import Test as One
 from tests.unit.queries import Row, accepts, expressions
@@ -258,7 +258,7 @@ class Wanted:
 
     pids: frozenset[int] | None
     excluded: frozenset[int]
-    predicate: Expression | None
+    predicate: Condition | None
     owners: frozenset[int] | None
     followed: int | None
 

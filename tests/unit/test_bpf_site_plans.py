@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stapsdtd.capture.bpf.engine import BpfEngine
-from stapsdtd.capture.engine import Target
 from stapsdtd.model import BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from tests.unit.bpf_rig import A, B, C, Traffic, closed, quiesced, taking, target, where
 from tests.unit.fake_bpf import GID, UID, FakeKernel, RecordingSink
-from tests.unit.samples import argument, sample_object, site
+from tests.unit.samples import argument, predicated, sample_object, site
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -57,7 +56,7 @@ def test_built_ins_are_values_like_arguments(kernel: FakeKernel, engine: BpfEngi
     found = sample_object(only := site("a", 0x10, [argument(Memory("rsp", 8)), argument(Register("rdi"))]))
     captures = [Capture(BuiltIn.GID), Capture(0), Capture(BuiltIn.UID)]
     wanted = taking(kernel, only, *captures, of=found)
-    assert engine.arm(1, Target(found, kernel.path, wanted.sites, where("arg1 == 3"))) == []
+    assert engine.arm(1, predicated(wanted, where("arg1 == 3"))) == []
     kernel.memory[0x1008] = (77).to_bytes(8, "little")
     kernel.hit(0x10, rsp=0x1000, rdi=2)
     kernel.hit(0x10, rsp=0x1000, rdi=3)
@@ -105,7 +104,7 @@ def test_predicate_may_read_what_is_not_taken(
     both = site("a", 0x10, [argument(Register("rdi")), argument(Register("rsi"))])
     found = sample_object(both)
     wanted = taking(kernel, both, Capture(0), of=found)
-    engine.arm(1, Target(found, kernel.path, wanted.sites, where("arg1 > 5")))
+    engine.arm(1, predicated(wanted, where("arg1 > 5")))
     engine.arm(2, wanted)
     for number in range(10):
         kernel.hit(0x10, rdi=number, rsi=number)

@@ -24,13 +24,13 @@ from stapsdtd.events.columns import I32
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
 from stapsdtd.procs.descendants import Descendants
-from stapsdtd.query.expression import Expression
+from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.runtime.mailbox import ThreadEndedError
 from tests.support import descriptors, wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
-from tests.unit.samples import argument, captured, event_rows, sample_object, site, wanted_site
+from tests.unit.samples import argument, captured, event_rows, predicated, sample_object, site, wanted_site
 
 OWNER = Owner(1, 2, 3)
 FOUND = sample_object(
@@ -93,9 +93,9 @@ def sink(engine: FtraceEngine) -> RecordingSink:
     return made
 
 
-def target(found: Object = FOUND, **more: Any) -> Target:
+def target(found: Object = FOUND, predicate: Condition | None = None, **more: Any) -> Target:
     sites = tuple(wanted_site(captured(each), number) for number, each in enumerate(found.parsed.sites, 1))
-    return Target(found, "/proc/self/fd/9", sites, **more)
+    return predicated(Target(found, "/proc/self/fd/9", sites, **more), predicate)
 
 
 def kernels(tracefs: FakeTracefs) -> list[Kernel]:
@@ -126,7 +126,7 @@ def alive(kind: type) -> int:
     return sum(type(each) is kind for each in gc.get_objects())
 
 
-def where(text: str) -> Expression:
+def where(text: str) -> Condition:
     return parse(text, lambda _: None)
 
 
@@ -137,7 +137,7 @@ def test_events_that_are_not_wanted_are_counted(
         wanted_site(captured(FOUND.parsed.sites[0]), 1, frozenset({7, 8})),
         wanted_site(captured(FOUND.parsed.sites[1]), 2),
     )
-    assert engine.arm(TICKET, replace(target(predicate=where("arg0 > 5 || tid == 7")), sites=sites)) == []
+    assert engine.arm(TICKET, predicated(replace(target(), sites=sites), where("arg0 > 5 || tid == 7"))) == []
     (kernel,) = kernels(tracefs)
     (instance,) = tracefs.instances()
     fired = [(0, 7, 1), (0, 8, 1), (0, 8, 6), (0, 9, 6), (1, 9, 6), (1, 9, 5), (1, 7, 0)]
@@ -157,7 +157,7 @@ def test_what_only_the_predicate_reads_is_fetched_and_not_delivered(
     (fires,) = found.parsed.sites
     wanted = wanted_site(captured(fires, Capture(2), Capture(0)), 1)
     predicate = where("arg1 < -1 && arg2 != 3")
-    assert engine.arm(TICKET, replace(target(found, predicate=predicate), sites=(wanted,))) == []
+    assert engine.arm(TICKET, predicated(replace(target(found), sites=(wanted,)), predicate)) == []
     ((line,),) = tracefs.definitions.values()
     assert line.endswith("q0=%dx:u64 q1=%di:u64 q2=%si:u64")
     (kernel,) = kernels(tracefs)
@@ -173,7 +173,7 @@ def test_argument_that_is_captured_as_a_string_is_fetched_as_a_number_too(
 ) -> None:
     (fires, *_) = FOUND.parsed.sites
     wanted = wanted_site(captured(fires, Capture(0, is_string=True)), 1)
-    assert engine.arm(TICKET, replace(target(predicate=where("arg0")), sites=(wanted,))) == []
+    assert engine.arm(TICKET, predicated(replace(target(), sites=(wanted,)), where("arg0"))) == []
     ((line,),) = tracefs.definitions.values()
     assert "s0=+0(%di):ustring" in line
     assert "q0=%di:u64" in line

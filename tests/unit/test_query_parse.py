@@ -6,13 +6,34 @@ from hypothesis import strategies as st
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel.cgroups import CgroupInfo
-from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Not, Operator, Or
-from stapsdtd.query.parse import MAX_DEPTH, MAX_LENGTH, parse
+from stapsdtd.query.expression import (
+    And,
+    ArgumentValue,
+    Arithmetic,
+    Calculation,
+    Cgroup,
+    Compared,
+    Comparison,
+    Condition,
+    Conditional,
+    Field,
+    Literal,
+    Matched,
+    Not,
+    Operator,
+    Or,
+    StringAt,
+    walk,
+)
+from stapsdtd.query.parse import MAX_LENGTH, parse
 from stapsdtd.query.program import MAX_TESTS
+from stapsdtd.query.text import text_of as text_of_any
+from stapsdtd.query.tree_builder import MAX_DEPTH
 from tests.unit.queries import expressions, text_of
 
 ARG0, ARG1 = ArgumentValue(0), ArgumentValue(1)
 EQ, NE, LT, LE, GT, GE = Operator
+ADD = Arithmetic.ADD
 PID_IS_1 = Comparison(Field.PID, EQ, 1)
 PLACE = CgroupInfo(4711, 1)
 
@@ -21,7 +42,7 @@ def find_cgroup(path: str) -> CgroupInfo | None:
     return PLACE if path == "/system.slice" else None
 
 
-def parsed(text: str) -> Expression:
+def parsed(text: str) -> Condition:
     return parse(text, find_cgroup)
 
 
@@ -40,6 +61,27 @@ def parsed(text: str) -> Expression:
         ("100 < arg1", Comparison(ARG1, GT, 100)),
         ("100 >= arg1", Comparison(ARG1, LE, 100)),
         ("7 == tid", Comparison(Field.TID, EQ, 7)),
+        ("arg0 > 10 * 1000 * 1000", Comparison(ARG0, GT, 10_000_000)),
+        ("arg0 & 1 << 6", Comparison(ARG0, NE, 0, 0x40)),
+        ("- 5 < arg0", Comparison(ARG0, GT, -5)),
+        ("arg0 + arg1 > 5", Compared(GT, Calculation(ADD, ARG0, ARG1), Literal(5))),
+        ("arg0 == arg1", Compared(EQ, ARG0, ARG1)),
+        ("arg0 | arg1", Compared(NE, Calculation(Arithmetic.OR, ARG0, ARG1), Literal(0))),
+        ("5 > arg0 - 1", Compared(LT, Calculation(Arithmetic.SUBTRACT, ARG0, Literal(1)), Literal(5))),
+        ("arg0 > 0.5", Compared(GT, ARG0, Literal(0.5))),
+        ("cpu == 1", Compared(EQ, Field.CPU, Literal(1))),
+        ("provider == 'a'", Compared(EQ, Field.PROVIDER, Literal(b"a"))),
+        ("str(arg0) ~ 'a*'", Matched(StringAt(ARG0), b"a*")),
+        ("!str(arg0, arg1) ~ 'a*'", Not(Matched(StringAt(ARG0, ARG1), b"a*"))),
+        ("arg0 ? pid == 1 : pid == 1", Conditional(Comparison(ARG0, NE, 0), PID_IS_1, PID_IS_1)),
+        (
+            "pid == 1 ? 1 : arg0 ? 2 : arg1",
+            Compared(
+                NE,
+                Conditional(PID_IS_1, Literal(1), Conditional(Comparison(ARG0, NE, 0), Literal(2), ARG1)),
+                Literal(0),
+            ),
+        ),
         ("uid!=-1", Comparison(Field.UID, NE, -1)),
         ("gid<=0x10", Comparison(Field.GID, LE, 16)),
         ("arg12 == 0o17", Comparison(ArgumentValue(12), EQ, 15)),
@@ -66,7 +108,7 @@ def parsed(text: str) -> Expression:
         ("!" * 4000 + "pid == 1", PID_IS_1),
     ],
 )
-def test_expressions(text: str, expected: Expression) -> None:
+def test_expressions(text: str, expected: Condition) -> None:
     assert parsed(text) == expected
 
 
@@ -82,11 +124,12 @@ def test_expressions(text: str, expected: Expression) -> None:
         ("arg0 == == 1", 8, "unexpected '=='; expected a name"),
         ("arg0 == 3 4", 10, "unexpected '4'; expected an operator"),
         ("arg0 = 1", 5, "unexpected '='; write =="),
-        ("arg0 | arg1", 5, "write ||"),
         ("arg0 and arg1", 5, "write &&"),
         ("arg0 or arg1", 5, "write ||"),
         ("arg0 && not arg1", 8, "unexpected 'not'; write !"),
-        ("arg0 + 1", 5, "unexpected '+'"),
+        ("arg0 = 1 + 1", 5, "unexpected '='; write =="),
+        ("arg0 + ", 7, "unexpected end; expected a name"),
+        ("arg0 ? 1", 8, "? needs a :"),
         ("é", 0, "unexpected 'é'"),
         ("pid == \0", 7, "unexpected '\\x00'"),
         ('execname == "psql', 12, "unterminated string"),
@@ -94,7 +137,7 @@ def test_expressions(text: str, expected: Expression) -> None:
         (
             "execname == psql",
             12,
-            "unknown name 'psql'; the names are arg0, arg1, …, pid, tid, uid, gid, execname and cgroup, and strings",
+            "unknown name 'psql'; the names are arg0, arg1, …, pid, tid, uid, gid, execname, cgroup, ",
         ),
         ("arg == 1", 0, "unknown name 'arg'"),
         ("arg1000", 0, "unknown name 'arg1000'"),
@@ -108,10 +151,36 @@ def test_expressions(text: str, expected: Expression) -> None:
         ("1 < arg0 < 5", 9, "already a condition; combine conditions with &&"),
         ("arg0 == (pid == 3)", 9, "already a condition"),
         ("(pid == 3) & 4", 11, "& selects bits of a number, as in arg0 & 0x40; combine conditions with &&"),
-        ("arg0 & arg1", 5, "& selects bits"),
-        ("3 & 4", 2, "& selects bits"),
+        ("3 & 4", 0, "a constant is not a condition"),
+        ("1 + (pid == 3)", 5, "+ takes numbers, not conditions"),
+        ("execname + 4", 0, "execname is a string; + takes numbers"),
+        ("5 * 'a'", 4, "this is a string; * takes numbers"),
+        ("arg0 % 1.5", 7, "% takes integers"),
+        ("arg0 / (2 - 2)", 8, "division by 0"),
+        ("7 % 0.0 == arg0", 4, "% takes integers"),
+        ("arg0 == 7 % 0", 12, "division by 0"),
+        ("arg0 > 1.", 8, "unexpected '.'"),
+        ("arg0 > 0x1.5", 7, "'0x1.5' is not a number"),
+        ("arg0 ? 1 : 'a'", 11, "this is a string, and what ? chooses else a number"),
+        ("arg0 ? 'a' : pid == 1", 13, "this is a condition, and what ? chooses else a string"),
+        ("str(arg0)", 0, 'str(arg0) is not a condition; write str(arg0) == "…"'),
+        ("str(arg0 + 1) == 'a'", 0, "str takes an argument of the probe, and a length"),
+        ("str(arg0, 'a') == 'a'", 0, "str takes an argument of the probe, and a length"),
+        ("str() == 'a'", 0, "str takes an argument of the probe, and a length"),
+        ("str(arg0, 0) == 'a'", 10, "str takes a length of 1 to 4096 bytes"),
+        ("str(arg0, 4097) == 'a'", 10, "str takes a length of 1 to 4096 bytes"),
+        ("strlen(arg0) == 1", 0, "unknown function 'strlen'; there is str(arg0)"),
+        ("str(arg0) < 'a'", 10, "strings support only == and !=, not <"),
+        ("str(arg0) == arg1", 13, 'str(arg0) is a string; write str(arg0) == "…"'),
+        ("arg0 ~ 'a*'", 5, "~ compares a string with a glob"),
+        ("str(arg0) ~ arg1", 12, "~ takes a glob in quotes"),
+        (
+            f"str(arg0) ~ '{'a' * 200}' || str(arg0) ~ '{'a' * 57}'",
+            230,
+            "an expression's globs are limited to 256 bytes in all",
+        ),
+        ("arg0 + 1 " * 1 + "+ 1 + arg1 " * 70 + "> 0", 706, "too many operations; the limit is 128"),
         ("execname & 4", 0, "execname is a string, which has no bits"),
-        ("arg0 == arg1", 8, "arg1 cannot be compared with arg0, only with a constant"),
         ("3 == 4", 0, "one side of a comparison must be"),
         ("pid && 5", 7, "a constant is not a condition"),
         ("pid || 'a'", 7, "a constant is not a condition"),
@@ -119,7 +188,7 @@ def test_expressions(text: str, expected: Expression) -> None:
         ("execname < 'a'", 9, "strings support only == and !=, not <"),
         ("'a' >= execname", 4, "strings support only == and !="),
         ("execname == 5", 12, "execname is a string"),
-        ("arg0 == 'a'", 8, "arg0 is a number and cannot be compared with a string"),
+        ("arg0 == 'a'", 8, "arg0 is a number and cannot be compared with a string; write str(arg0)"),
         ("execname == 'abcdefghijklmnop'", 12, 'has 16; write "abcdefghijklmno"'),
         ("execname == '☃☃☃☃☃☃'", 12, "has 18"),
         (r"execname == 'a\x00b'", 12, "cannot contain NUL"),
@@ -159,13 +228,32 @@ def test_conditions_may_not_be_nested_too_deep() -> None:
         parsed(nested(300))
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["arg0 ? " * (MAX_DEPTH + 1) + "1" + " : 0" * (MAX_DEPTH + 1), "(arg0 ? 1 : " * (MAX_DEPTH + 1) + "0" + ")" * 33],
+)
+def test_conditionals_may_not_be_nested_too_deep(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="nested more than 32 levels deep"):
+        parsed(text)
+
+
+def test_deepest_expression_is_evaluated_like_any_other() -> None:
+    """Calculations do not count as nesting, so that these are as deep as an expression can be."""
+    deepest = "(" * 120 + "arg0" + " + arg1)" * 120 + " == 120"
+    for level in range(MAX_DEPTH):
+        deepest = f"({'uid' if level % 2 else 'tid'} {'&&' if level % 2 else '||'} {deepest})"
+    condition = parsed(deepest)
+    assert len(list(walk(condition))) == 120 * 2 + 1 + 2 + 3 * MAX_DEPTH
+    assert parsed(text_of_any(condition)) == condition
+
+
 def test_field_is_named_in_the_error() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^filter: unexpected '1'"):
         parse("1 1", find_cgroup, "filter")
 
 
 @given(expressions())
-def test_what_is_written_out_is_read_back(expression: Expression) -> None:
+def test_what_is_written_out_is_read_back(expression: Condition) -> None:
     assert parsed(text_of(expression)) == expression
 
 
@@ -174,7 +262,8 @@ def test_what_is_written_out_is_read_back(expression: Expression) -> None:
         st.text(max_size=200),
         st.lists(
             st.sampled_from(["arg0", "pid", "execname", "cgroup", "(", ")", "!", "&&", "||", "&", "==", "<", "5", "-1",
-                             "0x1f", '"a"', "'/system.slice'", " ", "'", "\\"]),
+                             "0x1f", "1.5", "str(", "?",
+                             ":", "+", "-", "*", "/", "~", "|", "<<", ",", '"a"', "'/system.slice'", " ", "'", "\\"]),
             max_size=40,
         ).map(" ".join),
     )

@@ -12,7 +12,7 @@ from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Argument, Constant, Memory, Site, Unavailable
 from stapsdtd.query.columns import Hits, Values, evaluate
-from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Expression, Field, Operator, Or
+from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Condition, Field, Operator, Or
 from stapsdtd.query.parse import parse
 from stapsdtd.query.program import ACCEPT, MAX_TESTS, REJECT, Program, Relation, Source, compile_for, why_not
 from stapsdtd.query.program import Test as One
@@ -27,7 +27,7 @@ COMMS = st.sampled_from([b"psql", b"postgres", b"fifteen bytes !", b""])
 EQ, NE, LT, LE, GT, GE = Operator
 
 
-def parsed(text: str) -> Expression:
+def parsed(text: str) -> Condition:
     return parse(text, lambda _: None)
 
 
@@ -150,7 +150,7 @@ def test_argument_beyond_the_sites_own() -> None:
 
 
 def test_too_many_tests() -> None:
-    def several(count: int) -> Expression:
+    def several(count: int) -> Condition:
         return Or(tuple(Comparison(Field.PID, EQ, pid) for pid in range(count)))
 
     assert why_not(several(MAX_TESTS), site()) is None
@@ -189,7 +189,7 @@ def columns_of(found: Site, rows: Sequence[Row]) -> Hits:
 @examples(200)
 @given(expressions(comms=COMMS), hits())
 @example(And((Comparison(ArgumentValue(0), EQ, 1), Comparison(ArgumentValue(1), LT, 0))), (UNSIGNED, []))
-def test_columns_say_what_the_expression_says(expression: Expression, fired: tuple[Site, list[Row]]) -> None:
+def test_columns_say_what_the_expression_says(expression: Condition, fired: tuple[Site, list[Row]]) -> None:
     found, rows = fired
     program = compile_for(expression, found)
     for number, test in enumerate(program.tests):

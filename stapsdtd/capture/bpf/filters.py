@@ -11,7 +11,7 @@ from stapsdtd.query.program import compile_for
 
 def filter_of(target: Target, wanted: TargetSite) -> Filter:
     """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
-    program = None if target.predicate is None else compile_for(target.predicate, wanted.site)
+    program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
     pids, followed = wanted.scope, None
     if pids is not None:
         followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)

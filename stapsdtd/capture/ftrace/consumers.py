@@ -7,7 +7,7 @@ from stapsdtd.capture.ftrace.decode import EVERYTHING, SiteConsumer
 from stapsdtd.model import Capture, Site, SiteCapture, Unavailable
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.query.actions import Aggregate, Emit
-from stapsdtd.query.expression import ArgumentValue, Expression, Field
+from stapsdtd.query.expression import ArgumentValue, Condition, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
 
 NOT_AGGREGATED = "the ftrace engine sends events"
@@ -21,12 +21,12 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
     refusals: list[Refusal] = []
     for wanted in target.sites:
         program = EVERYTHING
-        if target.predicate is not None:
-            reason = _untestable(target.predicate, wanted.site, target.object.parsed.architecture)
+        if wanted.predicate is not None:
+            reason = _untestable(wanted.predicate, wanted.site, target.object.parsed.architecture)
             if reason is not None:
                 refusals.append(Refusal(wanted.site, reason))
                 continue
-            program = compile_for(target.predicate, wanted.site)
+            program = compile_for(wanted.predicate, wanted.site)
         match wanted.action:
             case Emit(captures):
                 tested = [each for each in map(Capture, program.arguments) if each not in captures]
@@ -37,7 +37,7 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
     return consumers, refusals
 
 
-def _untestable(predicate: Expression, site: Site, architecture: str) -> str | None:
+def _untestable(predicate: Condition, site: Site, architecture: str) -> str | None:
     """Return why this engine cannot test a predicate at a site, or None if it can."""
     reason = why_not(predicate, site)
     if reason is not None:

@@ -1,0 +1,113 @@
+"""What a record must hold so that an expression can be evaluated, and why that is impossible at a site."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from stapsdtd.model import BuiltIn, Capture, Site, Unavailable
+from stapsdtd.query.expression import (
+    INTEGERS_ONLY,
+    STRING_FIELDS,
+    ArgumentValue,
+    Calculation,
+    Conditional,
+    Expression,
+    Field,
+    Literal,
+    StringAt,
+    parts,
+    walk,
+)
+
+_SIZES = frozenset({1, 2, 4, 8})
+_BUILT_INS = {Field(each.value) for each in BuiltIn}
+
+
+class Type(Enum):
+    """Of an expression at a site."""
+
+    INTEGER = "an integer"
+    FLOAT = "a floating-point number"
+    STRING = "a string"
+    CONDITION = "a condition"
+
+
+class MisfitError(ValueError):
+    """Why an expression cannot be evaluated at a site, for users."""
+
+
+def capture_of(expression: ArgumentValue | StringAt | Field) -> Capture:
+    """Return what has to be captured for an argument, a string, or a field that is a built-in."""
+    match expression:
+        case ArgumentValue(index):
+            return Capture(index)
+        case StringAt(ArgumentValue(index), Literal(int(length))):
+            return Capture(index, is_string=True, max_bytes=length)
+        case StringAt(ArgumentValue(index)):
+            return Capture(index, is_string=True)
+        case Field():
+            return Capture(BuiltIn(expression.value))
+
+
+def needs(expression: Expression) -> tuple[Capture, ...]:
+    """Return what has to be captured, each once. All else that an expression can need is in every event."""
+    wanted = (
+        capture_of(each)
+        for each in walk(expression)
+        if isinstance(each, ArgumentValue | StringAt) or (isinstance(each, Field) and each in _BUILT_INS)
+    )
+    return tuple(dict.fromkeys(wanted))
+
+
+def type_at(expression: Expression, site: Site) -> Type:
+    """Return an expression's type at a site. Raises MisfitError if it cannot be evaluated there."""
+    types = [type_at(part, site) for part in parts(expression)]
+    match expression:
+        case ArgumentValue(index):
+            return _argument_type(index, site)
+        case StringAt(ArgumentValue(index)):
+            _check_exists(index, site)
+            if Type.FLOAT in types:
+                raise MisfitError(f"the length of str(arg{index}, …) is a floating-point number here")
+            return Type.STRING
+        case Literal(value):
+            return Type.STRING if isinstance(value, bytes) else Type.FLOAT if isinstance(value, float) else Type.INTEGER
+        case Field():
+            return Type.STRING if expression in STRING_FIELDS else Type.INTEGER
+        case Calculation(how):
+            if Type.FLOAT not in types:
+                return Type.INTEGER
+            if how in INTEGERS_ONLY:
+                raise MisfitError(f"{how.value} takes integers, and an operand is a floating-point number here")
+            return Type.FLOAT
+        case Conditional():
+            return Type.FLOAT if Type.FLOAT in types[1:] else types[1]
+        case _:
+            return Type.CONDITION
+
+
+def why_not_at(expression: Expression, site: Site) -> str | None:
+    """Return why an expression cannot be evaluated at a site, for users; None if it can."""
+    try:
+        type_at(expression, site)
+    except MisfitError as error:
+        return str(error)
+    return None
+
+
+def _check_exists(index: int, site: Site) -> None:
+    if index >= len(site.arguments):
+        count = "1 argument" if len(site.arguments) == 1 else f"{len(site.arguments)} arguments"
+        raise MisfitError(f"it has {count}, so there is no arg{index}")
+
+
+def _argument_type(index: int, site: Site) -> Type:
+    _check_exists(index, site)
+    argument = site.arguments[index]
+    if isinstance(argument.operand, Unavailable):
+        raise MisfitError(f"cannot evaluate arg{index}: {argument.operand.reason}")
+    if argument.is_float:
+        return Type.FLOAT
+    if argument.size not in _SIZES:
+        raise MisfitError(f"cannot evaluate arg{index}: {argument.text} has {argument.size} bytes and is no number")
+    return Type.INTEGER

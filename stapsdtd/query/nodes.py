@@ -1,0 +1,112 @@
+"""What the parts of an expression are while its syntax tree is built: each with its type and its column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stapsdtd.query.expression import (
+    INTEGERS_ONLY,
+    TESTED_NUMBERS,
+    ArgumentValue,
+    Arithmetic,
+    Calculation,
+    Expression,
+    Field,
+    Literal,
+)
+from stapsdtd.query.parse_error import ParseError, quoted
+
+MAX_COMM_BYTES = 15
+
+
+class Kind(Enum):
+    NUMBER = "a number"
+    STRING = "a string"
+    CONDITION = "a condition"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An expression as written. depth: number of `!`, `&&`, `||` and `? :` around its innermost part."""
+
+    expression: Expression
+    kind: Kind
+    column: int
+    name: str = "this"
+    depth: int = 0
+
+    @property
+    def literal(self) -> int | float | bytes | None:
+        return self.expression.value if isinstance(self.expression, Literal) else None
+
+
+def check_sides(left: Node, right: Node, column: int) -> None:
+    """Raise ParseError if two nodes cannot be compared. column: of the operator."""
+    if left.kind is Kind.CONDITION:
+        raise ParseError("the left side is already a condition; combine conditions with && or ||", column)
+    if right.kind is Kind.CONDITION:
+        raise ParseError("this is already a condition; combine conditions with && or ||", right.column)
+    if left.literal is not None and right.literal is not None:
+        raise ParseError("one side of a comparison must be arg0, pid, execname, …", left.column)
+    if left.kind is right.kind:
+        return
+    subject, other = (right, left) if left.literal is not None else (left, right)
+    if subject.kind is Kind.STRING:
+        raise ParseError(f'{subject.name} is a string; write {subject.name} == "…"', other.column)
+    hint = f"; write str({subject.name})" if isinstance(subject.expression, ArgumentValue) else ""
+    raise ParseError(f"{subject.name} is a number and cannot be compared with a string{hint}", other.column)
+
+
+def check_operand(node: Node, how: Arithmetic, column: int) -> None:
+    """Raise ParseError if a node is no operand of an operator, which is at a column."""
+    if node.kind is Kind.CONDITION and how is Arithmetic.AND:
+        raise ParseError("& selects bits of a number, as in arg0 & 0x40; combine conditions with &&", column)
+    if node.kind is Kind.CONDITION:
+        raise ParseError(f"{how.value} takes numbers, not conditions; write (… ? 1 : 0)", node.column)
+    if node.kind is Kind.STRING and how is Arithmetic.AND:
+        raise ParseError(f"{node.name} is a string, which has no bits for &", node.column)
+    if node.kind is Kind.STRING:
+        raise ParseError(f"{node.name} is a string; {how.value} takes numbers", node.column)
+    if isinstance(node.literal, float) and how in INTEGERS_ONLY:
+        raise ParseError(f"{how.value} takes integers", node.column)
+
+
+def subject_of(expression: Expression) -> tuple[Field | ArgumentValue, int | None] | None:
+    """Return what an engine can compare with a constant, and its mask; None if it is something else."""
+    match expression:
+        case Calculation(Arithmetic.AND, ArgumentValue() | Field() as value, Literal(int(bits))):
+            return (value, bits % (1 << 64)) if subject_of(value) else None
+        case ArgumentValue():
+            return expression, None
+        case Field() if expression in TESTED_NUMBERS:
+            return expression, None
+        case _:
+            return None
+
+
+def merged_mask(left: Expression, right: Expression) -> Calculation | None:
+    """Return `left & right` for a value that is masked already, and a constant."""
+    if isinstance(left, Literal):
+        left, right = right, left
+    match left, right:
+        case Calculation(Arithmetic.AND, value, Literal(int(bits))), Literal(int(more)):
+            return Calculation(Arithmetic.AND, value, Literal(bits & more % (1 << 64)))
+        case ArgumentValue() | Field(), Literal(int(bits)):
+            return Calculation(Arithmetic.AND, left, Literal(bits % (1 << 64)))
+        case _:
+            return None
+
+
+def wrong_comm(name: bytes) -> str | None:
+    """Return why no process can have this command name; None if one can."""
+    if b"\0" in name:
+        return "command names cannot contain NUL"
+    if len(name) > MAX_COMM_BYTES:
+        prefix = name[:MAX_COMM_BYTES].decode(errors="backslashreplace")
+        return f'the kernel cuts command names to {MAX_COMM_BYTES} bytes, and this has {len(name)}; write "{prefix}"'
+    return None
+
+
+def no_cgroup(path: str) -> str:
+    return f"no such cgroup: {quoted(path)}; write its path as shown after 0:: in /proc/PID/cgroup"

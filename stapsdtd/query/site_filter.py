@@ -1,0 +1,84 @@
+"""Divide a filter at a site: what an engine tests at the hit, and what the daemon evaluates of the event.
+
+arg0 > 5  &&  str(arg1) ~ "SELECT*"
+tested        evaluated, for which events have str(arg1) behind what the client asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
+from stapsdtd.query import program
+from stapsdtd.query.expression import Condition, all_of, conjuncts
+from stapsdtd.query.needs import needs, why_not_at
+from stapsdtd.query.program import is_testable
+
+WhyNotCaptured = Callable[[Capture, Argument | BuiltIn], str | None]
+"""Returns why an engine cannot capture something; None if it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFilter:
+    """tested, evaluated: None if there is nothing to require. captures: of events, those that the client wants first.
+    width: how many these are.
+    """
+
+    site: Site
+    tested: Condition | None
+    evaluated: Condition | None
+    captures: tuple[Capture, ...]
+    width: int
+
+    @classmethod
+    def of(cls, condition: Condition | None, wanted: SiteCapture) -> SiteFilter:
+        whole = () if condition is None else tuple(conjuncts(condition))
+        site, captures = wanted.site, wanted.captures
+        evaluated = all_of(tuple(each for each in whole if not _is_tested(each, site)))
+        tested = condition if evaluated is None else all_of(tuple(each for each in whole if _is_tested(each, site)))
+        more = () if evaluated is None else needs(evaluated)
+        return cls(
+            site,
+            tested,
+            evaluated,
+            captures + tuple(each for each in more if each not in captures),
+            len(captures),
+        )
+
+    def why_not(self, why_not_captured: WhyNotCaptured) -> str | None:
+        """Return why the daemon cannot evaluate its part; None if it can. What is tested is the engine's to refuse."""
+        if self.evaluated is None:
+            return None
+        if reason := why_not_at(self.evaluated, self.site):
+            return reason
+        for capture in self.captures[self.width :]:
+            subject = self.site.arguments[capture.subject] if isinstance(capture.subject, int) else capture.subject
+            if reason := why_not_captured(capture, subject):
+                return f"cannot filter by {_subject_text(capture)}: {reason}"
+        return None
+
+
+def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[Condition, str]:
+    """Return which parts of a filter no engine tests, at least at one of the sites, and why."""
+    whole = () if condition is None else tuple(conjuncts(condition))
+    reasons = {each: "engines only compare arguments and fields with constants"
+               for each in whole if not is_testable(each)}  # fmt: skip
+    for site in sites:
+        for each in whole:
+            if each not in reasons and not _is_tested(each, site):
+                reasons[each] = program.why_not(each, site) or ""
+    return reasons
+
+
+def _is_tested(condition: Condition, site: Site) -> bool:
+    """Report whether the engine tests a condition; also one that nobody can evaluate, so that it tells why."""
+    if not is_testable(condition):
+        return False
+    return program.why_not(condition, site) is None or why_not_at(condition, site) is not None
+
+
+def _subject_text(capture: Capture) -> str:
+    if isinstance(capture.subject, BuiltIn):
+        return capture.subject.value
+    return f"str(arg{capture.subject})" if capture.is_string else f"arg{capture.subject}"

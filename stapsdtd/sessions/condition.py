@@ -1,0 +1,79 @@
+"""The part of a subscription's filter that no engine tests: evaluated on its events, in the daemon."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from stapsdtd.events.batch import EventBatch, ValueTable, unite
+from stapsdtd.events.columns import Indices
+from stapsdtd.query.evaluate import SiteEvents, accepted
+from stapsdtd.query.expression import Condition
+from stapsdtd.query.site_filter import SiteFilter
+from stapsdtd.sessions.site_ids import KnownSite
+
+_MOST_KEPT = 4096
+
+KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
+
+
+class ConditionFilter:
+    """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone."""
+
+    def __init__(self, condition: Condition, known_sites: KnownSites) -> None:
+        """condition: the whole filter; what the engine tests of it at a site is not evaluated again."""
+        self._condition = condition
+        self._known_sites = known_sites
+        self._filters: dict[int, tuple[SiteFilter, str]] = {}
+
+    def rest(self, batch: EventBatch) -> EventBatch:
+        filters = self._filters_of(batch.site_ids())
+        if all(each.evaluated is None for each, _ in filters.values()):
+            return batch
+        kept = np.ones(len(batch), np.bool_)
+        tables: list[ValueTable] = []
+        for positions, same in batch.homogeneous():
+            by_width: dict[int, list[Indices]] = {}
+            for site_id, rows in _by_site(same):
+                site_filter, module = filters[site_id]
+                by_width.setdefault(site_filter.width, []).append(rows)
+                if site_filter.evaluated is not None:
+                    events = SiteEvents(site_filter.site, module, site_filter.captures, _of_rows(same, rows))
+                    kept[positions[rows]] = accepted(site_filter.evaluated, events)
+            tables += _narrowed(same.tables[0], positions, by_width)
+        return replace(batch, tables=unite(tables)).take(np.flatnonzero(kept))
+
+    def _filters_of(self, site_ids: list[int]) -> dict[int, tuple[SiteFilter, str]]:
+        new = [site_id for site_id in site_ids if site_id not in self._filters]
+        if len(self._filters) + len(new) > _MOST_KEPT:
+            self._filters.clear()
+            new = site_ids
+        for site_id, known in self._known_sites(new).items():
+            module = os.path.basename(known.object.path)
+            self._filters[site_id] = SiteFilter.of(self._condition, known.capture), module
+        return {site_id: self._filters[site_id] for site_id in site_ids}
+
+
+def _by_site(batch: EventBatch) -> Iterator[tuple[int, Indices]]:
+    """Yield each site's events, by their positions."""
+    site_ids = batch.site_ids()
+    for site_id in site_ids:
+        yield site_id, np.arange(len(batch)) if len(site_ids) == 1 else np.flatnonzero(batch.site_id == site_id)
+
+
+def _of_rows(batch: EventBatch, rows: Indices) -> EventBatch:
+    return batch if len(rows) == len(batch) else batch.take(rows)
+
+
+def _narrowed(table: ValueTable, positions: Indices, by_width: Mapping[int, list[Indices]]) -> Iterator[ValueTable]:
+    """Yield tables of the first columns only. positions: of the table's rows in the batch."""
+    for width, parts in by_width.items():
+        columns = table.columns[:width]
+        if len(by_width) == 1:
+            yield ValueTable(columns, positions)
+            continue
+        rows = np.sort(np.concatenate(parts))
+        yield ValueTable(tuple(column.take(rows) for column in columns), positions[rows])

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stapsdtd.model import Argument, Capture, Site, SiteCapture, Unavailable
+from stapsdtd.query.expression import Condition
+from stapsdtd.query.parse import parse
+from stapsdtd.query.site_filter import SiteFilter, evaluated_late
+from stapsdtd.query.text import text_of
+from tests.unit.samples import RDI, argument, captured, site
+
+FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
+LATE = "engines only compare arguments and fields with constants"
+
+
+def where(text: str) -> Condition:
+    return parse(text, lambda _: None)
+
+
+def text(condition: Condition | None) -> str | None:
+    return None if condition is None else text_of(condition)
+
+
+def two(*captures: Capture) -> SiteCapture:
+    return captured(site(arguments=[argument(), argument()]), *captures)
+
+
+@pytest.mark.parametrize(
+    ("whole", "tested", "evaluated"),
+    [
+        ("arg0 == 1 && pid == 7", "(arg0 == 1) && (pid == 7)", None),
+        ("arg0 + 1 == 1", None, "(arg0 + 1) == 1"),
+        ("arg0 == 1 && arg1 + 1 == 1", "arg0 == 1", "(arg1 + 1) == 1"),
+        ("(cpu == 1 && arg0 == 1) && (pid == 7 && arg0 < arg1)", "(arg0 == 1) && (pid == 7)",
+         "(cpu == 1) && (arg0 < arg1)"),
+        ("arg0 == 1 || cpu == 1", None, "(arg0 == 1) || (cpu == 1)"),
+        ("!(arg0 == 1 && cpu == 1)", None, "!((arg0 == 1) && (cpu == 1))"),
+    ],
+)  # fmt: skip
+def test_each_part_is_tested_where_that_is_possible(whole: str, tested: str | None, evaluated: str | None) -> None:
+    found = SiteFilter.of(where(whole), two())
+    assert (text(found.tested), text(found.evaluated)) == (tested, evaluated)
+
+
+def test_what_engines_tested_before_they_test_as_it_is() -> None:
+    condition = where("(arg0 == 1 && pid == 7) && uid == 0")
+    assert SiteFilter.of(condition, two()).tested is condition
+
+
+def test_captures_of_the_filter_follow_those_of_the_client() -> None:
+    found = SiteFilter.of(where('str(arg1, 4) == "a" && arg0 + arg1 == 3 && arg0 == 5'), two(Capture(1)))
+    assert found.captures == (Capture(1), Capture(1, is_string=True, max_bytes=4), Capture(0))
+    assert found.width == 1
+    nothing = SiteFilter.of(None, two(Capture(1)))
+    assert (nothing.captures, nothing.tested, nothing.evaluated) == ((Capture(1),), None, None)
+
+
+def test_floating_point_arguments_are_evaluated_late_where_they_are() -> None:
+    float_site = site(arguments=[FLOAT, argument()])
+    condition = where("arg0 > 1 && arg1 == 2")
+    found = SiteFilter.of(condition, captured(float_site, Capture(1)))
+    assert (text(found.tested), text(found.evaluated)) == ("arg1 == 2", "arg0 > 1")
+    assert evaluated_late(condition, [two().site]) == {}
+    assert evaluated_late(condition, [two().site, float_site]) == {
+        where("arg0 > 1"): "cannot filter by arg0: 8@%xmm0 is a floating-point number"
+    }
+
+
+def test_what_is_evaluated_late_is_told_with_the_reason() -> None:
+    assert evaluated_late(None, []) == {}
+    assert evaluated_late(where("arg0 == 1 && cpu == 1 && arg1 & arg0"), []) == {
+        where("cpu == 1"): LATE, where("arg1 & arg0"): LATE,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("whole", "reason"),
+    [
+        ("arg2 == 1", None),  # the engine's to refuse
+        ("arg2 + 1 == 1", "it has 2 arguments, so there is no arg2"),
+        ("str(arg1) == 'a'", "cannot filter by str(arg1): not a pointer"),
+        ("arg1 + 0 == 1 && uid + 0 == 1", "cannot filter by uid: unknown"),
+    ],
+)
+def test_why_not(whole: str, reason: str | None) -> None:
+    reasons = {"uid": "unknown", 1: "not a pointer"}
+    found = SiteFilter.of(where(whole), two(Capture(1)))
+    asked = found.why_not(lambda capture, _: reasons[capture.subject])
+    assert asked == reason
+
+
+def test_argument_that_nobody_can_read_is_left_to_the_engine() -> None:
+    unreadable: Site = site(arguments=[replace(argument(), operand=Unavailable("no way"))])
+    found = SiteFilter.of(where("arg0 == 1"), captured(unreadable))
+    assert (text(found.tested), found.evaluated) == ("arg0 == 1", None)
