@@ -13,11 +13,15 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
+from stapsdtd.query.columns import Hits, Values
+from stapsdtd.query.columns import evaluate as run_tests
 from stapsdtd.query.evaluate import SiteEvents, accepted, evaluate
-from stapsdtd.query.expression import Arithmetic, Expression
+from stapsdtd.query.expression import Arithmetic, Condition, Expression
 from stapsdtd.query.needs import needs, why_not_at
 from stapsdtd.query.numbers import folded
 from stapsdtd.query.parse import parse, parse_value
+from stapsdtd.query.program import compile_for
+from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.query.text import text_of
 from tests.fuzz.examples import examples
 from tests.unit.expressions import (
@@ -33,7 +37,7 @@ from tests.unit.expressions import (
     result,
     strings,
 )
-from tests.unit.samples import RDI, argument, batch, site, value_list
+from tests.unit.samples import RDI, argument, batch, captured, site, value_list
 
 INTEGERS = [edge for edge in EDGES if -(1 << 63) <= edge < 1 << 64]
 FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
@@ -82,7 +86,7 @@ def one(text: str, values: Mapping[str, Scalar | None], at: Site = SITE) -> obje
     return told
 
 
-def drawn_rows(data: st.DataObject, captures: Sequence[Capture]) -> list[Row]:
+def drawn_rows(data: st.DataObject, captures: Sequence[Capture], *, is_all_known: bool = False) -> list[Row]:
     kinds: dict[Capture, st.SearchStrategy[Scalar | None]] = {}
     for capture in captures:
         assert isinstance(capture.subject, int)
@@ -90,7 +94,7 @@ def drawn_rows(data: st.DataObject, captures: Sequence[Capture]) -> list[Row]:
         known: st.SearchStrategy[Scalar] = integers(8 * declared.size, signed=declared.signed)
         if capture.is_string:
             known = TEXTS.map(operator.itemgetter(slice(capture.max_bytes)))
-        kinds[capture] = st.none() | known
+        kinds[capture] = known if is_all_known else st.none() | known
     rows = st.builds(
         Row,
         st.integers(1, 1 << 22), st.integers(0, 255), st.integers(0, (1 << 63) - 1),
@@ -115,6 +119,26 @@ def test_what_is_accepted_is_known_to_hold(expression: Expression, data: st.Data
     rows = drawn_rows(data, needs(parsed))
     told = accepted(parsed, events_of(SITE, rows, needs(parsed)))
     assert told.tolist() == [result(expression, SITE, row) is True for row in rows]
+
+
+@examples(100)
+@given(st.lists(conditions(simple=True) | conditions(), min_size=1, max_size=3), st.data())
+def test_what_is_tested_and_what_is_evaluated_late_make_up_the_filter(
+    parts: list[Condition], data: st.DataObject
+) -> None:
+    whole = parse(" && ".join(f"({text_of(part)})" for part in parts), find_cgroup)
+    site_filter = SiteFilter.of(whole, captured(SITE))
+    rows = drawn_rows(data, site_filter.captures, is_all_known=True)
+    events = events_of(SITE, rows, site_filter.captures)
+    found = np.ones(len(rows), np.bool_)
+    if site_filter.tested is not None:
+        columns = [each for each in events.batch.tables[0].columns if isinstance(each, Numbers)]
+        arguments = {index: Values(columns[index].data.view(np.uint64)) for index in range(len(SITE.arguments))}
+        hits = Hits(events.batch.pid, events.batch.tid, events.batch.comm, arguments)
+        found &= run_tests(compile_for(site_filter.tested, SITE), hits)
+    if site_filter.evaluated is not None:
+        found &= accepted(site_filter.evaluated, events)
+    assert found.tolist() == [all(result(part, SITE, row) is True for part in parts) for row in rows]
 
 
 @examples(100)
