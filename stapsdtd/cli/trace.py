@@ -89,10 +89,10 @@ def command(
     (arg0:str) is the string that argument 0 points to, (arg0:str[256]) at most 256 bytes of it, and (arg0:hex) the
     integer in hexadecimal. 'stapsdt list --details' shows names.
 
-    EXPR is an expression of arguments (arg0, arg1, ..., or by name), strings (str(arg0)), pid, tid, uid, gid, execname,
-    cgroup and others, with comparisons, globs (str(arg0) ~ "SELECT*"), arithmetic, && || ! ?: and parentheses; see
-    docs/commands.md. Repeating --pid, --uid, --execname, --cgroup or --container means OR; different options and --where
-    are combined with AND.
+    EXPR compares arguments (arg0, arg1, ..., or by name), strings that they point to (str(arg0)), pid, tid, uid, gid,
+    execname, cgroup and more with each other and with constants (== != < <= > >=, and ~ for globs), calculates (+ - * /
+    % & | ^ ~ << >>), and combines conditions with && || ! ? : and parentheses. Repeating --pid, --uid, --execname,
+    --cgroup or --container means OR; different options and --where are combined with AND.
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """

@@ -116,6 +116,17 @@ class EventBatch:
                 self.site_id[rows], (ValueTable(table.columns),),
             )  # fmt: skip
 
+    def by_site(self) -> Iterator[tuple[int, Indices, EventBatch]]:
+        """Yield each site's id and events, as batches of one table, with their positions in this batch."""
+        for positions, same in self.homogeneous():
+            site_ids = same.site_ids()
+            if len(site_ids) == 1:
+                yield site_ids[0], positions, same
+                continue
+            for site_id in site_ids:
+                rows = np.flatnonzero(same.site_id == site_id)
+                yield site_id, positions[rows], same.take(rows)
+
 
 def merge(batches: Sequence[EventBatch]) -> EventBatch:
     """Join one or more batches and sort the events by time. Events with equal times keep their order."""

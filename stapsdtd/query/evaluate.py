@@ -244,5 +244,5 @@ def glob(pattern: bytes) -> Callable[[bytes], bool]:
 def _only(kind: type[_T], column: object) -> _T:
     """Return a column of the type that the parser made sure of."""
     if not isinstance(column, kind):
-        raise TypeError(f"this is no {kind.__name__}: {column!r:.100}")
+        raise TypeError(f"expected {kind.__name__}, not {type(column).__name__}")
     return column

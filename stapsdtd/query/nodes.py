@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 from stapsdtd.query.expression import (
     INTEGERS_ONLY,
@@ -14,6 +15,7 @@ from stapsdtd.query.expression import (
     Expression,
     Field,
     Literal,
+    Value,
 )
 from stapsdtd.query.parse_error import ParseError, quoted
 
@@ -35,6 +37,11 @@ class Node:
     column: int
     name: str = "this"
     depth: int = 0
+
+    @property
+    def value(self) -> Value:
+        """The expression of a number or a string."""
+        return cast("Value", self.expression)
 
     @property
     def literal(self) -> int | float | bytes | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from lark import Token, Transformer_NonRecursive, v_args
 
@@ -72,7 +73,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
 
     def condition(self, node: Node) -> Condition:
         """Return a node as a condition; a number is true unless it is 0."""
-        return self._condition(node).expression  # type: ignore[return-value]
+        return cast("Condition", self._condition(node).expression)
 
     def negation(self, node: Node) -> Node:
         inner = self._condition(node)
@@ -121,7 +122,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         if subject is not None and isinstance(number, int):
             comparison: Condition = Comparison(subject[0], how, number, subject[1])
         else:
-            comparison = Compared(how, left.expression, right.expression)  # type: ignore[arg-type]
+            comparison = Compared(how, left.value, right.value)
         return Node(comparison, Kind.CONDITION, left.column, depth=max(left.depth, right.depth))
 
     def comparison(self, left: Node, relation: Token, right: Node) -> Node:
@@ -166,7 +167,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         if self._glob_bytes > MAX_GLOB_BYTES:
             raise ParseError(f"an expression's globs are limited to {MAX_GLOB_BYTES} bytes in all", right.column)
         self._count_operation(left.column)
-        return Node(Matched(left.expression, pattern), Kind.CONDITION, left.column, depth=left.depth)  # type: ignore[arg-type]
+        return Node(Matched(left.value, pattern), Kind.CONDITION, left.column, depth=left.depth)
 
     def calculation(self, left: Node, operator: Token, right: Node) -> Node:
         how, column = Arithmetic(str(operator)), operator.start_pos or 0
@@ -181,7 +182,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         if how is Arithmetic.AND and (bits := merged_mask(left.expression, right.expression)) is not None:
             return Node(bits, Kind.NUMBER, left.column, left.name, depth)
         self._count_operation(column)
-        expression = Calculation(how, left.expression, right.expression)  # type: ignore[arg-type]
+        expression = Calculation(how, left.value, right.value)
         return Node(expression, Kind.NUMBER, left.column, depth=depth)
 
     def _count_operation(self, column: int) -> None:
@@ -212,7 +213,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
                 if most is not None and not (isinstance(most, int) and 1 <= most <= MAX_STRING_BYTES):
                     raise ParseError(f"str takes a length of 1 to {MAX_STRING_BYTES} bytes", length.column)
                 self._count_operation(column)
-                string = StringAt(argument, length.expression)  # type: ignore[arg-type]
+                string = StringAt(argument, length.value)
                 return Node(string, Kind.STRING, column, f"str({pointer}, …)", length.depth)
             case _:
                 raise ParseError("str takes an argument of the probe, and a length: str(arg0) or str(arg0, 64)", column)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
-from stapsdtd.events.columns import Indices
 from stapsdtd.query.evaluate import SiteEvents, accepted
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import SiteFilter
@@ -35,15 +34,12 @@ class ConditionFilter:
             return batch
         kept = np.ones(len(batch), np.bool_)
         tables: list[ValueTable] = []
-        for positions, same in batch.homogeneous():
-            by_width: dict[int, list[Indices]] = {}
-            for site_id, rows in _by_site(same):
-                site_filter, module = filters[site_id]
-                by_width.setdefault(site_filter.width, []).append(rows)
-                if site_filter.evaluated is not None:
-                    events = SiteEvents(site_filter.site, module, site_filter.captures, _of_rows(same, rows))
-                    kept[positions[rows]] = accepted(site_filter.evaluated, events)
-            tables += _narrowed(same.tables[0], positions, by_width)
+        for site_id, positions, events in batch.by_site():
+            site_filter, module = filters[site_id]
+            if site_filter.evaluated is not None:
+                of_site = SiteEvents(site_filter.site, module, site_filter.captures, events)
+                kept[positions] = accepted(site_filter.evaluated, of_site)
+            tables.append(ValueTable(events.tables[0].columns[: site_filter.width], positions))
         return replace(batch, tables=unite(tables)).take(np.flatnonzero(kept))
 
     def _filters_of(self, site_ids: list[int]) -> dict[int, tuple[SiteFilter, str]]:
@@ -55,25 +51,3 @@ class ConditionFilter:
             module = os.path.basename(known.object.path)
             self._filters[site_id] = SiteFilter.of(self._condition, known.capture), module
         return {site_id: self._filters[site_id] for site_id in site_ids}
-
-
-def _by_site(batch: EventBatch) -> Iterator[tuple[int, Indices]]:
-    """Yield each site's events, by their positions."""
-    site_ids = batch.site_ids()
-    for site_id in site_ids:
-        yield site_id, np.arange(len(batch)) if len(site_ids) == 1 else np.flatnonzero(batch.site_id == site_id)
-
-
-def _of_rows(batch: EventBatch, rows: Indices) -> EventBatch:
-    return batch if len(rows) == len(batch) else batch.take(rows)
-
-
-def _narrowed(table: ValueTable, positions: Indices, by_width: Mapping[int, list[Indices]]) -> Iterator[ValueTable]:
-    """Yield tables of the first columns only. positions: of the table's rows in the batch."""
-    for width, parts in by_width.items():
-        columns = table.columns[:width]
-        if len(by_width) == 1:
-            yield ValueTable(columns, positions)
-            continue
-        rows = np.sort(np.concatenate(parts))
-        yield ValueTable(tuple(column.take(rows) for column in columns), positions[rows])

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Aggregate, Client, SiteState, SubscribeOptions
+from stapsdtd.kernel import cgroups
 from tests.kernel.test_where import accounted, of
-from tests.support import Daemon, Recorder, Ticker
+from tests.support import Daemon, Recorder, Ticker, require
 
 pytestmark = pytest.mark.kernel
 
@@ -99,6 +100,29 @@ def test_nothing_is_lost_or_counted_twice_in_a_flood(daemon: Daemon, ticker: Tic
         ticker.do("threads 4 20000")
     assert accounted(recorder.finish()) == (80_000, 10_000, 70_000)
     assert {value % 8 for (value,) in recorder.values() if isinstance(value, int)} == {5}
+
+
+@pytest.mark.parametrize(
+    ("where", "is_wanted"),
+    [
+        ('cgroup ~ "/*" && uid * 2 + gid == 0', True),
+        ('container ~ "?*" || container == cgroup', False),
+        ('cgroup == "/" && cpu < 1024 && timestamp > 0', True),
+        ('cgroup != "/" || pid != tid', False),
+        ("uid + 1 == 1 ? gid - 1 == 0 : gid == 0", False),
+    ],
+)
+def test_what_is_known_of_the_thread(
+    daemon: Daemon, ticker: Ticker, ticker_program: Path, engine: str, where: str, *, is_wanted: bool
+) -> None:
+    require(cgroups.find("/"), "cgroup2")
+    with Recorder(daemon.target, of(ticker_program, "tick(arg0)"), where=where) as recorder:
+        ticker.do("fire 3")
+    if engine == "ftrace":
+        (status,) = recorder.sites
+        assert (status.state, "the ftrace engine cannot" in status.reason) == (SiteState.REFUSED, True)
+    else:
+        assert accounted(recorder.finish()) == (3, 3 * is_wanted, 3 - 3 * is_wanted)
 
 
 def test_aggregation_of_what_only_the_daemon_can_filter(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

@@ -124,3 +124,12 @@ def test_size_counts_every_column() -> None:
     assert empty.nbytes == 0
     assert batch([1]).nbytes == 8 + 4 + 4 + 2 + 16 + 4
     assert batch([1], signed(1), strings(b"four")).nbytes == batch([1]).nbytes + 8 + 4 + 4
+
+
+def test_events_by_site() -> None:
+    mixed = join([
+        batch([1, 2, 3], unsigned(1, 2, 3), site_id=[7, 8, 7]), batch([4, 5], strings(b"a", b"b"), site_id=[8, 8]),
+    ])  # fmt: skip
+    found = [(site_id, rows.tolist(), event_rows(events)) for site_id, rows, events in mixed.by_site()]
+    rows = event_rows(mixed)
+    assert found == [(7, [0, 2], [rows[0], rows[2]]), (8, [1], [rows[1]]), (8, [3, 4], rows[3:])]

@@ -21,6 +21,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.errors import LimitReachedError, TracefsRejectedError
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import I32
+from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.model import Capture, Object, Register, Unavailable
 from stapsdtd.procs.descendants import Descendants
@@ -198,6 +199,16 @@ def test_sites_that_cannot_be_tested_are_refused_with_the_reason(
     ((line,),) = tracefs.definitions.values()
     assert ":0x10 " in line
     assert sink.batches == []
+
+
+def test_strings_are_refused_where_they_could_bring_the_host_down(
+    engine: FtraceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(procfs, "panics_on_warning", lambda: True)
+    reason = engine.why_not(Capture(0, is_string=True), argument(), "x86-64")
+    assert reason is not None
+    assert "kernel.panic_on_warn" in reason
+    assert engine.why_not(Capture(0), argument(), "x86-64") is None
 
 
 @pytest.mark.parametrize("field", ["uid", "gid"])

@@ -233,6 +233,8 @@ class FtraceEngine:
             self._discard(instance)
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
+        if capture.is_string and procfs.panics_on_warning():
+            return _NO_STRINGS
         fetched = fetch(capture, subject, architecture)
         return fetched.reason if isinstance(fetched, Unavailable) else None
 
