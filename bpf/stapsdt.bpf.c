@@ -103,6 +103,8 @@ int on_hit(const __u64 *registers)
 		return 0;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
 	if (hit.plan->is_counted) {
+		if (hit.plan->has_tests && task->tgid != (__s32)tests[hit.plan->tests & (MAX_TESTS - 1)].value)
+			count_of(&hit, 0, COUNTER_FILTERED);
 		count(&hit, COUNTER_HITS);
 		return 0;
 	}

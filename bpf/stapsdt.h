@@ -145,7 +145,7 @@ struct plan {
 	__u8 values;
 	__u8 has_tests;
 	__u8 has_texts;
-	__u8 is_counted;	/* and nothing else: neither tests nor recipes, and no record */
+	__u8 is_counted;	/* neither recipes nor records, and no test but one for a process's id */
 };
 
 enum bucket_kind {

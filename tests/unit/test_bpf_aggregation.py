@@ -19,7 +19,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from stapsdtd.query.actions import Aggregate, Emit
 from tests.support import wait_for
-from tests.unit.bpf_rig import FOUND, A, closed, free, nothing_is_left, target, where
+from tests.unit.bpf_rig import FOUND, A, closed, free, nothing_is_left, slots, target, where
 from tests.unit.fake_bpf import GID, PATIENCE_SECONDS, UID, FakeKernel, RecordingSink
 from tests.unit.samples import argument, sample_object, site
 
@@ -130,6 +130,23 @@ def test_what_is_only_counted_needs_no_table(kernel: FakeKernel, engine: BpfEngi
     assert by_name.added == {(SITE_ID, (None, None)): Row(4)}
     assert by_name.told == (6, 0, 2, {})
     assert kernel.loaded.row_tables.banks == {}
+
+
+@pytest.mark.parametrize("later", [frozenset[int](), frozenset({10}), frozenset({66})])
+def test_what_is_only_counted_may_be_of_one_process(
+    kernel: FakeKernel, engine: BpfEngine, later: frozenset[int]
+) -> None:
+    """Other processes whose hits are to be left out are not in its scope, unless they are that process."""
+    sink = AddingSink()
+    engine.open(1, sink, 64, "me", sink)
+    wanted = (TargetSite(A, SITE_ID, Aggregate(Aggregation((COUNT,))), frozenset({10})),)
+    assert engine.arm(1, Target(FOUND, kernel.path, wanted, exclude_later=later)) == []
+    (slot,) = slots(kernel)
+    plan = np.frombuffer(kernel.loaded.table(".bss.plans"), layout.PLAN)[slot & (1 << layout.PLAN_BITS) - 1]
+    assert bool(plan["is_counted"]) == (later != {10})
+    hit(kernel, 1, 2)
+    closed(engine, 1)
+    assert sink.counted == (0 if later == {10} else 2)
 
 
 def test_events_of_a_site_go_to_those_alone_who_want_them(

@@ -19,5 +19,5 @@ def filter_of(target: Target, wanted: TargetSite) -> Filter:
     excluded = frozenset(target.exclude_pids)
     if isinstance(wanted.action, Aggregate):
         # the reader, which filters others' events, cannot take a hit out of a row
-        excluded |= target.exclude_later
+        excluded |= target.exclude_later if pids is None else target.exclude_later & pids
     return Filter(pids, excluded, program, target.owners, followed)

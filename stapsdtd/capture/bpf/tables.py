@@ -24,6 +24,7 @@ from stapsdtd.capture.bpf.pool import Pool, Shared
 from stapsdtd.capture.bpf.recipe_rows import RecipePools, RecipeRows, RecipeRun, RecipeSpec
 from stapsdtd.events.columns import U64
 from stapsdtd.plan.groups import Window
+from stapsdtd.query.program import ACCEPT
 
 Slot = int
 PlanId = int
@@ -65,6 +66,15 @@ class PlanEntry:
     @property
     def cells(self) -> int:
         return _cells_of(self.bits) + self.recipes.count
+
+
+def _is_of_one_process(filters: Mapping[int, Filter]) -> bool:
+    """Report whether there are no tests, or that of a single filter for one process."""
+    if all(each.accepts_all for each in filters.values()):
+        return True
+    if list(filters) != [0] or filters[0].pids is None or len(filters[0].pids) != 1:
+        return False
+    return filters[0].steps == 1 and filters[0].decision.start == ACCEPT
 
 
 def _cells_of(bits: Sequence[int]) -> int:
@@ -177,7 +187,7 @@ class Tables:
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter, recipes.first, recipes.count
-        is_counted = not tested and not plan.recipes and not plan.emitted
+        is_counted = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
         flags = len(plan.values), bool(tested), plan.has_texts, is_counted
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *flags)
