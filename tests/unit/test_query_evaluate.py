@@ -103,7 +103,7 @@ def drawn_rows(data: st.DataObject, captures: Sequence[Capture], *, is_all_known
     return data.draw(st.lists(rows, min_size=1, max_size=5))
 
 
-@examples(200)
+@examples(100)
 @given(numbers() | strings() | conditions(), st.data())
 def test_columns_say_what_each_row_does(expression: Expression, data: st.DataObject) -> None:
     parsed = value(text_of(expression))
@@ -112,7 +112,7 @@ def test_columns_say_what_each_row_does(expression: Expression, data: st.DataObj
     assert told == [result(expression, SITE, row) for row in rows]
 
 
-@examples(100)
+@examples(50)
 @given(conditions(), st.data())
 def test_what_is_accepted_is_known_to_hold(expression: Expression, data: st.DataObject) -> None:
     parsed = parse(text_of(expression), find_cgroup)
@@ -121,7 +121,7 @@ def test_what_is_accepted_is_known_to_hold(expression: Expression, data: st.Data
     assert told.tolist() == [result(expression, SITE, row) is True for row in rows]
 
 
-@examples(100)
+@examples(50)
 @given(st.lists(conditions(simple=True) | conditions(), min_size=1, max_size=3), st.data())
 def test_what_is_tested_and_what_is_evaluated_late_make_up_the_filter(
     parts: list[Condition], data: st.DataObject
