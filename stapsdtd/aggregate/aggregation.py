@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from stapsdtd.aggregate.buckets import Buckets
@@ -93,6 +93,9 @@ class Row:
     def deviation(self) -> float | None:
         """The standard deviation of the values as a population."""
         return math.sqrt(self.squares / self.values) if self.values else None
+
+    def copy(self) -> Row:
+        return replace(self, buckets=self.buckets.copy())
 
     def add(self, other: Row) -> None:
         """Add what other hits of the same key add up to."""

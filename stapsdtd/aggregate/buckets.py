@@ -16,6 +16,7 @@ MAX_EDGES = 2048
 LEAST, GREATEST = -(1 << 63), (1 << 64) - 1
 """The values that integers of 64 bits have, signed or not."""
 
+_MAX_EXPONENT = 62
 _POWERS = np.array([1 << bit for bit in range(64)], np.uint64)
 
 Integers = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
@@ -46,7 +47,7 @@ class LogLinear:
         shift = max((magnitude >> self.sub_bits) - 1, 0)
         low = (magnitude - (shift << self.sub_bits)) << shift
         high = low + (1 << shift) - 1
-        return (-high, -low) if number < 0 else (low, high)
+        return (max(-high, LEAST), -low) if number < 0 else (low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,10 @@ def log_linear(factor: int, low: int, high: int, steps: int) -> Edges:
     """
     if factor < 2:
         raise ValueError("the factor must be at least 2")
-    if not 0 <= low <= high or factor ** (high + 1) >= 1 << 63:
+    if not 0 <= low <= high <= _MAX_EXPONENT or factor ** (high + 1) >= 1 << 63:
         raise ValueError("the exponents must rise from 0 or more, and the last bucket end within 63 bits")
-    if steps < factor or steps % factor:
-        raise ValueError(f"the number of steps must be a multiple of the factor, {factor}")
+    if steps < factor or steps % factor or steps > MAX_EDGES:
+        raise ValueError(f"the number of steps must be a multiple of the factor, {factor}, and at most {MAX_EDGES}")
     edges: set[int] = set()
     for exponent in range(low, high + 1):
         end = factor ** (exponent + 1)

@@ -30,7 +30,7 @@ def group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) ->
 
 def _group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) -> dict[Key, Row]:
     """Of a batch with one table."""
-    columns = dict(zip(aggregation.captures, batch.tables[0].columns, strict=True))
+    columns = dict(zip(aggregation.captures, map(_without_nan, batch.tables[0].columns), strict=True))
     groups, keys = _groups([_coded(key, batch, columns, site_value) for key in aggregation.keys], len(batch))
     counts = np.bincount(groups, minlength=len(keys)).tolist()
     rows = [Row(count) for count in counts]
@@ -39,6 +39,16 @@ def _group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) -
         if isinstance(values, Numbers):
             _add_values(aggregation, rows, groups, values)
     return dict(zip(keys, rows, strict=True))
+
+
+def _without_nan(column: ValueColumn) -> ValueColumn:
+    """Mark what is no number as unavailable: it equals no other key, and no value could be compared with it."""
+    if isinstance(column, Strings) or column.data.dtype.kind != "f":
+        return column
+    is_nan = np.isnan(column.data)
+    if not is_nan.any():
+        return column
+    return Numbers(column.data, is_nan if column.unavailable is None else is_nan | column.unavailable)
 
 
 Coded = tuple[Indices, list[KeyValue]]
@@ -132,10 +142,10 @@ def _totals(values: I64 | U64 | F64, starts: Indices) -> list[int] | list[float]
 
 
 def _integers(values: I64 | U64 | F64) -> Integers:
-    """Round floating-point numbers down, within the range of integers. What is no number is in the lowest bucket."""
+    """Round floating-point numbers down, within the range of integers."""
     if values.dtype.kind == "u":
         return values.view(np.uint64)
     if values.dtype.kind == "i":
         return values.view(np.int64)
     limit = float(1 << 62)
-    return np.floor(np.clip(np.nan_to_num(values.view(np.float64), nan=-limit), -limit, limit)).astype(np.int64)
+    return np.floor(np.clip(values.view(np.float64), -limit, limit)).astype(np.int64)

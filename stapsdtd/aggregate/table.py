@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 _ROW_BYTES = 512
 _BUCKET_BYTES = 128
 """Of Python's objects, about."""
+_MAX_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Table:
     """Filled by the engine's reader thread, and read by the API's."""
 
     def __init__(self, aggregation: Aggregation, now_ns: int, max_bytes: int) -> None:
-        """max_bytes: of the rows that no snapshot has yet, or of all if snapshots are cumulative, about."""
+        """max_bytes: of the rows that no snapshot has yet, or of all if snapshots are cumulative, about. Snapshots that
+        are kept for a client that lost its connection may take as much again.
+        """
         self._aggregation = aggregation
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -42,7 +45,7 @@ class Table:
         self._rows: dict[Key, Row] = {}
         self._hits = 0
         self._begin_ns = now_ns
-        self._last = Snapshot(0, now_ns, now_ns, {})
+        self._kept: deque[tuple[Snapshot, int]] = deque([(Snapshot(0, now_ns, now_ns, {}), 0)], _MAX_KEPT)
 
     @property
     def hits(self) -> int:
@@ -69,21 +72,30 @@ class Table:
         return left_out
 
     def take(self, now_ns: int, *, is_final: bool = False) -> Snapshot:
-        """Return the next snapshot, which `again` returns until another one is taken."""
+        """Return the next snapshot."""
         with self._lock:
+            last, nbytes = self.last, self._bytes
             if self._aggregation.is_cumulative:
-                rows, begin_ns = copy.deepcopy(self._rows), self._begin_ns
+                rows, begin_ns = {key: row.copy() for key, row in self._rows.items()}, self._begin_ns
+                self._kept.clear()
             else:
-                rows, begin_ns = self._rows, self._last.end_ns
-                self._rows = {}
-                self._bytes = 0
-            self._last = Snapshot(self._last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
-            return self._last
+                rows, begin_ns = self._rows, last.end_ns
+                self._rows, self._bytes = {}, 0
+            snapshot = Snapshot(last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
+            self._kept.append((snapshot, _ROW_BYTES + nbytes))
+            while len(self._kept) > 1 and sum(size for _, size in self._kept) > self._max_bytes:
+                self._kept.popleft()
+            return snapshot
 
-    def again(self) -> Snapshot:
-        """Return the snapshot that was taken last, for a client that may lack it; its number is 0 if none was."""
+    @property
+    def last(self) -> Snapshot:
+        """The snapshot that was taken last; its number is 0 if none was."""
+        return self._kept[-1][0]
+
+    def taken_from(self, number: int) -> list[Snapshot]:
+        """Return the snapshots with this number and greater ones that are kept, for a client that may lack them."""
         with self._lock:
-            return self._last
+            return [snapshot for snapshot, _ in self._kept if snapshot.number >= max(number, 1)]
 
 
 def _bytes_of(key: Key, row: Row) -> int:

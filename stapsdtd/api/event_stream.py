@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 from stapsdtd.api import columns, convert, rows
 from stapsdtd.api.stream import SubscriptionStream
@@ -19,14 +19,15 @@ class EventStream(SubscriptionStream):
         self._described: set[int] = set()
         self._is_resumed = from_seq is None
 
-    def _new_messages(self, *, is_ended: bool) -> Iterator[bytes]:
+    async def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
         del is_ended
         log = self._subscription.log
         if not self._is_resumed and self._seq is not None:
             self._is_resumed = True
             log.resume(self._seq)
         while True:
-            yield from self._statuses_and_losses()
+            for message in self._statuses_and_losses():
+                yield message
             entry = log.read(self._seq)
             if entry is None:
                 return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 
 from stapsdtd.api import convert
 from stapsdtd.capture.engine import LossStage
@@ -56,10 +57,11 @@ class SubscriptionStream(ABC):
                 self._waking = False
                 # nothing is added after the end, so having nothing more to read after this means that all was sent
                 end = self._subscription.end_reason
-                for message in self._new_messages(is_ended=end is not None):
-                    yield message
-                    if self._stopped is not None:
-                        break
+                async with aclosing(self._new_messages(is_ended=end is not None)) as messages:
+                    async for message in messages:
+                        yield message
+                        if self._stopped is not None:
+                            break
                 if self._stopped is not None:
                     raise self._stopped
                 if end is not None:
@@ -73,7 +75,7 @@ class SubscriptionStream(ABC):
             unregister()
 
     @abstractmethod
-    def _new_messages(self, *, is_ended: bool) -> Iterator[bytes]:
+    def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
         """Yield what is new, until there is no more. is_ended: nothing will be added."""
 
     async def _wait(self) -> None:

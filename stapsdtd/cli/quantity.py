@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 UNITS = ("ns", "us", "ms", "s", "bytes")
 
 _NANOSECONDS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -14,6 +16,8 @@ def format_quantity(value: float | None, unit: str = "") -> str:
     """Return `1.50 ms` for 1500 us, `4 KiB` for 4096 bytes, `1,500` without a unit, and `-` for None."""
     if value is None:
         return "-"
+    if not math.isfinite(value):
+        return str(value)
     if unit in _NANOSECONDS:
         return _duration(value * _NANOSECONDS[unit])
     if unit == "bytes":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.aggregate_tables import Table
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import SiteStatus, Snapshot
+    from stapsdtd.client import SiteStatus, Snapshot, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +80,8 @@ class _JsonOutput:
         when = {"time_ns": snapshot.end_ns} if self._shown.interval else {}
         lines = []
         for row in snapshot.most_frequent(self._shown.limit):
-            key = [part.decode("ascii", "backslashreplace") if isinstance(part, bytes) else part for part in row.key]
-            record: dict[str, object] = {**when, "key": key, **row.values}
+            values = {name: _in_json(value) for name, value in row.values.items()}
+            record: dict[str, object] = {**when, "key": list(map(_in_json, row.key)), **values}
             if row.buckets:
                 record["buckets"] = [[bucket.low, bucket.high, bucket.count] for bucket in row.buckets]
             lines.append(json.dumps(record))
@@ -91,6 +92,13 @@ class _JsonOutput:
 
     def end(self, summary: Summary) -> None:
         print(json.dumps(summary.as_record()), file=sys.stderr, flush=True)
+
+
+def _in_json(value: Value) -> object:
+    """Return what JSON can write: infinity and bytes as text."""
+    if isinstance(value, bytes):
+        return value.decode("ascii", "backslashreplace")
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _PipeOutput:

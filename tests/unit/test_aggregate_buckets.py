@@ -80,9 +80,23 @@ def test_log_linear_buckets_are_steps_of_each_power() -> None:
         (lambda: log_linear(10, 3, 2, 10), "exponents must rise"),
         (lambda: log_linear(10, 0, 18, 10), "within 63 bits"),
         (lambda: log_linear(10, 0, 2, 15), "multiple of the factor"),
-        (lambda: log_linear(2, 0, 61, 1 << 20), "more than 2048 buckets"),
+        (lambda: log_linear(2, 0, 61, 1024), "more than 2048 buckets"),
     ],
 )
 def test_impossible_buckets_are_refused(make: Callable[[], Edges], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: log_linear(3, 0, 1 << 40, 3), lambda: log_linear(2, 61, 61, 1 << 61), lambda: log_linear(2, 63, 63, 2)],
+)
+def test_what_would_take_all_memory_is_refused_before(make: Callable[[], Edges]) -> None:
+    with pytest.raises(ValueError, match=r"exponents|steps"):
+        make()
+
+
+def test_the_least_number_has_no_bounds_beyond_64_bits() -> None:
+    (number,) = FINE.numbers(np.array([LEAST], np.int64)).tolist()
+    assert FINE.bounds(number) == (LEAST, LEAST)

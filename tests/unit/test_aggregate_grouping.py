@@ -125,6 +125,18 @@ def test_floating_point_values() -> None:
     assert sum(row.buckets.values()) == 4
 
 
+def test_what_is_no_number_is_no_value_and_no_key() -> None:
+    aggregation = Aggregation((Function.MIN,), keys=(VALUE,), value=VALUE)
+    whole = batch_of([(0, b"", 1, b"", 0, 1)] * 3)
+    columns = ValueTable((Numbers(np.array([float("nan"), 2.0, float("nan")])),))
+    batch = EventBatch(whole.time_ns, whole.pid, whole.tid, whole.cpu, whole.comm, whole.site_id, (columns,))
+    table = Table(aggregation, 0, ROOM)
+    for _ in range(2):
+        assert table.add(group(aggregation, batch, site_value)) == 0
+    rows = table.take(1).rows
+    assert {key: (row.count, row.low) for key, row in rows.items()} == {(None,): (4, None), (2.0,): (2, 2.0)}
+
+
 class TestTable:
     def test_keys_beyond_its_size_have_no_room_and_others_go_on(self) -> None:
         table = Table(Aggregation((Function.COUNT,), max_keys=2), 0, ROOM)
@@ -154,7 +166,18 @@ class TestTable:
             (1, 10, 20, 1), (2, 20, 30, 2),
         ]  # fmt: skip
         assert (first.hits, second.hits) == (1, 3)
-        assert table.again() is second
+        assert table.last is second
+        assert table.taken_from(1) == [first, second]
+        assert table.taken_from(2) == [second]
+
+    def test_snapshots_are_kept_as_long_as_there_is_room(self) -> None:
+        table = Table(Aggregation((Function.COUNT,)), 0, 20_000)
+        for number in range(1, 1001):
+            table.add({(): Row(number)})
+            table.take(number)
+        kept = [each.number for each in table.taken_from(1)]
+        assert kept == list(range(1001 - len(kept), 1001))
+        assert 10 < len(kept) < 30
 
     @pytest.mark.parametrize("count", [1, 3])
     def test_cumulative_snapshots_do_not_change_later(self, count: int) -> None:

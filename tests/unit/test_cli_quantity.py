@@ -21,6 +21,8 @@ from stapsdtd.cli.quantity import bar, format_bound, format_quantity
         (2, "s", "2 s"),
         (-1500, "us", "-1.50 ms"),
         (7_200, "s", "7,200 s"),
+        (float("inf"), "ms", "inf"),
+        (float("nan"), "bytes", "nan"),
         (1023, "bytes", "1,023 B"),
         (4096, "bytes", "4 KiB"),
         (5 << 30, "bytes", "5 GiB"),
