@@ -33,8 +33,10 @@ class SiteFilter:
 
     @classmethod
     def of(cls, condition: Condition | None, wanted: SiteCapture) -> SiteFilter:
-        whole = () if condition is None else tuple(conjuncts(condition))
         site, captures = wanted.site, wanted.captures
+        if condition is None:
+            return cls(site, None, None, captures, len(captures))
+        whole = tuple(conjuncts(condition))
         evaluated = all_of(tuple(each for each in whole if not _is_tested(each, site)))
         tested = condition if evaluated is None else all_of(tuple(each for each in whole if _is_tested(each, site)))
         more = () if evaluated is None else needs(evaluated)

@@ -35,7 +35,7 @@ from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
-from stapsdtd.sessions.targets import ArmRequest, target_of
+from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of
 
 _log = logging.getLogger(__name__)
 
@@ -154,20 +154,20 @@ class Attacher:
                 return {each.capture.site: error.reason for each in selected}
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
-            filters = {each.capture.site: SiteFilter.of(subscription.spec.predicate, each.capture) for each in selected}
-            refusals = {
-                each.capture.site: reason
-                for each in selected
-                if (reason := self._why_refused(descriptor, obj, each, filters[each.capture.site]))
-            }
-            armable = [each for each in selected if each.capture.site not in refusals]
+            refusals: dict[Site, str] = {}
+            armable: list[FilteredSite] = []
+            for each in selected:
+                site_filter = SiteFilter.of(subscription.spec.predicate, each.capture)
+                if reason := self._why_refused(descriptor, obj, each, site_filter):
+                    refusals[each.capture.site] = reason
+                else:
+                    armable.append((each, site_filter))
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
-            refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each in armable[granted:]}
-            to_arm = {each: filters[each.capture.site] for each in armable[:granted]}
+            refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each, _ in armable[granted:]}
             try:
-                by_engine = self._arm_in_engine(subscription, request, path, to_arm) if granted else {}
+                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
             except BaseException:
                 principal.free_sites(granted)
                 raise
@@ -202,7 +202,7 @@ class Attacher:
         subscription: Subscription,
         request: ArmRequest,
         file_path: str,
-        selected: Mapping[SelectedSite, SiteFilter],
+        selected: Sequence[FilteredSite],
     ) -> dict[Site, str]:
         """Arm sites. Return why the engine refused some of them, or all if it failed."""
         obj = request.object
@@ -214,7 +214,7 @@ class Attacher:
         except (TracefsRejectedError, OSError) as error:
             _log.warning("cannot arm %s: %s", obj.path, error)
             self._release(subscription, obj, is_awaited=False)
-            return {each.capture.site: str(error) for each in selected}
+            return {each.capture.site: str(error) for each, _ in selected}
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""

@@ -31,12 +31,15 @@ class ArmRequest:
     is_quiet: bool = False
 
 
+FilteredSite = tuple[SelectedSite, SiteFilter]
+
+
 def target_of(
     engine: Engine,
     subscription: Subscription,
     request: ArmRequest,
     file_path: str,
-    selected: Mapping[SelectedSite, SiteFilter],
+    selected: Iterable[FilteredSite],
 ) -> Target:
     """Return what an engine is to arm. selected: the sites, and how their hits are filtered."""
     obj, pids = request.object, request.mappings.keys()
@@ -51,7 +54,7 @@ def target_of(
                 wanted_in(subscription, each),
                 site_filter.tested,
             )
-            for each, site_filter in selected.items()
+            for each, site_filter in selected
         ),
         exclude_pids=subscription.excluded & pids,
         exclude_later=subscription.excluded - pids,

@@ -72,6 +72,7 @@ class Subjects:
 
 def hands_over(consumer: Consumer, subjects: Subjects) -> bool:
     """Report whether something that a consumer adds up may not be in memory."""
-    sources = (subjects.source_of(capture) for capture in consumer.target.action.captures)
-    values = [source for source in sources if isinstance(source, Value)]
-    return consumer.is_added and consumer.table is not None and any(map(subjects.reads_memory, values))
+    if not consumer.is_added or consumer.table is None:
+        return False
+    sources = map(subjects.source_of, consumer.target.action.captures)
+    return any(isinstance(source, Value) and subjects.reads_memory(source) for source in sources)
