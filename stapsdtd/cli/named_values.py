@@ -6,6 +6,8 @@ capture, and its length with it. Here it is cut.
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -62,7 +64,9 @@ class ArgumentNames:
             if not capture.field
         }
         strings = {at for at, capture in enumerate(described.captures) if capture.is_string and not capture.field}
-        declared = {at: signature.arguments[described.captures[at].index] for at in positions.values()}
+        declared = {
+            at: signature.arguments[capture.index] for at, capture in enumerate(described.captures) if not capture.field
+        }
         lengths = {declared[at].length for at in strings if at in declared}
         return {
             at: Named(each, positions.get(each.length) if at in strings else None, each.name in lengths)
@@ -115,10 +119,9 @@ def meaning(declared: Declared, value: Value) -> Value | bool:
     if declared.kind is Kind.ENUM:
         return declared.labels.get(value, value)
     if declared.kind is Kind.FLAGS and value > 0:
-        rest = value & ~sum(declared.labels)
-        return "|".join(
-            [label for bit, label in declared.labels.items() if value & bit] + ([hex(rest)] if rest else [])
-        )
+        rest = value & ~functools.reduce(operator.or_, declared.labels, 0)
+        named = [label for bits, label in declared.labels.items() if bits and value & bits == bits]
+        return "|".join(named + ([hex(rest)] if rest else []))
     return value
 
 

@@ -51,8 +51,9 @@ class Runtime:
 
 def _python(program: str) -> Installed | None:
     try:
-        executable, shared, version, with_dtrace = json.loads(_output(program, "-c", _PYTHON))
-    except ValueError:
+        # isolated, so that no module of the current directory is run
+        executable, shared, version, with_dtrace = _answer(_output(program, "-I", "-c", _PYTHON))
+    except (ValueError, TypeError):
         return None
     cause = f"it was configured {'--with-dtrace, but lacks them' if with_dtrace else 'without --with-dtrace'}"
     remedy = (
@@ -99,8 +100,8 @@ def _php(program: str) -> Installed | None:
 
 def _ruby(program: str) -> Installed | None:
     try:
-        executable, shared, version = json.loads(_output(program, "-rrbconfig", "-e", _RUBY))
-    except ValueError:
+        executable, shared, version = _answer(_output(program, "-rrbconfig", "-e", _RUBY))
+    except (ValueError, TypeError):
         return None
     cause, remedy = "it was configured without --enable-dtrace", "configure it with --enable-dtrace"
     return Installed(f"Ruby {version}", (executable, *filter(None, [shared])), cause, remedy)
@@ -164,6 +165,13 @@ def _programs(runtime: Runtime, path: str) -> Iterator[str]:
             if (real := os.path.realpath(program)) not in seen and os.access(program, os.X_OK):
                 seen.add(real)
                 yield program
+
+
+def _answer(said: str) -> list[str]:
+    """Return what a program says of itself in its last line, behind what it warns of. Raises ValueError."""
+    *_, last = said.splitlines() or [""]
+    answer: list[str] = json.loads(last)
+    return answer
 
 
 def _output(*command: str) -> str:

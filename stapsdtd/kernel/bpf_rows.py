@@ -32,12 +32,14 @@ class RowMap:
         if self.descriptor < 0:
             raise last_error()
 
-    def take_all(self) -> tuple[Octets, Octets]:
-        """Remove all entries while no program adds any. Return keys and rows, an entry in each line."""
+    def take_all(self) -> tuple[Octets, Octets, bool]:
+        """Remove all entries while no program adds any. Return keys and rows, an entry in each line, and whether these
+        are all: if the kernel fails behind some, the others stay.
+        """
         keys, rows = (np.empty((_ENTRIES_AT_ONCE, size), np.uint8) for size in self._sizes)
         position, count = ctypes.c_uint32(), ctypes.c_uint32()
         parts: list[tuple[Octets, Octets]] = []
-        is_first, is_last = True, False
+        is_first, is_last, has_failed = True, False, False
         while not is_last:
             count.value = _ENTRIES_AT_ONCE
             result = library().bpf_map_lookup_and_delete_batch(
@@ -50,10 +52,12 @@ class RowMap:
                 None,
             )
             is_first, is_last = False, bool(result)
-            if result and ctypes.get_errno() != errno.ENOENT:
+            has_failed = bool(result) and ctypes.get_errno() != errno.ENOENT
+            if has_failed and not parts:
                 raise last_error()
-            parts.append((keys[: count.value].copy(), rows[: count.value].copy()))
-        return np.concatenate([keys for keys, _ in parts]), np.concatenate([rows for _, rows in parts])
+            if not has_failed:
+                parts.append((keys[: count.value].copy(), rows[: count.value].copy()))
+        return np.concatenate([keys for keys, _ in parts]), np.concatenate([rows for _, rows in parts]), not has_failed
 
     def close(self) -> None:
         os.close(self.descriptor)

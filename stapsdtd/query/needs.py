@@ -10,6 +10,7 @@ from stapsdtd.query.expression import (
     STRING_FIELDS,
     ArgumentValue,
     Calculation,
+    Comparison,
     Conditional,
     Expression,
     Field,
@@ -80,6 +81,8 @@ def type_at(expression: Expression, site: Site) -> Type:
             if how in INTEGERS_ONLY:
                 raise MisfitError(f"{how.value} takes integers, and an operand is a floating-point number here")
             return Type.FLOAT
+        case Comparison(mask=int()) if Type.FLOAT in types:
+            raise MisfitError("& takes integers, and an operand is a floating-point number here")
         case Conditional():
             return Type.FLOAT if Type.FLOAT in types[1:] else types[1]
         case _:

@@ -105,7 +105,7 @@ def read_signatures(path: str, text: str) -> tuple[Signature, ...]:
     """Return the signatures of a file's text, in its order. Raises SignatureFileError, which names the key at fault."""
     try:
         file = msgspec.convert(tomllib.loads(text), _File, strict=False)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SignatureFileError(path, "", str(error)) from error
     except msgspec.ValidationError as error:
         reason, _, key = str(error).partition(" - at `$")

@@ -29,13 +29,13 @@ class MemoryRows(RowMap):
         self.is_closed = False
         self.refuse_taking: OSError | None = None
 
-    def take_all(self) -> tuple[Octets, Octets]:
+    def take_all(self) -> tuple[Octets, Octets, bool]:
         if self.refuse_taking is not None:
             raise self.refuse_taking
         keys = np.frombuffer(b"".join(self.by_key), np.uint8).reshape(-1, self._key_bytes)
         rows = np.array([tuple(row) for row in self.by_key.values()], layout.ROW)
         self.by_key = {}
-        return keys, rows.view(np.uint8).reshape(-1, layout.ROW.itemsize)
+        return keys, rows.view(np.uint8).reshape(-1, layout.ROW.itemsize), True
 
     def close(self) -> None:
         assert not self.is_closed

@@ -357,6 +357,23 @@ def test_one_owner_cannot_take_all_tables(kernel: FakeKernel, engine: BpfEngine)
     adding(engine, kernel, limit + 1, BY_ARGUMENT, owner="another")
 
 
+def test_one_owner_cannot_take_all_edges(kernel: FakeKernel, engine: BpfEngine) -> None:
+    many = Aggregation((HISTOGRAM,), (), Capture(0), Edges(tuple(range(2048))), max_keys=1)
+    limit = layout.MAX_EDGES // 4 // 2048
+    for subscription_key in range(limit):
+        adding(engine, kernel, subscription_key, many)
+    sink = AddingSink()
+    engine.open(limit, sink, 64, "me", sink)
+    (refusal,) = engine.arm(limit, Target(FOUND, kernel.path, (TargetSite(A, 1, Aggregate(many)),)))
+    assert "as many edges as one client's may" in refusal.reason
+    adding(engine, kernel, limit + 1, many, owner="another")
+
+
+def test_probes_as_keys_have_room_for_more_than_one_site(kernel: FakeKernel, engine: BpfEngine) -> None:
+    adding(engine, kernel, 1, Aggregation((SUM,), (HitField.NAME,), Capture(0), max_keys=5000))
+    assert {rows.max_entries for rows in kernel.loaded.row_tables.banks.values()} == {5000}
+
+
 def test_nothing_is_left_of_it(kernel: FakeKernel, engine: BpfEngine) -> None:
     before = free(kernel, engine)
     histogram = Aggregation((HISTOGRAM,), (Capture(0),), Capture(0), Edges((1, 2, 3)))

@@ -71,6 +71,24 @@ def test_what_is_no_runtime_is_left_out(tmp_path: Path, name: str) -> None:
     assert found(name, tmp_path, tmp_path / "missing") == []
 
 
+def test_the_current_directory_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the code of somebody else')\n")
+    monkeypatch.chdir(tmp_path)
+    assert found("python", Path(sys.executable).parent)
+
+
+@pytest.mark.parametrize("said", ["5", "null", '["too", "short"]', "no JSON"])
+def test_odd_answers_are_those_of_no_runtime(tmp_path: Path, said: str) -> None:
+    program(tmp_path, "python3", said)
+    program(tmp_path, "ruby", said)
+    assert found("python", tmp_path) == found("ruby", tmp_path) == []
+
+
+def test_warnings_come_before_the_answer(tmp_path: Path) -> None:
+    program(tmp_path, "ruby", 'warning: setlocale\n["/usr/bin/ruby", "", "3.1.2"]')
+    assert [each.name for each in found("ruby", tmp_path)] == ["Ruby 3.1.2"]
+
+
 def test_a_program_that_fails_or_may_not_run_is_left_out(tmp_path: Path) -> None:
     program(tmp_path, "node", "v18.1.0 /opt/node", code=1)
     program(tmp_path, "nodejs", "v18.1.0 /opt/node").chmod(0o644)

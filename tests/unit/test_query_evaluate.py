@@ -234,6 +234,7 @@ def test_floating_point_numbers(text: str, found: float, expected: object) -> No
         ("str(arg2)", [argument(), argument()], "it has 2 arguments, so there is no arg2"),
         ("arg0 + 1", [argument(Unavailable("no way to %xmm0"))], "cannot evaluate arg0: no way to %xmm0"),
         ("arg0 + 1", [argument(size=16)], "cannot evaluate arg0: 8@%rdi has 16 bytes and is no number"),
+        ("arg0 & 4", [FLOAT], "& takes integers, and an operand is a floating-point number here"),
         ("arg0 % 2", [FLOAT], "% takes integers, and an operand is a floating-point number here"),
         ("arg0 > 1 ? arg0 << 1 : 1", [FLOAT], "<< takes integers, and an operand is a floating-point number here"),
         ("str(arg1, arg0)", [FLOAT, argument()], "the length of str(arg1, …) is a floating-point number here"),

@@ -6,6 +6,7 @@ hits ──► bank 0      (epoch is even)
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.pool import TableFullError
@@ -27,6 +28,7 @@ _PER_OWNER = layout.MAX_TABLES // 4
 _MAX_BANK_BYTES = 8 << 20
 _MAX_BYTES = 256 << 20
 _PER_OWNER_BYTES = _MAX_BYTES // 4
+_PER_OWNER_EDGES = layout.MAX_EDGES // 4
 _ENTRY_BYTES = 64
 """struct htab_elem and its share of the buckets."""
 _BUCKETS_OF_A_KEY = 16
@@ -112,7 +114,7 @@ class HitTables:
                 return table
         size_class = key_class(aggregation)
         entries = _entries(aggregation, size_class)
-        number = self._free_number(owner, 2 * entries * _row_bytes(size_class))
+        number = self._free_number(owner, aggregation, 2 * entries * _row_bytes(size_class))
         banks: list[RowMap] = []
         try:
             for parity in (0, 1):
@@ -120,7 +122,10 @@ class HitTables:
                 self._kernel.set_empty(2 * number + parity)
                 self._kernel.put_rows(size_class, 2 * number + parity, banks[-1])
         except BaseException:
-            for rows in banks:
+            for parity, rows in enumerate(banks):
+                # the last one may not be there yet
+                with contextlib.suppress(OSError):
+                    self._kernel.take_rows(size_class, 2 * number + parity)
                 rows.close()
             raise
         table = HitTable(number, channel, owner, aggregation, size_class, (banks[0], banks[1]))
@@ -128,9 +133,11 @@ class HitTables:
             self._tables[number] = table
         return table
 
-    def _free_number(self, owner: str, byte_count: int) -> int:
+    def _free_number(self, owner: str, aggregation: Aggregation, byte_count: int) -> int:
         tables = self.all()
         own = [table for table in tables if table.owner == owner]
+        if sum(_edge_count(table.aggregation) for table in own) + _edge_count(aggregation) > _PER_OWNER_EDGES:
+            raise TableFullError(f"{owner}'s histograms have as many edges as one client's may")
         if len(own) >= _PER_OWNER or sum(table.byte_count for table in own) + byte_count > _PER_OWNER_BYTES:
             raise TableFullError(f"{owner}'s aggregations take as much of the kernel's memory as one client's may")
         if sum(table.byte_count for table in tables) + byte_count > _MAX_BYTES:
@@ -176,8 +183,11 @@ class HitTables:
             return taken
         for parity in parities:
             if self._kernel.filled(table.bank(parity)):
-                taken.append(table.banks[parity].take_all())
-                self._kernel.set_empty(table.bank(parity))
+                keys, rows, is_empty = table.banks[parity].take_all()
+                taken.append((keys, rows))
+                # what is left is taken with the next
+                if is_empty:
+                    self._kernel.set_empty(table.bank(parity))
         return taken
 
     def fill_level(self, table: HitTable, parity: int) -> float:
@@ -214,11 +224,12 @@ def _entries(aggregation: Aggregation, size_class: int) -> int:
     full, unless new keys come faster than that.
     """
     buckets = _bucket_count(aggregation)
-    if all(key in SITE_FIELDS for key in aggregation.keys):
-        wanted = buckets + 1
-    else:
-        wanted = aggregation.max_keys * min(buckets, _BUCKETS_OF_A_KEY)
+    wanted = aggregation.max_keys * min(buckets, _BUCKETS_OF_A_KEY) if aggregation.keys else buckets + 1
     return max(min(wanted, _MAX_BANK_BYTES // _row_bytes(size_class)), _LEAST_ROWS)
+
+
+def _edge_count(aggregation: Aggregation) -> int:
+    return len(aggregation.buckets.edges) if isinstance(aggregation.buckets, Edges) else 0
 
 
 def _bucket_count(aggregation: Aggregation) -> int:
