@@ -112,10 +112,10 @@ class Seen:
             of_site = batch.site_id == site
             idents, numbers = ident.values[of_site], number.values[of_site]
             for each in np.unique(idents):
-                seen = self.bursts.setdefault((name, int(each)), [0, 0])
+                count, total = self.bursts.get((name, int(each)), [0, 0])
                 of_burst = idents == each
-                seen[0] += int(of_burst.sum())
-                seen[1] += int(numbers[of_burst].sum())
+                # both at once, for whoever looks meanwhile
+                self.bursts[name, int(each)] = [count + int(of_burst.sum()), total + int(numbers[of_burst].sum())]
 
     def finish(self) -> Account:
         self._thread.join(timeout=60)
