@@ -94,7 +94,7 @@ def test_first_and_only_runs_are_seen_completely(
 ) -> None:
     with installed(tmp_path, [folder], engine) as daemon, Recorder(daemon.target, TICK) as recorder:
         paths = [install(ticker_program, folder / f"program{number}") for number in range(_PROGRAMS)]
-        wait_for(lambda: len(recorder.armed()) == _PROGRAMS, "all programs to be armed")
+        wait_for(lambda: len(recorder.armed()) == _PROGRAMS, "all programs to be armed", seconds=60)
         for path in paths:
             subprocess.run([path, str(_HITS)], check=True, stdout=subprocess.DEVNULL)
     assert recorder.account is not None

@@ -1,5 +1,6 @@
 /*
- * Says "ready", waits until eager:hit is patched, fires it 1000 times at once, and says so. Compile it with -no-pie.
+ * Says "ready" once eager:hit is not patched, waits until it is, fires it 1000 times at once, and says so. Compile it
+ * with -no-pie.
  */
 #include <sys/sdt.h>
 
@@ -20,8 +21,9 @@ static void __attribute__((noinline)) hit(int number)
 
 int main(void)
 {
-	if (site[0] == BREAKPOINT)
-		return 1;
+	/* a file that nobody maps may stay armed for a moment */
+	while (site[0] == BREAKPOINT)
+		;
 	puts("ready");
 	fflush(stdout);
 	while (site[0] != BREAKPOINT)
