@@ -147,15 +147,18 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 def armed_at(tracefs: Tracefs, daemon: Daemon) -> list[int]:
     """The file offsets of all definitions that stand in uprobe_events in the daemon's name."""
-    with open(tracefs.path("uprobe_events"), "rb") as file:
-        content = file.read()
-    assert b"evil" not in content
+    contents = []
+    # the kernel lists them page by page, and leaves some out if others are removed meanwhile
+    for _ in range(3):
+        with open(tracefs.path("uprobe_events"), "rb") as file:
+            contents.append(file.read())
+    assert b"evil" not in b"".join(contents)
     owner = rf"\d+_{daemon.pid}_\d+"
     definition = re.compile(
         rf"p:stapsdtd_{owner}/[eg]\d+_{owner} /proc/self/fd/\d+:0x([0-9a-f]{{16}})(?:\(0x[0-9a-f]+\))?"
         r"(?: site=\\\d+:u32 comm=\$comm(?: [qd]\d+=%[a-z]+:u\d\d)*)?".encode()
     )
-    lines = [line for line in content.split(b"\n") if b"_%d_" % daemon.pid in line]
+    lines = {line for content in contents for line in content.split(b"\n") if b"_%d_" % daemon.pid in line}
     found = [definition.fullmatch(line) for line in lines]
     assert None not in found, lines
     return sorted(int(match[1], 16) for match in found if match)
