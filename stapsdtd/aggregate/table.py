@@ -74,16 +74,16 @@ class Table:
     def take(self, now_ns: int, *, is_final: bool = False) -> Snapshot:
         """Return the next snapshot."""
         with self._lock:
-            last, nbytes = self.last, self._bytes
-            if self._aggregation.is_cumulative:
+            last, nbytes, is_cumulative = self.last, self._bytes, self._aggregation.is_cumulative
+            if is_cumulative:
                 rows, begin_ns = {key: row.copy() for key, row in self._rows.items()}, self._begin_ns
-                self._kept.clear()
             else:
                 rows, begin_ns = self._rows, last.end_ns
                 self._rows, self._bytes = {}, 0
             snapshot = Snapshot(last.number + 1, begin_ns, now_ns, rows, self._hits, is_final)
             self._kept.append((snapshot, _ROW_BYTES + nbytes))
-            while len(self._kept) > 1 and sum(size for _, size in self._kept) > self._max_bytes:
+            # never empty, for those who ask for the last one meanwhile
+            while len(self._kept) > 1 and (is_cumulative or sum(size for _, size in self._kept) > self._max_bytes):
                 self._kept.popleft()
             return snapshot
 

@@ -187,4 +187,6 @@ class TestTable:
         snapshot = table.take(20)
         table.add({(): Row(1, buckets={1: 1})})
         assert (snapshot.begin_ns, snapshot.rows[()].count, snapshot.rows[()].buckets) == (10, count, {1: count})
-        assert table.take(30).rows[()].count == count + 1
+        later = table.take(30)
+        assert later.rows[()].count == count + 1
+        assert table.taken_from(1) == [later]
