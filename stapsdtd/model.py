@@ -237,6 +237,10 @@ Subject = int | BuiltIn | StartArgument
 """What a capture captures: an argument of the site, by its index, or something else that an event can tell."""
 
 
+CapturedSubject = Argument | BuiltIn | StartArgument
+"""As `Subject`, with the argument itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capture:
     """How to capture an argument: as the integer that the note declares, or as the string it points to.
@@ -262,7 +266,7 @@ class SiteCapture:
     captures: tuple[Capture, ...]
     is_start: bool = False
 
-    def subject(self, position: int) -> Argument | BuiltIn | StartArgument:
+    def subject(self, position: int) -> CapturedSubject:
         """Return what the capture at a position captures."""
         subject = self.captures[position].subject
         return self.site.arguments[subject] if isinstance(subject, int) else subject

@@ -41,6 +41,29 @@ class Aggregate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Pairs each hit of the probes that are subscribed to, an end, with an earlier hit of others, its start.
+
+    A pair is an event of its end. Its values are the arguments of the end, those of the start, and fields, of which the
+    first is `elapsed`, in nanoseconds.
+
+    start_selectors: the starts; their capture lists, which must be equal, say what a pair tells of its start.
+    start_where: a filter expression for starts; `SubscribeOptions.where` is for ends and, with `elapsed`, for pairs.
+    key: what start and end have in common, as `Aggregate.by`, without strings; the thread if empty.
+    timeout_ms: how long a start waits for its end; 0 for no limit.
+    nested: an end belongs to the last start that has none yet, to a depth of 16, rather than to the first.
+    max_open: how many keys may wait for their ends; 0 for the server's limit.
+    """
+
+    start_selectors: Sequence[str]
+    start_where: str = ""
+    key: Sequence[str] = ()
+    timeout_ms: int = 0
+    nested: bool = False
+    max_open: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """The processes and threads whose events are delivered.
 

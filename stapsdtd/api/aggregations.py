@@ -10,12 +10,15 @@ from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log
 from stapsdtd.catalog.selectors import Selector, parse_capture
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import BuiltIn, Capture
+from stapsdtd.spans.span import is_of_pair, of_start
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_KEYS = 10_000
 _MAX_PARTS = 8
 _MIN_INTERVAL_MS = 10
 _KEY_BYTES = 64
+_BY = "aggregation.by"
+_OF_START = "start."
 
 _FUNCTIONS = {
     pb.AggregateFunction.FUNCTION_COUNT: Function.COUNT,
@@ -38,9 +41,7 @@ def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector
     if not request.HasField("aggregation"):
         return None
     wanted = request.aggregation
-    for selector in selectors:
-        if selector.captures is not None:
-            raise InvalidArgumentError("selectors", f"{selector.text}: an aggregation has no use for a capture list")
+    check_no_captures(selectors, "selectors")
     if request.fields:
         raise InvalidArgumentError("fields", "an aggregation has no events that could have them; use by")
     functions, buckets = _functions(wanted.functions)
@@ -54,13 +55,19 @@ def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector
         raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
     return Aggregation(
         functions,
-        _keys(wanted.by),
-        _value(wanted.value) if needs_value else None,
+        _keys(wanted.by, in_span=request.HasField("span")),
+        _value(wanted.value, in_span=request.HasField("span")) if needs_value else None,
         buckets,
         max_keys=wanted.max_keys or _MAX_KEYS,
         is_cumulative=wanted.cumulative,
         interval_ms=wanted.interval_ms,
     )
+
+
+def check_no_captures(selectors: Sequence[Selector], field: str) -> None:
+    for selector in selectors:
+        if selector.captures is not None:
+            raise InvalidArgumentError(field, f"{selector.text}: an aggregation has no use for a capture list")
 
 
 def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, ...], Buckets | None]:
@@ -91,33 +98,54 @@ def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, 
     return tuple(functions), buckets
 
 
-def _keys(texts: Sequence[str]) -> tuple[KeySource, ...]:
+def _keys(texts: Sequence[str], *, in_span: bool) -> tuple[KeySource, ...]:
     if len(texts) > _MAX_PARTS:
-        raise InvalidArgumentError("aggregation.by", f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
-    return tuple(map(_key, texts))
+        raise InvalidArgumentError(_BY, f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
+    keys = tuple(parse_key(text, _BY) for text in texts)
+    for key, text in zip(keys, texts, strict=True):
+        _check_pair(key, text, _BY, in_span=in_span)
+    return keys
 
 
-def _key(text: str) -> KeySource:
+def _check_pair(source: KeySource, text: str, field: str, *, in_span: bool) -> None:
+    if not in_span and isinstance(source, Capture) and is_of_pair(source):
+        raise InvalidArgumentError(field, f"{text} is known of spans alone, and the request has none")
+
+
+def parse_key(text: str, field: str) -> KeySource:
+    """Parse a part of a key. field: of the request."""
     name = text.strip()
+    if name.startswith(_OF_START):
+        return of_start(_key_capture(name.removeprefix(_OF_START), field))
     if name in {each.value for each in HitField}:
         return HitField(name)
     if name in {each.value for each in BuiltIn}:
         return Capture(BuiltIn(name))
+    return _key_capture(name, field)
+
+
+def _key_capture(text: str, field: str) -> Capture:
     names = ", ".join([*(each.value for each in BuiltIn), *(each.value for each in HitField)])
     try:
-        capture = parse_capture(name)
+        capture = parse_capture(text)
     except ValueError as error:
-        raise InvalidArgumentError("aggregation.by", f"{error}, or one of {names}") from None
+        raise InvalidArgumentError(field, f"{error}, or one of {names}") from None
     if capture.is_string and capture.max_bytes is None:
         return replace(capture, max_bytes=_KEY_BYTES)
     return capture
 
 
-def _value(text: str) -> Capture:
-    try:
-        capture = parse_capture(text)
-    except ValueError:
-        capture = None
-    if capture is None or capture.is_string:
-        raise InvalidArgumentError("aggregation.value", f"{text!r} is not an argument that is a number, such as arg0")
-    return capture
+def _value(text: str, *, in_span: bool) -> Capture:
+    field, name = "aggregation.value", text.strip()
+    if name == BuiltIn.ELAPSED:
+        value = Capture(BuiltIn.ELAPSED)
+    else:
+        try:
+            capture = parse_capture(name.removeprefix(_OF_START))
+        except ValueError:
+            capture = None
+        if capture is None or capture.is_string:
+            raise InvalidArgumentError(field, f"{text!r} is not an argument that is a number, such as arg0")
+        value = of_start(capture) if name.startswith(_OF_START) else capture
+    _check_pair(value, text, field, in_span=in_span)
+    return value

@@ -17,12 +17,15 @@ from stapsdtd.model import (
     MAX_STRING_BYTES,
     Address,
     Argument,
+    BuiltIn,
+    Capture,
     Constant,
     Memory,
     Object,
     Probe,
     Register,
     Site,
+    StartArgument,
     Unavailable,
 )
 from stapsdtd.query.expression import Condition
@@ -222,6 +225,16 @@ def account(account: Account) -> pb.Account:
         lost_table_full=account.lost_table_full,
         in_flight=account.in_flight,
         sites=account.sites,
+        spans=pb.SpanAccount(
+            starts=account.spans.starts,
+            paired=account.spans.paired,
+            nested=account.spans.nested,
+            died=account.spans.died,
+            timed_out=account.spans.timed_out,
+            table_full=account.spans.table_full,
+            open=account.spans.open,
+            unmatched=account.spans.unmatched,
+        ),
     )
 
 
@@ -247,16 +260,23 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         probe_message = _probe(known_site.object, site.provider, site.name, [site])
         probe_message.sites[0].site_id = site_id
         captures = (
-            pb.CapturedArgument(
-                index=capture.subject if isinstance(capture.subject, int) else 0,
-                field="" if isinstance(capture.subject, int) else capture.subject.value,
-                is_string=capture.is_string,
-                missing=known_site.why_missing(position),
-                is_hex=capture.is_hex,
-            )
+            _captured(capture, known_site.why_missing(position))
             for position, capture in enumerate(known_site.capture.captures)
         )
         message.probes.append(pb.Description(probe=probe_message, captures=captures))
+    return message
+
+
+def _captured(capture: Capture, missing: str) -> pb.CapturedArgument:
+    message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
+    match capture.subject:
+        case BuiltIn() as built_in:
+            message.field = built_in.value
+        case StartArgument(index):
+            message.index = index
+            message.of_start = True
+        case int(index):
+            message.index = index
     return message
 
 

@@ -113,8 +113,30 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanAccount:
+    """What became of a span's starts, where starts = paired + nested + died + timed_out + table_full + open.
+
+    nested: while an earlier one with their key was waiting. died: their threads ended, or executed another program.
+    table_full: there was no room. open: wait for their ends. unmatched: ends that no start waited for.
+    """
+
+    starts: int = 0
+    paired: int = 0
+    nested: int = 0
+    died: int = 0
+    timed_out: int = 0
+    table_full: int = 0
+    open: int = 0
+    unmatched: int = 0
+
+
+_NO_SPANS = SpanAccount()
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
-    """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight.
+    """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight + spans.starts +
+    spans.unmatched.
 
     aggregated: counted in rows of an aggregation. sites: how many are, or were, armed.
     """
@@ -130,6 +152,7 @@ class Account:
     lost_quota: int = 0
     aggregated: int = 0
     lost_table_full: int = 0
+    spans: SpanAccount = _NO_SPANS
 
     @property
     def lost(self) -> int:

@@ -221,6 +221,8 @@ class _Evaluator:
                 return Numbers(batch.time_ns)
             case Field.EXECNAME:
                 return Texts(list(batch.comm.tolist()))
+            case Field.ELAPSED:
+                return self._captured(Numbers, Capture(BuiltIn.ELAPSED))
             case Field.UID | Field.GID:
                 column = self._captured(Numbers, Capture(BuiltIn(field.value)))
                 return Numbers(column.data.view(np.int64), column.unavailable)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, StartArgument
 
 _RETIRED_KEPT = 10_000
 _RETIRED_SECONDS = 60.0
@@ -30,6 +30,8 @@ class KnownSite:
     def why_missing(self, position: int) -> str:
         """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
         subject = self.capture.subject(position)
+        if isinstance(subject, StartArgument):
+            return "the memory it points to could not be read when the span began"
         reason = self.why_not(self.capture.captures[position], subject, self.object.parsed.architecture)
         if isinstance(subject, BuiltIn):
             return reason or "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"

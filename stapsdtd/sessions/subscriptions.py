@@ -32,7 +32,8 @@ from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.lifetimes import Lifetimes
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
-from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription
 from stapsdtd.sessions.totals import AccountTotals
 
 _log = logging.getLogger(__name__)
@@ -137,6 +138,9 @@ class Subscriptions:
                 self._engine.why_not,
                 principal,
                 self._connected,
+                engine_pairs=spec.is_tested
+                and spec.span is not None
+                and self._engine.why_not_paired(spec.span.span) is None,
             )
         except BaseException:
             unfollow()

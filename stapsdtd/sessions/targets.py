@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stapsdtd import model
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.catalog.selectors import SelectedSite
-from stapsdtd.model import Object
+from stapsdtd.model import Object, SiteCapture
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.query.actions import Action, Aggregate, Emit
+from stapsdtd.query.actions import Action, Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.subscription import Subscription
@@ -50,7 +51,7 @@ def target_of(
             TargetSite(
                 each.capture.site,
                 subscription.id_to_arm(obj, each),
-                _action(engine, subscription, obj, site_filter),
+                _action(engine, subscription, obj, each.capture, site_filter),
                 wanted_in(subscription, each),
                 site_filter.tested,
             )
@@ -64,16 +65,28 @@ def target_of(
     )
 
 
-def _action(engine: Engine, subscription: Subscription, obj: Object, site_filter: SiteFilter) -> Action:
-    """Return what the engine is to do at a site: of an aggregation, as much as it can.
+def _action(engine: Engine, subscription: Subscription, obj: Object, wanted: SiteCapture, hits: SiteFilter) -> Action:
+    """Return what the engine is to do at a site: as much as it can.
 
-    It cannot add up hits that the daemon has to filter.
+    It cannot add up, nor pair, hits that the daemon has to filter. hits: how they are filtered.
     """
-    aggregation = subscription.spec.aggregation
-    if aggregation is None or site_filter.evaluated is not None:
-        return Emit(site_filter.captures)
-    if engine.why_not_aggregated(aggregation, site_filter.site, obj.parsed.architecture) is not None:
-        return Emit(site_filter.captures)
+    spec = subscription.spec
+    if spec.span is None:
+        return _made_of(engine, spec.aggregation, obj, hits)
+    if not subscription.engine_pairs:
+        return Emit(hits.captures)
+    if wanted.is_start:
+        return BeginSpan(spec.span.span)
+    action = _made_of(engine, spec.aggregation, obj, spec.filter_of_pairs(wanted))
+    return EndSpan(spec.span.span, action)
+
+
+def _made_of(engine: Engine, aggregation: Aggregation | None, obj: Object, events: SiteFilter) -> Emit | Aggregate:
+    """Return what is to be made of events, or pairs."""
+    if aggregation is None or events.evaluated is not None:
+        return Emit(events.captures)
+    if engine.why_not_aggregated(aggregation, events.site, obj.parsed.architecture) is not None:
+        return Emit(events.captures)
     return Aggregate(aggregation)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from stapsdtd.aggregate.aggregation import HitField, KeySource
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
 
-
 MAX_DEPTH = 16
 """Of starts with the same key, where they are nested."""
 
@@ -43,6 +42,13 @@ class Span:
 def is_of_pair(capture: Capture) -> bool:
     """Report whether a capture is of a start and its end, and not of either."""
     return isinstance(capture.subject, StartArgument) or capture.subject is BuiltIn.ELAPSED
+
+
+def of_start(capture: Capture) -> Capture:
+    """Return the capture of a pair that tells what a capture of its start was."""
+    if not isinstance(capture.subject, int):
+        raise TypeError(f"{capture} is of no argument")
+    return replace(capture, subject=StartArgument(capture.subject))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import BuiltIn, Capture, Object, ObjectKey
 from stapsdtd.query.actions import Action, Aggregate, Emit
 from stapsdtd.query.parse import parse
+from stapsdtd.spans.span import SpanCounts
 from tests.bench.setup import Firing
 from tests.support import compile_target, wait_for
 
@@ -68,6 +69,9 @@ class AddingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count

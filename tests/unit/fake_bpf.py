@@ -33,6 +33,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
+from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
 from tests.unit.samples import event_rows
 
@@ -79,6 +80,9 @@ class RecordingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count

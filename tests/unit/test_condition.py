@@ -16,7 +16,8 @@ from stapsdtd.query.parse import parse
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, event_rows, sample_object, signed, site, strings, unsigned
 

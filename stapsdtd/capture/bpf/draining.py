@@ -27,7 +27,7 @@ from stapsdtd.capture.bpf.row_decoder import RowDecoder, Rows
 from stapsdtd.capture.engine import LossStage, TargetSite
 from stapsdtd.kernel.bpf_rows import Octets
 from stapsdtd.kernel.cgroup_ids import CgroupIds
-from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.query.actions import Aggregate
 from stapsdtd.runtime.futures import unfinished
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Drainer:
                 # from now on it drains by itself
                 self._requests.put(lambda: None)
                 return table
-            case Emit():
+            case _:
                 return None
 
     def collect(self) -> Future[None]:

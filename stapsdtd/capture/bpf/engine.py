@@ -51,6 +51,7 @@ from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
+from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,10 @@ class BpfEngine:
 
     def why_not_aggregated(self, aggregation: Aggregation, site: ModelSite, architecture: str) -> str | None:
         return why_not(aggregation, site, architecture)
+
+    def why_not_paired(self, span: Span) -> str | None:
+        del span
+        return "the bpf engine pairs nothing"
 
     def open(
         self,

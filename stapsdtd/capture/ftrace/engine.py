@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.engine import EngineMetrics, Refusal, RowSink, Sink, SubscriptionKey, Target
-from stapsdtd.capture.ftrace.consumers import NOT_AGGREGATED, consumers_of
+from stapsdtd.capture.ftrace.consumers import NOT_AGGREGATED, NOT_PAIRED, consumers_of
 from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, SiteConsumer
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.instances import Instances
@@ -26,6 +26,7 @@ from stapsdtd.plan.fetch import fetch
 from stapsdtd.plan.steps import Enable, changes
 from stapsdtd.procs.descendants import Descendants, FollowedProcesses
 from stapsdtd.runtime.futures import finished
+from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,10 @@ class FtraceEngine:
         self._reader = Reader(tracefs, pids_of)
         self._descendants = descendants
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
+
+    def why_not_paired(self, span: Span) -> str | None:
+        del span
+        return NOT_PAIRED
 
     def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
         return NOT_AGGREGATED
