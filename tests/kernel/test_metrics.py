@@ -82,13 +82,14 @@ def fates(figures: Figures) -> Account:
     }
     assert figures[f"{events}[unread]"] == 0
     assert figures[f"{events}[started]"] == figures[f"{events}[unmatched]"] == 0
-    counts = {name: int(number) for name, number in numbers.items()}
+    counts: dict[str, Any] = {name: int(number) for name, number in numbers.items()}
     return replace(_NOTHING, fired=sum(counts.values()), **counts)
 
 
 def summed(*accounts: Account) -> Account:
     fields = [field for field in Account.__dataclass_fields__ if field not in {"sites", "spans"}]
-    return replace(_NOTHING, **{field: sum(getattr(each, field) for each in accounts) for field in fields})
+    sums: dict[str, Any] = {field: sum(getattr(each, field) for each in accounts) for field in fields}
+    return replace(_NOTHING, **sums)
 
 
 def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker, engine: str, tmp_path: Path) -> None:
