@@ -13,6 +13,7 @@ from tests.support import TICKER, Daemon, Ticker, compile_target, wait_for
 
 pytestmark = pytest.mark.kernel
 
+_DEFAULTS = SubscribeOptions()
 SPANNER = TICKER.replace("ticker", "spanner")
 
 
@@ -54,7 +55,7 @@ def pairs_of(
     *commands: str,
     ends: str = "(arg1)",
     starts: str = "(arg1)",
-    options: SubscribeOptions = SubscribeOptions(),
+    options: SubscribeOptions = _DEFAULTS,
     **wanted: object,
 ) -> tuple[list[Event], Account]:
     """What the commands have the program do."""
