@@ -79,11 +79,18 @@ async def resolve_aggregate(
     """Replace names of arguments in the filter, the value and the keys. Raises click.UsageError as resolve does."""
     if not any(map(has_names, (options.where, aggregate.value, *(key.partition(":")[0] for key in aggregate.by)))):
         return options, aggregate
-    fitting = _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
-    by = [key_by_position(key, fitting) for key in aggregate.by]
-    value = by_position(aggregate.value, fitting, "VALUE")
-    where = by_position(options.where, fitting)
+    fit = await fitting(client, selectors, options, known)
+    by = [key_by_position(key, fit) for key in aggregate.by]
+    value = by_position(aggregate.value, fit, "VALUE")
+    where = by_position(options.where, fit)
     return replace(options, where=where), replace(aggregate, by=by, value=value)
+
+
+async def fitting(
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Catalog
+) -> list[tuple[Signature, ...]]:
+    """Return the signatures that the probe of each selector may have."""
+    return _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
 
 
 def with_captures(given: str, probes: Iterable[Probe], known: Catalog) -> Resolved:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stapsdtd.catalog.selectors import Selector
     from stapsdtd.cli.signatures import Resolved
     from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
-    from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
@@ -68,20 +68,38 @@ class NothingMatchesError(ClientError):
     """No probe matches, and the command is not to wait for one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a command subscribes to. start: of the span, if there is one."""
+
+    selectors: Sequence[Resolved]
+    options: SubscribeOptions
+    aggregate: Aggregate | None = None
+    span: Span | None = None
+    start: Resolved | None = None
+
+    @property
+    def all_selectors(self) -> list[Resolved]:
+        return [*([self.start] if self.start else []), *self.selectors]
+
+    @property
+    def texts(self) -> list[str]:
+        return [selector.text for selector in self.all_selectors]
+
+
 @asynccontextmanager
-async def subscribed(
-    client: AsyncClient, selectors: Sequence[Resolved], options: SubscribeOptions, aggregate: Aggregate | None = None
-) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
+async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
     """Subscribe to events or an aggregation, and find out why selectors match nothing yet.
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
+    options, selectors = wanted.options, wanted.all_selectors
     try:
-        texts = [selector.text for selector in selectors]
-        if aggregate is None:
-            subscription = await client.subscribe(texts, options)
+        texts = [selector.text for selector in wanted.selectors]
+        if wanted.aggregate is None:
+            subscription = await client.subscribe(texts, options, wanted.span)
         else:
-            subscription = await client.aggregate(texts, aggregate, options)
+            subscription = await client.aggregate(texts, wanted.aggregate, options, wanted.span)
     except NotFoundError:
         if not options.require_match:
             raise
