@@ -71,10 +71,11 @@ def _groups(parts: Sequence[Coded], count: int) -> tuple[Indices, list[Key]]:
 def _coded(key: KeySource, batch: EventBatch, columns: Mapping[Capture, ValueColumn], site_value: SiteValue) -> Coded:
     if isinstance(key, Capture):
         column = columns[key]
-        return _coded_strings(column) if isinstance(column, Strings) else _coded_numbers(column)
+        return _coded_texts(column.tolist()) if isinstance(column, Strings) else _coded_numbers(column)
     if key in SITE_FIELDS:
-        ids, codes = np.unique(batch.site_id, return_inverse=True)
-        return codes, [site_value(site_id, key).encode() for site_id in ids.tolist()]
+        ids, of_events = np.unique(batch.site_id, return_inverse=True)
+        codes, values = _coded_texts([site_value(site_id, key).encode() for site_id in ids.tolist()])
+        return codes[of_events], values
     if key is HitField.EXECNAME:
         names, codes = np.unique(batch.comm, return_inverse=True)
         return codes, list(names.tolist())
@@ -88,9 +89,8 @@ def _coded_numbers(column: Numbers) -> Coded:
     return _with_unavailable(codes, list(distinct.tolist()), column.unavailable)
 
 
-def _coded_strings(column: Strings) -> Coded:
+def _coded_texts(texts: Sequence[bytes | None]) -> Coded:
     positions: dict[KeyValue, int] = {}
-    texts = column.tolist()
     codes = np.fromiter((positions.setdefault(text, len(positions)) for text in texts), np.intp, len(texts))
     return codes, list(positions)
 

@@ -88,6 +88,13 @@ def test_a_batch_is_grouped_as_its_events_are_one_by_one(hits: list[Hit]) -> Non
     check(group(ALL, batch_of(hits), site_value), hits)
 
 
+def test_sites_of_one_probe_have_one_key() -> None:
+    aggregation = Aggregation((Function.COUNT,), (HitField.NAME, TEXT), VALUE)
+    hits = batch_of([(1, b"x", 1, b"a", 0, site_id) for site_id in (1, 2, 3)])
+    rows = group(aggregation, hits, lambda site_id, _: "even" if site_id == 2 else "odd")
+    assert {key: row.count for key, row in rows.items()} == {(b"odd", b"x"): 2, (b"even", b"x"): 1}
+
+
 @given(st.lists(st.lists(signed_hits, min_size=1, max_size=20), min_size=1, max_size=5))
 def test_a_table_adds_batches_up(batches: list[list[Hit]]) -> None:
     table = Table(ALL, 0, ROOM)
