@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.aggregation import Aggregation, Function, KeySource
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
 from stapsdtd.catalog.selectors import Selector, parse_capture
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import BuiltIn, Capture
+from stapsdtd.model import Capture
+from stapsdtd.query.parse import parse_number, parse_value
+from stapsdtd.query.sources import ExpressionSource, key_source, value_source
+from stapsdtd.query.tree_builder import FindCgroup
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_KEYS = 10_000
 _MAX_PARTS = 8
 _MIN_INTERVAL_MS = 10
 _KEY_BYTES = 64
+_BY, _VALUE = "aggregation.by", "aggregation.value"
+_SHORT_FORM = re.compile(r"\s*arg\d+\s*:.*", re.DOTALL)
+"""As in a capture list, `arg0:str`. An expression has a colon only behind a question mark."""
 
 _FUNCTIONS = {
     pb.AggregateFunction.FUNCTION_COUNT: Function.COUNT,
@@ -33,7 +40,9 @@ _HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
 }
 
 
-def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector]) -> Aggregation | None:
+def parse_aggregation(
+    request: pb.SubscribeRequest, selectors: Sequence[Selector], find_cgroup: FindCgroup
+) -> Aggregation | None:
     """Return what is to be computed; None if events are wanted."""
     if not request.HasField("aggregation"):
         return None
@@ -47,15 +56,15 @@ def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector
     needs_value = functions != (Function.COUNT,)
     if needs_value != bool(wanted.value):
         reason = "say of which value, such as arg0" if needs_value else "count needs none"
-        raise InvalidArgumentError("aggregation.value", reason)
+        raise InvalidArgumentError(_VALUE, reason)
     if wanted.max_keys > _MAX_KEYS:
         raise InvalidArgumentError("aggregation.max_keys", f"{wanted.max_keys} is more than the {_MAX_KEYS} allowed")
     if 0 < wanted.interval_ms < _MIN_INTERVAL_MS:
         raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
     return Aggregation(
         functions,
-        _keys(wanted.by),
-        _value(wanted.value) if needs_value else None,
+        _keys(wanted.by, find_cgroup),
+        _value(wanted.value, find_cgroup) if needs_value else None,
         buckets,
         max_keys=wanted.max_keys or _MAX_KEYS,
         is_cumulative=wanted.cumulative,
@@ -91,33 +100,32 @@ def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, 
     return tuple(functions), buckets
 
 
-def _keys(texts: Sequence[str]) -> tuple[KeySource, ...]:
+def _keys(texts: Sequence[str], find_cgroup: FindCgroup) -> tuple[KeySource | ExpressionSource, ...]:
     if len(texts) > _MAX_PARTS:
-        raise InvalidArgumentError("aggregation.by", f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
-    return tuple(map(_key, texts))
+        raise InvalidArgumentError(_BY, f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
+    return tuple(_key(text, find_cgroup) for text in texts)
 
 
-def _key(text: str) -> KeySource:
-    name = text.strip()
-    if name in {each.value for each in HitField}:
-        return HitField(name)
-    if name in {each.value for each in BuiltIn}:
-        return Capture(BuiltIn(name))
-    names = ", ".join([*(each.value for each in BuiltIn), *(each.value for each in HitField)])
-    try:
-        capture = parse_capture(name)
-    except ValueError as error:
-        raise InvalidArgumentError("aggregation.by", f"{error}, or one of {names}") from None
+def _key(text: str, find_cgroup: FindCgroup) -> KeySource | ExpressionSource:
+    if not _SHORT_FORM.fullmatch(text):
+        return key_source(parse_value(text, find_cgroup, _BY), _KEY_BYTES)
+    capture = _capture(text, _BY)
     if capture.is_string and capture.max_bytes is None:
         return replace(capture, max_bytes=_KEY_BYTES)
     return capture
 
 
-def _value(text: str) -> Capture:
-    try:
-        capture = parse_capture(text)
-    except ValueError:
-        capture = None
-    if capture is None or capture.is_string:
-        raise InvalidArgumentError("aggregation.value", f"{text!r} is not an argument that is a number, such as arg0")
+def _value(text: str, find_cgroup: FindCgroup) -> Capture | ExpressionSource:
+    if not _SHORT_FORM.fullmatch(text):
+        return value_source(parse_number(text, find_cgroup, _VALUE))
+    capture = _capture(text, _VALUE)
+    if capture.is_string:
+        raise InvalidArgumentError(_VALUE, f"{text.strip()} is a string, and a number is needed", 0, text)
     return capture
+
+
+def _capture(text: str, field: str) -> Capture:
+    try:
+        return parse_capture(text)
+    except ValueError as error:
+        raise InvalidArgumentError(field, str(error), 0, text) from None

@@ -89,7 +89,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
         ),
         built_ins=_parse_fields(options.fields),
-        aggregation=parse_aggregation(request, parsed),
+        aggregation=parse_aggregation(request, parsed, hierarchy.find),
     )
 
 

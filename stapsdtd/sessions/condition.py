@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
-from stapsdtd.query.evaluate import SiteEvents, accepted
+from stapsdtd.events.site_events import SiteEvents
+from stapsdtd.query.evaluate import accepted
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.site_ids import KnownSite
@@ -48,6 +48,5 @@ class ConditionFilter:
             self._filters.clear()
             new = site_ids
         for site_id, known in self._known_sites(new).items():
-            module = os.path.basename(known.object.path)
-            self._filters[site_id] = SiteFilter.of(self._condition, known.capture), module
+            self._filters[site_id] = SiteFilter.of(self._condition, known.capture), known.module
         return {site_id: self._filters[site_id] for site_id in site_ids}
