@@ -185,6 +185,26 @@ def test_keys_and_values_that_are_expressions(
     assert short == ({} if on_bpf else {reason: 1})
 
 
+def test_values_of_the_process(client: Client, ticker: Ticker, ticker_program: Path) -> None:
+    selector = of(ticker_program, "tick")
+    functions = ["count", "min", "max", "sum"]
+    by_pid = finished(client, selector, Aggregate(functions=functions, value="pid"), ticker, "fire 10")
+    assert [tuple(row.values.values()) for row in by_pid.rows] == [(10, ticker.pid, ticker.pid, 10 * ticker.pid)]
+    by_share = finished(client, selector, Aggregate(functions=["avg"], value="arg0 < 4"), ticker, "fire 10")
+    assert [dict(row.values) for row in by_share.rows] == [{"avg": 0.4}]
+
+
+def test_values_that_the_kernel_knows_of_the_thread(
+    client: Client, engine: str, ticker: Ticker, ticker_program: Path
+) -> None:
+    """The ftrace engine does not tell."""
+    wanted = Aggregate(functions=["count", "min", "max", "sum"], value="uid")
+    snapshot = finished(client, of(ticker_program, "tick"), wanted, ticker, "fire 10")
+    uid = os.getuid()
+    expected = (10, uid, uid, 10 * uid) if engine == "bpf" else (10, None, None, None)
+    assert [tuple(row.values.values()) for row in snapshot.rows] == [expected]
+
+
 @pytest.mark.parametrize("is_json", [False, True])
 def test_commands_with_expressions(daemon: Daemon, ticker_program: Path, *, is_json: bool) -> None:
     run = [*(["--json"] if is_json else []), "--", str(ticker_program), "1000"]
