@@ -15,6 +15,7 @@ from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.named_filter import split_keys
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 _LIVE_MS = 1000
 
 
-def split_keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     del ctx, parameter
-    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+    return tuple(key for text in texts for key in split_keys(text))
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,8 +82,8 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--by",
             multiple=True,
             metavar="KEY,...",
-            callback=split_keys,
-            help="For each combination of these: arguments (arg0:str, or by name), pid, execname, ... Repeatable.",
+            callback=keys,
+            help="For each combination of these: arguments (arg0:str, or by name), pid, arg0 / 1000, ... Repeatable.",
         ),
         options.subscribe_options,
     ):

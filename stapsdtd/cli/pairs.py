@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stapsdtd.cli import options, signatures
-from stapsdtd.cli.aggregates import split_keys
+from stapsdtd.cli.aggregates import keys
 from stapsdtd.cli.named_filter import key_by_position
 from stapsdtd.cli.unmatched import Wanted
 from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
@@ -137,7 +137,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--key",
             multiple=True,
             metavar="KEY,...",
-            callback=split_keys,
+            callback=keys,
             help="What an end has in common with its start, such as arg0. By default, the thread. Repeatable.",
         ),
         click.argument("end", metavar="[END]", required=False, shell_complete=options.complete_selector),

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from stapsdtd.catalog.selectors import Selector, normalized, parse
-from stapsdtd.cli.named_filter import by_position, has_names, key_by_position
+from stapsdtd.cli.named_filter import by_position, has_names, key_by_position, key_has_names
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncClient, ClientError, Probe
 from stapsdtd.errors import InvalidArgumentError
@@ -77,7 +77,7 @@ async def resolve_aggregate(
     client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate, known: Catalog
 ) -> tuple[SubscribeOptions, Aggregate]:
     """Replace names of arguments in the filter, the value and the keys. Raises click.UsageError as resolve does."""
-    if not any(map(has_names, (options.where, aggregate.value, *(key.partition(":")[0] for key in aggregate.by)))):
+    if not (has_names(options.where) or has_names(aggregate.value) or any(map(key_has_names, aggregate.by))):
         return options, aggregate
     fit = await fitting(client, selectors, options, known)
     by = [key_by_position(key, fit) for key in aggregate.by]

@@ -209,6 +209,8 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"not_armed_before": dict(hints.unusable)})
     if hints.evaluated_late:
         _print_record({"evaluated_late": dict(hints.evaluated_late)})
+    if hints.added_late:
+        _print_record({"added_late": dict(hints.added_late)})
 
 
 def _print_record(record: Mapping[str, object]) -> None:

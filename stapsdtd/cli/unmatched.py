@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
+from stapsdtd.cli.render import plural
 from stapsdtd.client import ClientError, InventoryState, NotFoundError
 from stapsdtd.runtime.text import escape
 
@@ -44,13 +45,14 @@ class Unmatched:
 class Hints:
     """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
-    evaluated at the hit.
+    evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites.
     """
 
     selectors: tuple[Unmatched, ...] = ()
     hidden: str = ""
     unusable: Mapping[str, str] = field(default_factory=dict)
     evaluated_late: Mapping[str, str] = field(default_factory=dict)
+    added_late: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -61,7 +63,14 @@ class Hints:
             escape(f"the server evaluates {text} after the hit, for every event: {reason}")
             for text, reason in self.evaluated_late.items()
         ]
-        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late]
+        # where a filter is late, nothing else matters
+        adding = [] if late else [escape(added_late(reason, sites)) for reason, sites in self.added_late.items()]
+        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late, *adding]
+
+
+def added_late(reason: str, sites: int) -> str:
+    """Say that the server adds up hits itself."""
+    return f"each hit of {plural(sites, 'site')} is sent to the server, which adds them up: {reason}"
 
 
 class NothingMatchesError(ClientError):
@@ -109,7 +118,12 @@ async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple
         hints = await _hints(client, selectors, subscription.sites, options.files)
         yield (
             subscription,
-            replace(hints, unusable=subscription.unusable_files, evaluated_late=subscription.evaluated_late),
+            replace(
+                hints,
+                unusable=subscription.unusable_files,
+                evaluated_late=subscription.evaluated_late,
+                added_late=subscription.added_late,
+            ),
         )
 
 
