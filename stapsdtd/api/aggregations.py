@@ -125,7 +125,9 @@ def parse_key(text: str, field: str) -> KeySource:
 
 
 def _key_capture(text: str, field: str) -> Capture:
-    names = ", ".join([*(each.value for each in BuiltIn), *(each.value for each in HitField)])
+    names = ", ".join(
+        [*(each.value for each in BuiltIn if each is not BuiltIn.ELAPSED), *(each.value for each in HitField)]
+    )
     try:
         capture = parse_capture(text)
     except ValueError as error:

@@ -213,6 +213,7 @@ def site_status(status: SiteStatus) -> pb.SiteStatus:
 
 
 def account(account: Account) -> pb.Account:
+    spans = account.spans
     return pb.Account(
         fired=account.fired,
         delivered=account.delivered,
@@ -226,15 +227,17 @@ def account(account: Account) -> pb.Account:
         in_flight=account.in_flight,
         sites=account.sites,
         spans=pb.SpanAccount(
-            starts=account.spans.starts,
-            paired=account.spans.paired,
-            nested=account.spans.nested,
-            died=account.spans.died,
-            timed_out=account.spans.timed_out,
-            table_full=account.spans.table_full,
-            open=account.spans.open,
-            unmatched=account.spans.unmatched,
-        ),
+            starts=spans.starts,
+            paired=spans.paired,
+            nested=spans.nested,
+            died=spans.died,
+            timed_out=spans.timed_out,
+            table_full=spans.table_full,
+            open=spans.open,
+            unmatched=spans.unmatched,
+        )
+        if spans.consumed
+        else None,
     )
 
 

@@ -95,7 +95,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         of_scope.and_also(of_hits),
         built_ins=_parse_fields(options.fields),
         aggregation=aggregation,
-        span=parse_span(request, limits, hierarchy.find, of_scope.and_also, of_pairs, aggregation),
+        span=parse_span(request, limits, hierarchy.find, of_scope.and_also, of_pairs=of_pairs, aggregation=aggregation),
     )
 
 

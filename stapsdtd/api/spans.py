@@ -40,6 +40,7 @@ def parse_span(
     limits: Limits,
     find_cgroup: FindCgroup,
     in_scope: Callable[[Condition | None], Condition | None],
+    *,
     of_pairs: Condition | None,
     aggregation: Aggregation | None,
 ) -> SpanSpec | None:

@@ -84,6 +84,7 @@ from stapsdtd.client.server import (
     InventoryState,
     Limits,
     ServerInfo,
+    SpanAccount,
     SubscriptionInfo,
 )
 from stapsdtd.client.snapshots import Bucket, Snapshot, SnapshotRow

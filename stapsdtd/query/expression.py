@@ -34,7 +34,7 @@ class Field(Enum):
 
 
 TESTED_NUMBERS = frozenset({Field.PID, Field.TID, Field.UID, Field.GID})
-STRING_FIELDS = frozenset(Field) - TESTED_NUMBERS - {Field.CPU, Field.TIMESTAMP}
+STRING_FIELDS = frozenset(Field) - TESTED_NUMBERS - {Field.CPU, Field.TIMESTAMP, Field.ELAPSED}
 
 
 class Operator(Enum):

@@ -91,7 +91,7 @@ class Housekeeping:
         for live in self._live.values():
             # Subscribe reports what it waits for
             if live.first is None:
-                self._armer.report_late(live)
+                self._armer.late.report(live)
             self._sweep(live.subscription)
         if not self._principal_of:
             # the next rate is not to be of all the time in which nobody subscribed

@@ -36,7 +36,7 @@ class Pairing:
         return self._pairer.has_late(now_ns)
 
     def sweep(self, ended: Iterable[Thread], now_ns: int) -> SpanCounts:
-        """Remove starts that no end can come for. All hits of threads that ended, and those before now_ns, were added."""
+        """Remove starts without an end to come: all hits of threads that ended, and those before now_ns, were added."""
         return self._pairer.end_of_threads(ended) + self._pairer.expire(now_ns)
 
 

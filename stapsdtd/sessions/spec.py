@@ -56,10 +56,25 @@ class SubscriptionSpec:
     span: SpanSpec | None = None
 
     @property
+    def _predicates(self) -> list[Condition]:
+        """What is required of hits."""
+        predicates = [self.predicate, self.span.predicate if self.span else None]
+        return [each for each in predicates if each is not None]
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """Report whether all hits are wanted."""
+        return not self._predicates
+
+    @property
+    def filters_pairs(self) -> bool:
+        """Report whether some pairs may not be wanted."""
+        return self.span is not None and self.span.pair_predicate is not None
+
+    @property
     def is_tested(self) -> bool:
         """Report whether engines can test all that is required of a hit, whatever its site."""
-        predicates = [self.predicate, self.span.predicate if self.span else None]
-        return all(is_testable(each) for predicate in predicates if predicate for each in conjuncts(predicate))
+        return all(is_testable(each) for predicate in self._predicates for each in conjuncts(predicate))
 
     def captured(self, selected: tuple[Capture, ...]) -> tuple[Capture, ...]:
         """Return what an event, or an aggregation, takes of a site. selected: by its selector."""

@@ -112,9 +112,9 @@ class Subscription:
             filters,
             self._notify,
             aggregator=self._aggregator,
-            condition=ConditionFilter(spec.filter_at, self._sites.known),
+            condition=None if spec.is_unfiltered else ConditionFilter(spec.filter_at, self._sites.known),
             pairing=self.pairing,
-            pair_condition=ConditionFilter(spec.filter_of_pairs, self._sites.known) if spec.span else None,
+            pair_condition=ConditionFilter(spec.filter_of_pairs, self._sites.known) if spec.filters_pairs else None,
         )
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)

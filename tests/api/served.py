@@ -76,6 +76,7 @@ from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
+from stapsdtd.spans.span import Span
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.support import wait_for
@@ -154,6 +155,9 @@ class FakeEngine:
         self.calls.append(method)
         if method in self.failures:
             raise self.failures[method]
+
+    def why_not_paired(self, span: Span) -> str | None:  # noqa: ARG002
+        return "it sends events"
 
     def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
         return "it sends events"

@@ -76,10 +76,15 @@ def armed(
 
 
 def pairing(
-    engine: BpfEngine, kernel: FakeKernel, subscription_key: int, span: Span, outcome: Emit | Aggregate, **more: str
+    engine: BpfEngine,
+    kernel: FakeKernel,
+    subscription_key: int,
+    span: Span,
+    outcome: Emit | Aggregate,
+    *,
+    text: str = "",
 ) -> SpanSink:
-    """more: as `armed` takes it."""
-    sink, refusals = armed(engine, kernel, subscription_key, span, outcome, **more)
+    sink, refusals = armed(engine, kernel, subscription_key, span, outcome, text=text)
     assert refusals == []
     return sink
 
