@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.aggregate.aggregation import Aggregation
-from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
+from stapsdtd.capture.bpf import layout, pairs
+from stapsdtd.capture.bpf.armed import ArmedSite
 from stapsdtd.capture.bpf.armed_objects import ArmedObjects
+from stapsdtd.capture.bpf.consumers import Consumers
 from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
-from stapsdtd.capture.bpf.filters import filter_of
 from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups, MakeEvent
@@ -32,7 +32,10 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.recipes import why_not
 from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
+from stapsdtd.capture.bpf.span_tables import SpanTables
+from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.bpf.subjects import source_of
+from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import (
@@ -63,6 +66,14 @@ class _Subscription:
     followed: FollowedProcesses | None = None
     sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
 
+    @property
+    def ends(self) -> list[ArmedSite]:
+        """Return the sites at which its spans end."""
+        key = self.channel.subscription_key
+        sites = [site for sites in self.sites.values() for site in sites]
+        # an earlier attempt that ran out of memory may have removed it there
+        return [site for site in sites if key in site.consumers and site.consumers[key].is_end]
+
 
 class BpfEngine:
     """See `capture.engine.Engine`."""
@@ -87,8 +98,12 @@ class BpfEngine:
         self._tables = tables or Tables(loaded.table, loaded.cpus)
         self._paging = paging
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
-        self._hit_tables = HitTables(loaded)
-        self._drainer = Drainer(loaded, self._hit_tables, self._reader.post, self._reader.end)
+        self._memory = TableMemory()
+        self._hit_tables = HitTables(loaded, self._memory)
+        self._spans = SpanTables(loaded, self._memory)
+        watch = SpanWatch(self._spans, self._reader.post)
+        self._drainer = Drainer(loaded, self._hit_tables, watch, self._reader.post, self._reader.end)
+        self._consumers = Consumers(self._drainer, self._spans)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
         groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
@@ -103,6 +118,7 @@ class BpfEngine:
             endings=self._endings,
             foreign=self._foreign,
             hit_tables=self._hit_tables,
+            spans=self._spans,
         )
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects = ArmedObjects(self._tables, self._endings)
@@ -115,8 +131,7 @@ class BpfEngine:
         return why_not(aggregation, site, architecture)
 
     def why_not_paired(self, span: Span) -> str | None:
-        del span
-        return "the bpf engine pairs nothing"
+        return pairs.why_not(span)
 
     def open(
         self,
@@ -150,9 +165,8 @@ class BpfEngine:
         for wanted in target.sites:
             try:
                 site = self._objects.site(armed, wanted.site)
-                table = self._drainer.table_for(subscription.channel, subscription.owner, wanted, armed.architecture)
-                site.consumers[subscription_key] = Consumer(
-                    subscription.channel, wanted, filter_of(target, wanted), table
+                site.consumers[subscription_key] = self._consumers.make(
+                    subscription.channel, subscription.owner, target, wanted, partial(self._plan_ends, subscription_key)
                 )
             except (TableFullError, ValueError, OSError) as error:
                 refusals[wanted.site] = str(error)
@@ -188,6 +202,7 @@ class BpfEngine:
         if not self._subscriptions:
             self._rings.drop_large()
         self._hit_tables.close(subscription.channel)
+        self._spans.close(subscription.channel)
         delivered = self._endings.begin([], [subscription.channel])
         if subscription.followed is not None:
             self._following.end(subscription.followed, delivered)
@@ -208,6 +223,12 @@ class BpfEngine:
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
             self._objects.forget_unwanted(armed)
+
+    def _plan_ends(self, subscription_key: SubscriptionKey) -> None:
+        """Raises TableFullError."""
+        subscription = self._subscriptions[subscription_key]
+        for reason in self._reconciler.reconcile(subscription.ends, subscription.owner, self._buffer_bytes).values():
+            raise TableFullError(reason)
 
     @property
     def _buffer_bytes(self) -> int:
@@ -230,7 +251,7 @@ class BpfEngine:
         unread = UnreadMetrics(
             self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
         )
-        rings, table_bytes = self._rings.metrics(), self._hit_tables.byte_count
+        rings, table_bytes = self._rings.metrics(), self._memory.byte_count
         return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, table_bytes)
 
     def quiesced(self, owner: str = "") -> Future[None]:
