@@ -163,7 +163,8 @@ def format_summary(summary: Summary) -> str:
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")
-    ended = f"; {format_spans(summary.spans)}" if summary.spans else ""
+    unpaired = format_spans(summary.spans) if summary.spans else ""
+    ended = f"; {unpaired}" if unpaired else ""
     ended += "; every process of --pid has ended" if summary.processes_ended else ""
     if summary.appeared:
         appeared = plural(summary.appeared, "object")
@@ -172,18 +173,19 @@ def format_summary(summary: Summary) -> str:
 
 
 def format_spans(spans: SpanAccount) -> str:
-    """Return what became of starts: `3 starts (2 have an end, 1 timed out), 1 end without a start`."""
+    """Return what became of hits that make no pair: `5 starts: 4 paired, 1 timed out; 2 ends without a start`."""
     fates = {
-        "have an end": spans.paired,
-        "began within another": spans.nested,
-        "were of threads that ended": spans.died,
+        "paired": spans.paired,
+        "within another": spans.nested,
+        "of threads that ended": spans.died,
         "timed out": spans.timed_out,
-        "had no room": spans.table_full,
-        "wait for their end": spans.open,
+        "without room": spans.table_full,
+        "waiting for an end": spans.open,
     }
     parts = [f"{count} {fate}" for fate, count in fates.items() if count]
-    starts = plural(spans.starts, "start") + (f" ({', '.join(parts)})" if parts else "")
-    return f"{starts}, {plural(spans.unmatched, 'end')} without a start" if spans.unmatched else starts
+    starts = [f"{plural(spans.starts, 'start')}: {', '.join(parts)}"] if spans.starts > spans.paired else []
+    ends = [f"{plural(spans.unmatched, 'end')} without a start"] if spans.unmatched else []
+    return "; ".join(starts + ends)
 
 
 def why_unpaired(spans: SpanAccount) -> str:

@@ -70,7 +70,8 @@ def _action(
     if spec.span is None:
         return _made_of(engine, spec.aggregation, obj, hits)
     if not subscription.engine_pairs:
-        return Emit(hits.captures), "the daemon pairs starts and ends" if spec.aggregation else None
+        reason = engine.why_not_paired(spec.span.span) or "its filter is evaluated after the hit"
+        return Emit(hits.captures), reason if spec.aggregation else None
     if wanted.is_start:
         return BeginSpan(spec.span.span), None
     action, late = _made_of(engine, spec.aggregation, obj, spec.filter_of_pairs(wanted))
