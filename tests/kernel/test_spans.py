@@ -202,8 +202,8 @@ def test_a_site_cannot_be_both(client: Client, spanner: Ticker) -> None:  # noqa
 @pytest.mark.vm
 def test_pairs_on_the_command_line(daemon: Daemon, spanner_program: Path) -> None:
     script = f"printf 'pairs 3\\nquit\\n' | {spanner_program}"
-    selectors = [probe("begin", "(arg1, arg2:str)"), probe("end", "(arg1)")]
-    done = stapsdt(daemon.target, "spans", *selectors, "--json", "--file", str(spanner_program), "--", "sh", "-c", script)
+    wanted = ["spans", probe("begin", "(arg1, arg2:str)"), probe("end", "(arg1)"), "--file", str(spanner_program)]
+    done = stapsdt(daemon.target, *wanted, "--json", "--", "sh", "-c", script)
     events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [(event["args"], event["start_args"]) for event in events] == [([n], [n, f"work {n}"]) for n in range(3)]
     assert all(event["elapsed"] > 0 for event in events)
