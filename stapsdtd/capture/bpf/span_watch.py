@@ -27,7 +27,7 @@ class SpanWatch:
         now_ns: Callable[[], int] = time.monotonic_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """post: as `Reader.post`. now_ns: as hits have it. clock: in seconds."""
+        """post: as `Reader.post_behind_counters`. now_ns: as hits have it. clock: in seconds."""
         self._tables = tables
         self._post = post
         self._now_ns = now_ns
