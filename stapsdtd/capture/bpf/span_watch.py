@@ -75,7 +75,7 @@ class SpanWatch:
         keys, entries = table.entries.look_up_all()
         if not len(keys):
             return
-        late = entries.view(layout.SPAN_ENTRY)[:, 0]["time_ns"].astype("i8") < earliest_ns
+        late = entries.view(layout.SPAN_ENTRY)[:, 0]["words"][:, 0].astype("i8") < earliest_ns
         for key in keys[late]:
             entry = table.entries.take(key.tobytes())
             if entry is None:
