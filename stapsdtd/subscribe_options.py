@@ -24,9 +24,9 @@ class Aggregate:
     functions: `count`, `sum`, `min`, `max`, `avg`, `stddev`, and a histogram: `quantize` (powers of two),
         `lquantize(low, high, step)`, `llquantize(factor, low, high, steps)`, or `percentiles` (32 buckets for each
         power of two).
-    value: of which value, such as `arg0`; empty if count is all that is wanted.
-    by: compute them for each combination of these: arguments, such as `arg0` or `arg1:str[64]`, fields of events,
-        `pid`, `tid`, `cpu`, `execname`, `provider`, `module`, `function` and `name`.
+    value: of which value, an expression such as `arg0` or `arg1 - arg0`; empty if count is all that is wanted.
+    by: compute them for each combination of these: expressions, such as `pid`, `arg0 / 1000` or `str(arg1, arg2)`, or
+        arguments as in a capture list, `arg1:str[64]`.
     max_keys: how many combinations are kept; 0 for the server's limit.
     interval_ms: the time between snapshots; 0 for only one, at the end.
     cumulative: a snapshot covers all hits so far, rather than those since the last one.

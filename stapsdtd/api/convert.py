@@ -252,6 +252,7 @@ def subscription(subscription: Subscription, *, streaming: bool, lease_left_seco
         streaming=streaming,
         lease_left_ms=int(lease_left_seconds * 1000),
         account=account(subscription.account()),
+        added_late=added_late(subscription),
     )
 
 
@@ -287,3 +288,8 @@ def late_conditions(predicate: Condition | None, sites: Iterable[Site]) -> list[
     """Return what of a filter is not evaluated at the hits of these sites."""
     late = evaluated_late(predicate, sites)
     return [pb.LateCondition(text=text_of(condition), reason=reason) for condition, reason in late.items()]
+
+
+def added_late(subscription: Subscription) -> list[pb.LateAggregation]:
+    """Return why hits are not added up where they are."""
+    return [pb.LateAggregation(reason=reason, sites=sites) for reason, sites in subscription.added_late().items()]

@@ -79,7 +79,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
     )
     of_hits, of_pairs = divided(parse(options.where, hierarchy.find) if options.where.strip() else None)
-    aggregation = parse_aggregation(request, parsed)
+    aggregation = parse_aggregation(request, parsed, hierarchy.find)
     return SubscriptionSpec(
         parsed,
         scope,

@@ -171,6 +171,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     engine=self._backend.engine,
                     unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
                     evaluated_late=convert.late_conditions(spec.predicate, (status.site for status in statuses)),
+                    added_late=convert.added_late(unanswered[0]),
                 )
                 unanswered.clear()
         return response

@@ -13,12 +13,13 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Capture, StartArgument
 from stapsdtd.query.expression import Condition, Field, all_of, conjuncts, walk
 from stapsdtd.query.parse import parse
+from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.query.tree_builder import FindCgroup
 from stapsdtd.sessions.spec import SpanSpec
 from stapsdtd.spans.span import Span, is_of_pair
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
-_STARTS = "span.start_selectors"
+_STARTS, _KEY = "span.start_selectors", "span.key"
 _MAX_OPEN = 10_000
 _MAX_PARTS = 8
 _OF_THREAD = (HitField.TID,)
@@ -62,7 +63,7 @@ def parse_span(
     if wanted.max_open > _MAX_OPEN:
         raise InvalidArgumentError("span.max_open", f"{wanted.max_open} is more than the {_MAX_OPEN} allowed")
     span = Span(
-        _key(wanted.key),
+        _key(wanted.key, find_cgroup),
         _start_captures(starts, aggregation),
         timeout_ns=wanted.timeout_ms * 1_000_000,
         is_nested=wanted.nested,
@@ -91,12 +92,16 @@ def _start_captures(starts: Sequence[selectors.Selector], aggregation: Aggregati
     )
 
 
-def _key(texts: Sequence[str]) -> tuple[KeySource, ...]:
-    field = "span.key"
+def _key(texts: Sequence[str], find_cgroup: FindCgroup) -> tuple[KeySource, ...]:
     if len(texts) > _MAX_PARTS:
-        raise InvalidArgumentError(field, f"there are {len(texts)} parts; the limit is {_MAX_PARTS}")
-    key = tuple(parse_key(text, field) for text in texts) or _OF_THREAD
-    for part, text in zip(key, texts, strict=False):
-        if part in SITE_FIELDS or (isinstance(part, Capture) and is_of_pair(part)):
-            raise InvalidArgumentError(field, f"{text} is not the same at both ends of a span")
-    return key
+        raise InvalidArgumentError(_KEY, f"there are {len(texts)} parts; the limit is {_MAX_PARTS}")
+    return tuple(_part(text, find_cgroup) for text in texts) or _OF_THREAD
+
+
+def _part(text: str, find_cgroup: FindCgroup) -> KeySource:
+    part = parse_key(text, find_cgroup, _KEY)
+    if isinstance(part, ExpressionSource):
+        raise InvalidArgumentError(_KEY, f"{text} is computed, and a key is an argument or a field", 0, text)
+    if part in SITE_FIELDS or (isinstance(part, Capture) and is_of_pair(part)):
+        raise InvalidArgumentError(_KEY, f"{text} is not the same at both ends of a span")
+    return part

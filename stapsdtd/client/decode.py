@@ -151,6 +151,7 @@ def subscription_info(message: pb.Subscription) -> server.SubscriptionInfo:
         lease_left_ms=message.lease_left_ms,
         account=account(message.account),
         where=message.where,
+        added_late={late.reason: late.sites for late in message.added_late},
     )
 
 

@@ -85,6 +85,11 @@ class DescribedSite:
     captures: tuple[CapturedArgument, ...]
 
     @property
+    def of_start(self) -> int:
+        """Return how many values are arguments of the start of a span; they follow those of the site."""
+        return sum(capture.of_start for capture in self.captures)
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Return the names of the last values, those that are fields."""
         return tuple(capture.field for capture in self.captures if capture.field)

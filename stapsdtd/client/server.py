@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stapsdtd.subscribe_options import Scope
 
 
@@ -161,7 +163,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered."""
+    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered.
+    added_late: why the server adds hits up itself, each reason with the number of sites that it concerns.
+    """
 
     id: str
     selectors: tuple[str, ...]
@@ -171,3 +175,4 @@ class SubscriptionInfo:
     lease_left_ms: int
     account: Account
     where: str = ""
+    added_late: Mapping[str, int] = field(default_factory=dict)

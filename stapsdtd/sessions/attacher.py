@@ -36,7 +36,7 @@ from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
-from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of
+from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_not_computed
 
 _log = logging.getLogger(__name__)
 
@@ -203,6 +203,7 @@ class Attacher:
             why_foreign(architecture)
             or missing_argument(site_filter.wanted)
             or site_filter.why_not(why_not)
+            or why_not_computed(subscription.spec.aggregation, selected.capture, why_not)
             or subscription.why_not_paired(obj.path, selected.capture, why_not)
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
+from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.model import SiteCapture
-from stapsdtd.query.evaluate import SiteEvents, accepted
+from stapsdtd.query.evaluate import accepted
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.site_ids import KnownSite
 
@@ -48,6 +48,5 @@ class ConditionFilter:
             self._filters.clear()
             new = site_ids
         for site_id, known in self._known_sites(new).items():
-            module = os.path.basename(known.object.path)
-            self._filters[site_id] = self._filter_at(known.capture), module
+            self._filters[site_id] = self._filter_at(known.capture), known.module
         return {site_id: self._filters[site_id] for site_id in site_ids}

@@ -205,7 +205,8 @@ class EventSink:
         if aggregated is None:
             aggregated = self._aggregator.table.hits if self._aggregator else 0
         counts = self._log.counts()
-        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values()) + self._spans.consumed
+        spans = self._spans.settled()
+        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values()) + spans.consumed
         return Account(
             delivered=counts.delivered,
             aggregated=aggregated,
@@ -217,5 +218,5 @@ class EventSink:
             lost_table_full=self._lost[LossStage.TABLE_FULL],
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
-            spans=self._spans,
+            spans=spans,
         )

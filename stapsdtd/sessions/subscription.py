@@ -165,9 +165,12 @@ class Subscription:
         """Return the id of a site in this subscription's events, the same for the same site."""
         return self._sites.id_of(found, selected.capture)
 
-    def id_to_arm(self, found: Object, selected: SelectedSite) -> int:
-        """Like site_id, for a site that is about to be armed. Call this from the arming thread."""
-        return self._sites.id_to_arm(found, selected.capture)
+    def id_to_arm(self, found: Object, selected: SelectedSite, added_late: str | None = None) -> int:
+        """Like site_id, for a site that is about to be armed. Call this from the arming thread.
+
+        added_late: see `SiteIds.id_to_arm`.
+        """
+        return self._sites.id_to_arm(found, selected.capture, added_late)
 
     def not_wanted(self, found: Object, selected_sites: Iterable[SelectedSite]) -> None:
         """Sites that were armed were not wanted any more by then, and the client is told nothing of them."""
@@ -207,6 +210,10 @@ class Subscription:
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""
         return self._sites.known(site_ids)
+
+    def added_late(self) -> dict[str, int]:
+        """See `SiteIds.added_late`."""
+        return self._sites.added_late()
 
     def new_statuses(self) -> list[SiteStatus]:
         """Return what changed since the last call."""

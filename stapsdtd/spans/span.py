@@ -70,9 +70,17 @@ class SpanCounts:
     unmatched: int = 0
 
     @property
+    def _over(self) -> int:
+        return self.paired + self.nested + self.died + self.timed_out + self.table_full
+
+    @property
     def open(self) -> int:
         """Starts that wait for their ends."""
-        return self.starts - self.paired - self.nested - self.died - self.timed_out - self.table_full
+        return self.starts - self._over
+
+    def settled(self) -> SpanCounts:
+        """Return counts that agree, also where what became of starts was reported before all of them were."""
+        return replace(self, starts=max(self.starts, self._over))
 
     @property
     def consumed(self) -> int:

@@ -56,7 +56,7 @@ class AddingSink:
     def deliver(self, batch: EventBatch) -> None:
         self.delivered_count += len(batch)
         if self._aggregation is not None:
-            self.aggregated(0, group(self._aggregation, batch, lambda _, field: field.value))
+            self.aggregated(0, group(self._aggregation, batch, lambda _, field: field.value.encode()))
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         for key, row in rows.items():

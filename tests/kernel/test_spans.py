@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Account, Aggregate, Client, Event, Span, SpanAccount, SubscribeOptions
-from tests.support import TICKER, Daemon, Ticker, compile_target, wait_for
+from tests.support import TICKER, Daemon, Ticker, compile_target, stapsdt, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -196,3 +197,43 @@ def test_a_site_cannot_be_both(client: Client, spanner: Ticker) -> None:  # noqa
     with client.subscribe(probe("end"), span=span) as subscription:
         reasons = Counter(site.reason for site in subscription.sites if site.reason)
     assert reasons == {"it would be both the start and the end of a span": 1}
+
+
+@pytest.mark.vm
+def test_pairs_on_the_command_line(daemon: Daemon, spanner_program: Path) -> None:
+    script = f"printf 'pairs 3\\nquit\\n' | {spanner_program}"
+    wanted = ["spans", probe("begin", "(arg1, arg2:str)"), probe("end", "(arg1)"), "--file", str(spanner_program)]
+    done = stapsdt(daemon.target, *wanted, "--json", "--", "sh", "-c", script)
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(event["args"], event["start_args"]) for event in events] == [([n], [n, f"work {n}"]) for n in range(3)]
+    assert all(event["elapsed"] > 0 for event in events)
+    summary = json.loads(done.stderr.splitlines()[-1])
+    assert (summary["delivered"], summary["spans"]["starts"], summary["spans"]["paired"]) == (3, 3, 3)
+
+
+def test_latency_on_the_command_line(daemon: Daemon, spanner_program: Path) -> None:
+    script = f"printf 'pairs 70\\nbegin 1\\nquit\\n' | {spanner_program} > /dev/null"
+    wanted = ["latency", probe("begin"), probe("end"), "--by", "start.arg2:str", "--file", str(spanner_program)]
+    done = stapsdt(daemon.target, *wanted, "--", "sh", "-c", script)
+    titles = [line for line in done.stdout.splitlines() if line.startswith("start.")]
+    assert sorted(title.split("  p50")[0] for title in titles) == [
+        f"start.arg2:str=work {number}  10 values" for number in range(7)
+    ]
+    assert "70 pairs aggregated" in done.stderr
+    assert "71 starts: 70 paired, 1 " in done.stderr
+
+
+def test_pairs_that_never_were_are_explained(daemon: Daemon, spanner_program: Path) -> None:
+    script = f"printf 'end 1\\nquit\\n' | {spanner_program} > /dev/null"
+    wanted = ["latency", probe("begin"), probe("end"), "--file", str(spanner_program)]
+    done = stapsdt(daemon.target, *wanted, "--", "sh", "-c", script)
+    assert "END fired, but no START before it" in done.stderr
+    assert "1 end without a start" in done.stderr
+
+
+def test_programs_that_execute_another_between(client: Client, spanner: Ticker, engine: str) -> None:
+    if engine != "bpf":
+        pytest.skip("the daemon does not notice execve while it pairs: see docs/limits.md")
+    events, account = pairs_of(client, spanner, "exec", "end 0")
+    assert events == []
+    assert check(account) == SpanAccount(starts=1, died=1, unmatched=1)

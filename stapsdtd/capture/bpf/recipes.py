@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value
@@ -21,6 +21,8 @@ from stapsdtd.spans.span import is_of_pair
 
 _MAX_SUB_BITS = 8
 """The numbers of its buckets have 16 bits."""
+
+_MAX_SHOWN_CHARACTERS = 80
 
 _ADDING = frozenset({Function.SUM, Function.AVG})
 _COMPARING = frozenset({Function.MIN, Function.MAX})
@@ -136,10 +138,12 @@ class _Maker:
         self._pair = pair
         self.operands: list[bytes] = []
 
-    def part(self, key: KeySource) -> Part:
+    def part(self, key: KeySource | Computed) -> Part:
         """Raises NotEncodableError."""
         if isinstance(key, HitField):
             return self._hit_field(key)
+        if not isinstance(key, Capture):
+            raise _not_computed(key)
         if is_of_pair(key):
             return NumberPart(self._of_pair(key))
         subject = self._subject(key)
@@ -162,8 +166,10 @@ class _Maker:
         _check_integer(source, subject)
         return NumberPart(subject.signed)
 
-    def value(self, capture: Capture) -> bool | None:
+    def value(self, capture: Capture | Computed) -> bool | None:
         """Return whether the value is signed, or None if it is unavailable. Raises NotEncodableError."""
+        if not isinstance(capture, Capture):
+            raise _not_computed(capture)
         if is_of_pair(capture):
             return self._of_pair(capture)
         subject = self._subject(capture)
@@ -212,7 +218,7 @@ def key_class(aggregation: Aggregation) -> int:
         ) from None
 
 
-def _words(key: KeySource) -> int:
+def _words(key: KeySource | Computed) -> int:
     if isinstance(key, Capture):
         limit = key.max_bytes or layout.MAX_TEXT
         return _text_words(limit) if key.is_string else 1
@@ -240,6 +246,11 @@ def _why_not(aggregation: Aggregation) -> str | None:
             return f"its histogram has {len(edges)} edges, and in the kernel fewer than {1 << 12}"
     key_class(aggregation)
     return None
+
+
+def _not_computed(source: Computed) -> NotEncodableError:
+    text = source.text if len(source.text) <= _MAX_SHOWN_CHARACTERS else f"{source.text[:_MAX_SHOWN_CHARACTERS]}…"
+    return NotEncodableError(f"the kernel does not evaluate {text}")
 
 
 def _check_integer(value: Value, argument: Argument) -> None:

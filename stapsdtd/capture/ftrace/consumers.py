@@ -10,7 +10,7 @@ from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.expression import ArgumentValue, Condition, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
 
-NOT_AGGREGATED = "the ftrace engine sends events"
+NOT_AGGREGATED = "the ftrace engine adds nothing up"
 NOT_PAIRED = "the ftrace engine pairs nothing"
 
 _TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
