@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -164,27 +164,30 @@ class Tables:
         of_recipes = [operand for spec in plan.recipes for operand in spec.recipe.operands]
         operands = b"".join((*plan.values, *plan.tested, *of_recipes))
         tests = encode_filters(tested, plan.operand_indexes)
-        rows = np.frombuffer(tests, layout.TEST)
+        bits = tuple(plan.filters)
+        first_test, test_count, recipes = 0, len(tests) // layout.TEST.itemsize, _NO_RECIPES
         with contextlib.ExitStack() as undo:
             plan_id = self._pools.plans.allocate(1)
             undo.callback(self._pools.plans.free, plan_id, 1)
             first_operand = self._allocate_operands(operands)
             if operands:
                 undo.callback(self._shared_operands.free, operands)
-            first_test = self._pools.tests.allocate(len(rows)) if tests else 0
-            undo.callback(self._pools.tests.free, first_test, len(rows))
-            generation = next(self._generations) << layout.PLAN_BITS | plan_id
-            bits = tuple(plan.filters)
-            first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
-            recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
-            undo.callback(self._recipes.free, recipes)
-            entry = PlanEntry(generation, 0, operands, first_test, len(rows), bits, recipes)
-            first_counter = self._pools.counters.allocate(entry.cells)
+            if tests:
+                first_test = self._pools.tests.allocate(test_count)
+                undo.callback(self._pools.tests.free, first_test, test_count)
+            if plan.recipes:
+                first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
+                recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
+                undo.callback(self._recipes.free, recipes)
+            cells = _cells_of(bits) + recipes.count
+            first_counter = self._pools.counters.allocate(cells)
             undo.pop_all()
-        entry = replace(entry, counters=first_counter)
-        self._cells_used = max(self._cells_used, first_counter + entry.cells)
-        self._counters[:, first_counter : first_counter + entry.cells] = 0
-        self._tests[first_test : first_test + len(rows)] = rows
+        generation = next(self._generations) << layout.PLAN_BITS | plan_id
+        entry = PlanEntry(generation, first_counter, operands, first_test, test_count, bits, recipes)
+        self._cells_used = max(self._cells_used, first_counter + cells)
+        self._counters[:, first_counter : first_counter + cells] = 0
+        if tests:
+            self._tests[first_test : first_test + test_count] = np.frombuffer(tests, layout.TEST)
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter, recipes.first, recipes.count
         is_counted = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
@@ -194,12 +197,12 @@ class Tables:
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
-        rows = np.frombuffer(operands, layout.OPERAND)
-        if not len(rows):
+        if not operands:
             return 0
-        start, is_new = self._shared_operands.allocate(operands, len(rows))
+        count = len(operands) // layout.OPERAND.itemsize
+        start, is_new = self._shared_operands.allocate(operands, count)
         if is_new:
-            self._operands[start : start + len(rows)] = rows
+            self._operands[start : start + count] = np.frombuffer(operands, layout.OPERAND)
         return start
 
     def free_plan(self, plan: PlanEntry) -> None:
