@@ -210,7 +210,7 @@ enum counter {
 struct slot {
 	__u32 plan;		/* 0: nobody wants it */
 	__u32 group;		/* the group's first entry in the index */
-};
+} __attribute__((aligned(8))); /* or clang reads it in halves */
 
 struct text {
 	__u32 offset;		/* in the record */
