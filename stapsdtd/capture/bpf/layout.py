@@ -168,6 +168,27 @@ PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
 
+_LINE_BYTES = 64
+
+
+def _first_behind(lines: int, row_bytes: int) -> int:
+    """Return the first row of a table that begins behind so many lines of a page.
+
+    A hit reads a row of each table, and the tables begin at pages. First rows would all compete for one set of the
+    processor's cache, with whatever else the kernel keeps where a page begins.
+    """
+    return -(-lines * _LINE_BYTES // row_bytes)
+
+
+FIRST_INDEX_ENTRY = _first_behind(8, 4)
+FIRST_SLOT = _first_behind(16, SLOT.itemsize)
+FIRST_PLAN = _first_behind(24, PLAN.itemsize)
+FIRST_OPERAND = _first_behind(32, OPERAND.itemsize)
+FIRST_TEST = _first_behind(40, TEST.itemsize)
+FIRST_COUNTER = _first_behind(48, 8)
+FIRST_RECIPE = _first_behind(56, RECIPE.itemsize)
+"""What is used of each table."""
+
 RECORD = np.dtype(
     [
         ("time_ns", "u8"),
