@@ -58,7 +58,7 @@ class Fired:
 
 
 class Firing:
-    """A running tests/targets/firing.c. texts: how many strings its second argument takes in turn; 0: it is a number."""
+    """A running tests/targets/firing.c. texts: how many strings its second argument is in turn; 0: it is a number."""
 
     def __init__(self, folder: Path, texts: int = 0) -> None:
         flags = [f"-DTEXTS={texts}"] if texts else []
