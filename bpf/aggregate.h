@@ -137,8 +137,10 @@ static __always_inline void clear(__u64 *key, __u32 key_class)
 	if (key_class > 1)
 		__builtin_memset(key + 4, 0, 4 * sizeof(__u64));
 	if (key_class > 2)
-		__builtin_memset(key + 8, 0, 8 * sizeof(__u64));
+		__builtin_memset(key + 8, 0, 2 * sizeof(__u64));
 	if (key_class > 3)
+		__builtin_memset(key + 10, 0, 6 * sizeof(__u64));
+	if (key_class > 4)
 		__builtin_memset(key + 16, 0, 16 * sizeof(__u64));
 }
 
@@ -158,7 +160,10 @@ static __always_inline void add_any(struct hit *hit, const struct recipe *recipe
 	workspace->used = 1;
 	workspace->missing = 0;
 	workspace->unread = 0;
-	bpf_loop(recipe->parts, take_part, hit, 0);
+	if (recipe->parts == 1)
+		take_part(0, hit);
+	else
+		bpf_loop(recipe->parts, take_part, hit, 0);
 	workspace->key[0] = recipe->variant | (__u64)workspace->missing << 32;
 	has_value = take_value(hit, recipe, workspace->key, &value);
 	if (hands_over(hit, recipe, workspace->unread || (recipe->has_value && !has_value))) {

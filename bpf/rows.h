@@ -28,6 +28,7 @@ __u64 filled[2 * MAX_TABLES] SEC(".bss.filled");
 TABLES_OF(2);
 TABLES_OF(4);
 TABLES_OF(8);
+TABLES_OF(10);
 TABLES_OF(16);
 TABLES_OF(32);
 
@@ -56,7 +57,8 @@ static __always_inline struct row *row_of(const struct recipe *recipe, const __u
 	case 0: return FIND_IN(2);
 	case 1: return FIND_IN(4);
 	case 2: return FIND_IN(8);
-	case 3: return FIND_IN(16);
+	case 3: return FIND_IN(10);
+	case 4: return FIND_IN(16);
 	default: return FIND_IN(32);
 	}
 }

@@ -25,7 +25,7 @@ MAX_EDGES = 1 << 16
 MAX_TABLES = 128
 MAX_PARTS = 15
 KEY_WORDS = 32
-KEY_CLASSES = 5
+KEY_CLASSES = 6
 WORKSPACES = 16
 
 MAX_FOLLOWING = 64
@@ -157,7 +157,7 @@ VALUE_MISSING = 0x8000
 ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8"), ("high", "u8")])
 """A row of a table, behind its key."""
 
-KEY_BYTES = (16, 32, 64, 128, 256)
+KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
