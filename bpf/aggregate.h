@@ -160,10 +160,7 @@ static __always_inline void add_any(struct hit *hit, const struct recipe *recipe
 	workspace->used = 1;
 	workspace->missing = 0;
 	workspace->unread = 0;
-	if (recipe->parts == 1)
-		take_part(0, hit);
-	else
-		bpf_loop(recipe->parts, take_part, hit, 0);
+	bpf_loop(recipe->parts, take_part, hit, 0);
 	workspace->key[0] = recipe->variant | (__u64)workspace->missing << 32;
 	has_value = take_value(hit, recipe, workspace->key, &value);
 	if (hands_over(hit, recipe, workspace->unread || (recipe->has_value && !has_value))) {
