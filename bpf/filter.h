@@ -141,10 +141,9 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	return result ? test->on_true : test->on_false;
 }
 
-static long step(__u32 number __attribute__((unused)), struct hit *hit)
+/* Go where a test leads, and note what becomes of the hit if that decides on its filter. */
+static __always_inline void go_on(struct hit *hit, const struct test *test, __u32 next)
 {
-	const struct test *test = &tests[(hit->plan->tests + hit->next_test) & (MAX_TESTS - 1)];
-	__u32 next = decide(hit, test);
 	__u32 filter = test->filter & (MAX_FILTERS - 1);
 
 	if (next == JUMP_ACCEPT)
@@ -154,13 +153,30 @@ static long step(__u32 number __attribute__((unused)), struct hit *hit)
 	else if (next == JUMP_EXCLUDE)
 		count_of(hit, filter, COUNTER_EXCLUDED);
 	hit->next_test = next < JUMP_END ? next : test->next_filter;
+}
+
+static long step(__u32 number __attribute__((unused)), struct hit *hit)
+{
+	const struct test *test = &tests[(hit->plan->tests + hit->next_test) & (MAX_TESTS - 1)];
+
+	go_on(hit, test, decide(hit, test));
 	return hit->next_test == JUMP_END;
 }
 
+/* Most filters begin with the process, and many end there: that test costs less here than as a step. */
 static __always_inline void run_filters(struct hit *hit)
 {
-	if (hit->plan->has_tests)
-		bpf_loop(MAX_STEPS, step, hit, 0);
+	const struct test *first = &tests[hit->plan->tests & (MAX_TESTS - 1)];
+
+	if (!hit->plan->has_tests)
+		return;
+	if (first->source == SOURCE_PID && first->relation == RELATION_EQ) {
+		go_on(hit, first, (hit->task->tgid & first->mask) == first->value ? first->on_true : first->on_false);
+		if (hit->next_test == JUMP_END)
+			return;
+	}
+	if (!step(0, hit))
+		bpf_loop(MAX_STEPS - 1, step, hit, 0);
 }
 
 #endif

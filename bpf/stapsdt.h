@@ -31,7 +31,7 @@ enum limit {
 	MAX_TABLES = 128,	/* of rows, each with two banks */
 	MAX_PARTS = 15,		/* of a key */
 	KEY_WORDS = 32,		/* of a key, at most */
-	KEY_CLASSES = 5,	/* sizes of keys: 2, 4, 8, 16, 32 words */
+	KEY_CLASSES = 6,	/* sizes of keys: 2, 4, 8, 10, 16, 32 words; 10 for a string of 64 bytes */
 	WORKSPACES = 16,	/* of a CPU, where keys are made */
 
 	MAX_SPANS = 64,		/* tables of starts */
@@ -247,7 +247,7 @@ enum counter {
 struct slot {
 	__u32 plan;		/* 0: nobody wants it */
 	__u32 group;		/* the group's first entry in the index */
-};
+} __attribute__((aligned(8))); /* or clang reads it in halves */
 
 struct text {
 	__u32 offset;		/* in the record */

@@ -18,19 +18,27 @@ _ROUNDS = 200
 
 
 class _Question(NamedTuple):
-    """goal: of our cost, as a part of bpftrace's."""
+    """goal: of our cost, as a part of bpftrace's. has_texts: whether arg1 is a string."""
 
     name: str
     ours: Aggregate
     clause: str
     goal: float
     where: str = ""
+    has_texts: bool = False
 
 
 _QUESTIONS = (
     _Question("count()", Aggregate(), "{ @ = count(); }", 0.98),
     _Question("count() by arg0, 1,000 keys", Aggregate(by=["arg0"]), "{ @[arg0] = count(); }", 1.0),
     _Question("quantize(arg0)", Aggregate(functions=["quantize"], value="arg0"), "{ @ = hist(arg0); }", 1.0),
+    _Question(
+        "count() by str(arg1) of 63 bytes, 1,000 keys",
+        Aggregate(by=["arg1:str"]),
+        "{ @[str(arg1)] = count(); }",
+        1.0,
+        has_texts=True,
+    ),
     _Question("a filter on arg0 that rejects", Aggregate(), "/arg0 == 123456/ { @ = count(); }", 1.0, "arg0 == 123456"),
 )
 
@@ -39,9 +47,15 @@ def run(setup: Setup) -> list[Figure]:
     has_bpftrace = shutil.which("bpftrace") is not None
     ours: dict[str, list[float]] = {each.name: [] for each in _QUESTIONS}
     theirs: dict[str, list[float]] = {each.name: [] for each in _QUESTIONS}
-    with setup.daemon() as daemon, Firing(setup.folder) as firing, Client(daemon.target) as client:
+    with (
+        setup.daemon() as daemon,
+        Firing(setup.folder) as numbers,
+        Firing(setup.folder, _KEYS) as texts,
+        Client(daemon.target) as client,
+    ):
         for _ in range(setup.repeats):
             for question in _QUESTIONS:
+                firing = texts if question.has_texts else numbers
                 options = SubscribeOptions(pids=[firing.pid], where=question.where)
                 with client.aggregate(SELECTOR.partition("(")[0], question.ours, options) as subscription:
                     ours[question.name].append(_seconds_a_hit(firing))

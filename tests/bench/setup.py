@@ -58,10 +58,11 @@ class Fired:
 
 
 class Firing:
-    """A running tests/targets/firing.c."""
+    """A running tests/targets/firing.c. texts: how many strings its second argument is in turn; 0: it is a number."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = compile_target("firing.c", folder / "firing", "-lpthread")
+    def __init__(self, folder: Path, texts: int = 0) -> None:
+        flags = [f"-DTEXTS={texts}"] if texts else []
+        self.path = compile_target("firing.c", folder / ("firing_texts" if texts else "firing"), *flags, "-lpthread")
         with open(self.path, "rb") as file:
             (site,) = parse_object(file).sites
         self.site_offset = site.site_offset

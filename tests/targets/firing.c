@@ -13,6 +13,8 @@
  *
  * begin_ns is CLOCK_MONOTONIC, wall_ns the time until the last thread was done, and cpu_ns what all threads spent in
  * the firing itself, without the pauses in between.
+ *
+ * With -DTEXTS=N the second argument is one of N strings of 63 bytes in turn.
  */
 #define _GNU_SOURCE
 #include <sys/sdt.h>
@@ -57,10 +59,20 @@ static void sleep_until(int64_t ns)
 		;
 }
 
+#ifdef TEXTS
+static char texts[TEXTS][64];
+
+static void __attribute__((noinline)) hit(uint64_t number, int32_t negative, int32_t thread)
+{
+	(void)negative;
+	STAP_PROBE3(firing, hit, number, &texts[number % TEXTS][0], thread);
+}
+#else
 static void __attribute__((noinline)) hit(uint64_t number, int32_t negative, int32_t thread)
 {
 	STAP_PROBE3(firing, hit, number, negative, thread);
 }
+#endif
 
 static void *fire(void *argument)
 {
@@ -90,6 +102,10 @@ int main(void)
 	double seconds;
 	int threads;
 
+#ifdef TEXTS
+	for (int i = 0; i < TEXTS; i++)
+		snprintf(texts[i], sizeof(texts[i]), "%063d", i);
+#endif
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
 		struct thread all[MAX_THREADS] = {0};

@@ -392,8 +392,8 @@ def test_nothing_is_left_of_it(kernel: FakeKernel, engine: BpfEngine) -> None:
     wait_for(lambda: not kernel.loaded.row_tables.banks, "the tables to be gone")
     assert engine.metrics().table_bytes == 0
     nothing_is_left(engine, kernel, before)
-    for pool in (kernel.pools.recipes.recipes, kernel.pools.recipes.edges):
-        pool.allocate(layout.MAX_RECIPES if pool is kernel.pools.recipes.recipes else layout.MAX_EDGES)
+    kernel.pools.recipes.recipes.allocate(layout.MAX_RECIPES - layout.FIRST_RECIPE)
+    kernel.pools.recipes.edges.allocate(layout.MAX_EDGES)
 
 
 def test_wait_that_fails_is_tried_again(kernel: FakeKernel, engine: BpfEngine) -> None:

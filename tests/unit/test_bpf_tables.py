@@ -164,7 +164,7 @@ def test_index_becomes_full(kernel: Kernel) -> None:
     with pytest.raises(TableFullError, match="groups"):
         kernel.tables.allocate_group(page)
     # 0 is nobody's
-    for _ in range(4095):
+    for _ in range(4096 - layout.FIRST_INDEX_ENTRY):
         kernel.tables.allocate_group(Window(0, 0))
     with pytest.raises(TableFullError, match="groups"):
         kernel.tables.allocate_group(Window(0, 0))
@@ -193,8 +193,8 @@ def test_slot_given_back_has_no_plan(kernel: Kernel) -> None:
 
 
 def test_slots_become_full_and_0_is_none_of_them(kernel: Kernel) -> None:
-    lent = {kernel.tables.allocate_slot() for _ in range(layout.MAX_SLOTS - 1)}
-    assert lent == set(range(1, layout.MAX_SLOTS))
+    lent = {kernel.tables.allocate_slot() for _ in range(layout.MAX_SLOTS - layout.FIRST_SLOT)}
+    assert lent == set(range(layout.FIRST_SLOT, layout.MAX_SLOTS))
     with pytest.raises(TableFullError, match="sites"):
         kernel.tables.allocate_slot()
     kernel.tables.free_slot(4711)
@@ -276,7 +276,7 @@ def test_generation_tells_plans_apart_that_have_the_same_number(kernel: Kernel) 
     for _ in range(100):
         entry = allocate(kernel, [1])
         assert kernel.plan(entry)["generation"] == entry.generation
-        assert entry.id == entry.generation % (1 << layout.PLAN_BITS) == 1
+        assert entry.id == entry.generation % (1 << layout.PLAN_BITS) == layout.FIRST_PLAN
         generations.append(entry.generation)
         kernel.tables.free_plan(entry)
     assert len(set(generations)) == 100
@@ -332,8 +332,9 @@ def test_plans_in_use_never_change(steps: list[tuple[list[int], dict[int, Filter
 
 def test_operands_become_full(kernel: Kernel) -> None:
     most = 1 << 12
-    for number in range(layout.MAX_OPERANDS // most):
-        kernel.tables.allocate_plan(PlanSpec([operand(number)], [operand(0)] * (most - 1), {}, {}, has_texts=False))
+    room = layout.MAX_OPERANDS - layout.FIRST_OPERAND
+    for number, size in enumerate([most] * (room // most) + [room % most]):
+        kernel.tables.allocate_plan(PlanSpec([operand(number)], [operand(0)] * (size - 1), {}, {}, has_texts=False))
     with pytest.raises(TableFullError, match="operands"):
         allocate(kernel, [99])
     # what is there already costs nothing more
@@ -342,7 +343,7 @@ def test_operands_become_full(kernel: Kernel) -> None:
 
 def test_tests_become_full(kernel: Kernel) -> None:
     wanted = only(*range(layout.MAX_STEPS))
-    expected = layout.MAX_TESTS // layout.MAX_STEPS
+    expected = (layout.MAX_TESTS - layout.FIRST_TEST) // layout.MAX_STEPS
     count, reason = allocate_until_full(kernel, [], {0: wanted})
     assert (count, reason) == (expected, "the bpf engine's table of tests is full")
 
@@ -350,12 +351,13 @@ def test_tests_become_full(kernel: Kernel) -> None:
 def test_counters_become_full(kernel: Kernel) -> None:
     cells = 1 + layout.COUNTERS_OF_FILTER * layout.MAX_FILTERS
     count, reason = allocate_until_full(kernel, [], {layout.MAX_FILTERS - 1: EVERYTHING})
-    assert (count, reason) == ((layout.MAX_COUNTERS - 1) // cells, "the bpf engine's table of counters is full")
+    expected = (layout.MAX_COUNTERS - layout.FIRST_COUNTER) // cells
+    assert (count, reason) == (expected, "the bpf engine's table of counters is full")
 
 
 def test_plans_become_full(kernel: Kernel) -> None:
     count, reason = allocate_until_full(kernel, [], {})
-    assert (count, reason) == (layout.MAX_PLANS - 1, "the bpf engine's table of plans is full")
+    assert (count, reason) == (layout.MAX_PLANS - layout.FIRST_PLAN, "the bpf engine's table of plans is full")
 
 
 @pytest.mark.parametrize("full", ["tests", "counters"])
@@ -367,10 +369,10 @@ def test_plan_that_found_no_room_takes_none(kernel: Kernel, full: str) -> None:
         with pytest.raises(TableFullError, match=full):
             allocate(kernel, [1, 2], {0: only(*range(layout.MAX_STEPS)), 63: EVERYTHING})
     small = allocate(kernel, [3])
-    assert small.id == count + 2
-    assert kernel.plan(small)["operands"] == 0
+    assert small.id == layout.FIRST_PLAN + count + 1
+    assert kernel.plan(small)["operands"] == layout.FIRST_OPERAND
     kernel.tables.free_plan(first)
-    assert allocate(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == 0
+    assert allocate(kernel, [], {0: only(*range(layout.MAX_STEPS))}).first_test == layout.FIRST_TEST
 
 
 # counters

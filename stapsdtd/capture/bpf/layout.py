@@ -25,7 +25,7 @@ MAX_EDGES = 1 << 16
 MAX_TABLES = 128
 MAX_PARTS = 15
 KEY_WORDS = 32
-KEY_CLASSES = 5
+KEY_CLASSES = 6
 WORKSPACES = 16
 
 MAX_SPANS = 64
@@ -196,7 +196,7 @@ ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8")
 SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
 """What is kept of a start: its time, then words."""
 
-KEY_BYTES = (16, 32, 64, 128, 256)
+KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
@@ -207,6 +207,27 @@ PACKED_PAIRING = struct.Struct("=Q3I5B7x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
+
+_LINE_BYTES = 64
+
+
+def _first_behind(lines: int, row_bytes: int) -> int:
+    """Return the first row of a table that begins behind so many lines of a page.
+
+    A hit reads a row of each table, and the tables begin at pages. First rows would all compete for one set of the
+    processor's cache, with whatever else the kernel keeps where a page begins.
+    """
+    return -(-lines * _LINE_BYTES // row_bytes)
+
+
+FIRST_INDEX_ENTRY = _first_behind(8, 4)
+FIRST_SLOT = _first_behind(16, SLOT.itemsize)
+FIRST_PLAN = _first_behind(24, PLAN.itemsize)
+FIRST_OPERAND = _first_behind(32, OPERAND.itemsize)
+FIRST_TEST = _first_behind(40, TEST.itemsize)
+FIRST_COUNTER = _first_behind(48, 8)
+FIRST_RECIPE = _first_behind(56, RECIPE.itemsize)
+"""What is used of each table."""
 
 RECORD = np.dtype(
     [

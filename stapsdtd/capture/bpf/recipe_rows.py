@@ -45,7 +45,7 @@ class RecipePools:
     """What is free."""
 
     def __init__(self) -> None:
-        self.recipes = Pool("aggregations", layout.MAX_RECIPES)
+        self.recipes = Pool("aggregations", layout.MAX_RECIPES, layout.FIRST_RECIPE)
         self.edges = Pool("histograms' edges", layout.MAX_EDGES)
 
 

@@ -113,12 +113,12 @@ class Pools:
     """What is free of each table. Entry 0 of the first three stands for none."""
 
     def __init__(self) -> None:
-        self.index = Pool("groups", layout.INDEX_ENTRIES, 1)
-        self.slots = Pool("sites", layout.MAX_SLOTS, 1)
-        self.plans = Pool("plans", layout.MAX_PLANS, 1)
-        self.operands = Pool("operands", layout.MAX_OPERANDS)
-        self.tests = Pool("tests", layout.MAX_TESTS)
-        self.counters = Pool("counters", layout.MAX_COUNTERS, layout.STRAY_HITS + 1)
+        self.index = Pool("groups", layout.INDEX_ENTRIES, layout.FIRST_INDEX_ENTRY)
+        self.slots = Pool("sites", layout.MAX_SLOTS, layout.FIRST_SLOT)
+        self.plans = Pool("plans", layout.MAX_PLANS, layout.FIRST_PLAN)
+        self.operands = Pool("operands", layout.MAX_OPERANDS, layout.FIRST_OPERAND)
+        self.tests = Pool("tests", layout.MAX_TESTS, layout.FIRST_TEST)
+        self.counters = Pool("counters", layout.MAX_COUNTERS, layout.FIRST_COUNTER)
         self.recipes = RecipePools()
         self.pairings = Pool("spans", layout.MAX_PAIRING_ROWS)
 
