@@ -25,6 +25,7 @@ from tests.bench import (
     rate,
     removals,
     sandbox,
+    spans,
     subscribers,
     unread,
     watching,
@@ -37,6 +38,7 @@ from tests.support import running_daemon
 _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "hit": hit.run,
     "questions": questions.run,
+    "spans": spans.run,
     "adding": adding.run,
     "rate": rate.run,
     "delay": delay.run,

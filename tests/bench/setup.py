@@ -18,7 +18,7 @@ from tests.support import COMMANDS, ROOT, Daemon, compile_target, mapped_bytes, 
 
 SELECTOR = "firing:hit"
 BUFFER_KIB = 65536  # of the kernel's, for each CPU: what a burst waits in while the daemon has no CPU to run on
-_BREAKPOINT = b"\xcc"
+BREAKPOINT = b"\xcc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Firing:
 
     @property
     def is_armed(self) -> bool:
-        return mapped_bytes(self.pid, str(self.path), self.site_offset, 1, "x") == _BREAKPOINT
+        return mapped_bytes(self.pid, str(self.path), self.site_offset, 1, "x") == BREAKPOINT
 
     def __enter__(self) -> Self:
         return self

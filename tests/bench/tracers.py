@@ -9,10 +9,19 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.bench.setup import Firing
 from tests.support import wait_for
+
+
+class Traced(Protocol):
+    """A program with probes."""
+
+    @property
+    def is_armed(self) -> bool: ...
+
 
 Tracer = Callable[[Firing], AbstractContextManager[None]]
 
@@ -42,7 +51,7 @@ def _bpftrace_printf(firing: Firing) -> AbstractContextManager[None]:
 
 def bpftrace(firing: Firing, clause: str) -> AbstractContextManager[None]:
     """Run a clause of bpftrace's at the program's only site."""
-    return _running(firing, "bpftrace", "-p", str(firing.pid), "-e", f"usdt:{firing.path}:firing:hit {clause}")
+    return running(firing, "bpftrace", "-p", str(firing.pid), "-e", f"usdt:{firing.path}:firing:hit {clause}")
 
 
 @contextmanager
@@ -55,7 +64,7 @@ def _perf_record(firing: Firing) -> Iterator[None]:
     tracefs.append_definition(f"p:{event} {firing.path}:{firing.site_offset:#x} {arguments}")
     try:
         name = event.replace("/", ":")
-        with _running(firing, "perf", "record", "-q", "-e", name, "-p", str(firing.pid), "-o", str(data)):
+        with running(firing, "perf", "record", "-q", "-e", name, "-p", str(firing.pid), "-o", str(data)):
             yield
     finally:
         tracefs.append_definition(f"-:{event}")
@@ -63,12 +72,13 @@ def _perf_record(firing: Firing) -> Iterator[None]:
 
 
 @contextmanager
-def _running(firing: Firing, *command: str | Path) -> Iterator[None]:
+def running(traced: Traced, *command: str | Path) -> Iterator[None]:
+    """Run a tracer that attaches to a program."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: firing.is_armed, f"{command[0]} to attach")
+        wait_for(lambda: traced.is_armed, f"{command[0]} to attach")
         yield
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
-        wait_for(lambda: not firing.is_armed, f"{command[0]} to detach")
+        wait_for(lambda: not traced.is_armed, f"{command[0]} to detach")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -25,7 +24,8 @@ from stapsdtd.model import BuiltIn, Capture, Object, ObjectKey, StartArgument
 from stapsdtd.query.actions import Action, Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.parse import parse
 from stapsdtd.spans.span import Span, SpanCounts
-from tests.support import compile_target, wait_for
+from tests.spanning import Spans
+from tests.support import wait_for
 from tests.unit.samples import event_rows
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -37,41 +37,6 @@ ELAPSED = Capture(BuiltIn.ELAPSED)
 STARTED, NEGATIVE = Capture(StartArgument(0)), Capture(StartArgument(2))
 KEPT = (Capture(0), Capture(2))
 COUNT, SUM, MIN, HISTOGRAM = Function.COUNT, Function.SUM, Function.MIN, Function.HISTOGRAM
-
-
-class Spans:
-    """A running tests/targets/spans.c."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = compile_target("spans.c", folder / "spans", "-lpthread")
-        self._process = subprocess.Popen([self.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.pid = self._process.pid
-        assert self._answer() == ["ready"]
-
-    def do(self, order: str, count: int, threads: int = 1) -> int:
-        """Return the nanoseconds that it took."""
-        self._send(f"{order} {count} {threads}")
-        return int(self._answer()[1])
-
-    def execute(self, count: int, threads: int) -> None:
-        self._send(f"exec {count} {threads}")
-        assert self._answer() == ["ready"]
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-
-    def _answer(self) -> list[str]:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().split()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 class SpanSink:
