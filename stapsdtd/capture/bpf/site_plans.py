@@ -65,7 +65,7 @@ class SitePlan:
         _check_shares(consumers)
         subjects = Subjects(site)
         pairs = Pairing.pairs_of(site)
-        emission = Emission.of(site, pairs)
+        emission = Emission.of(site, subjects, pairs)
         # a record that one consumer's sum lacks is for this one alone, and an end may not be one, so that the filter of
         # either has a bit of its own
         choices = [
@@ -84,7 +84,7 @@ class SitePlan:
             consumer.channel.subscription_key: distinct.index(choice)
             for consumer, choice in zip(consumers, choices, strict=True)
         }
-        summing = Summing.of(site, bits, pairs)
+        summing = Summing.of(site, subjects, bits, pairs)
         pairing = Pairing.of(site, bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
         read = {Value(index) for each in filters.values() for index in each.arguments}
@@ -95,7 +95,6 @@ class SitePlan:
             for value, position in positions.items()
             if isinstance(value.subject, int) and not value.is_text
         }
-        subjects = Subjects(site)
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],
@@ -153,9 +152,8 @@ class Emission:
     constants: SiteConstants | None
 
     @classmethod
-    def of(cls, site: ArmedSite, pairs: Mapping[SubscriptionKey, Pair]) -> Emission:
+    def of(cls, site: ArmedSite, subjects: Subjects, pairs: Mapping[SubscriptionKey, Pair]) -> Emission:
         """pairs: of the consumers whose hits are ends. Raises ValueError if a record cannot hold all values."""
-        subjects = Subjects(site)
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
             outcome = consumer.outcome
@@ -203,12 +201,17 @@ class Summing:
     counted: tuple[Counted, ...]
 
     @classmethod
-    def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int], pairs: Mapping[SubscriptionKey, Pair]) -> Summing:
+    def of(
+        cls,
+        site: ArmedSite,
+        subjects: Subjects,
+        bits: Mapping[SubscriptionKey, int],
+        pairs: Mapping[SubscriptionKey, Pair],
+    ) -> Summing:
         """bits: of the filters, by subscription. pairs: as `Emission.of`.
 
         Raises ValueError if the program cannot add up what is wanted.
         """
-        subjects = Subjects(site)
         recipes, added, counted = [], [], []
         for consumer in site.consumers.values():
             match consumer.outcome:

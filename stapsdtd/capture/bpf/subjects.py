@@ -64,7 +64,7 @@ class Subjects:
         return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
 
     def _subject(self, subject: Subject) -> Argument | BuiltIn:
-        return subject_at(self._site, subject)
+        return self._site.arguments[subject] if isinstance(subject, int) else subject_at(self._site, subject)
 
     def reading_of(
         self,

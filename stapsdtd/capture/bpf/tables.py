@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -189,20 +189,21 @@ class Tables:
                 first_test = self._pools.tests.allocate(test_count)
                 undo.callback(self._pools.tests.free, first_test, test_count)
             first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
+            cells = _cells_of(bits)
             if plan.recipes:
-                recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
+                recipes = self._recipes.allocate(plan.recipes, first_of_recipes, cells)
                 undo.callback(self._recipes.free, recipes)
+                cells += recipes.count
             if plan.pairings:
-                first_of_pairings = first_of_recipes + len(of_recipes)
-                pairings = self._pairings.allocate(plan.pairings, first_of_pairings, _cells_of(bits) + recipes.count)
+                pairings = self._pairings.allocate(plan.pairings, first_of_recipes + len(of_recipes), cells)
                 undo.callback(self._pairings.free, pairings)
-            generation = next(self._generations) << layout.PLAN_BITS | plan_id
-            entry = PlanEntry(generation, 0, operands, first_test, test_count, bits, recipes, pairings)
-            first_counter = self._pools.counters.allocate(entry.cells)
+                cells += pairings.cells
+            first_counter = self._pools.counters.allocate(cells)
             undo.pop_all()
-        entry = replace(entry, counters=first_counter)
-        self._cells_used = max(self._cells_used, first_counter + entry.cells)
-        self._counters[:, first_counter : first_counter + entry.cells] = 0
+        generation = next(self._generations) << layout.PLAN_BITS | plan_id
+        entry = PlanEntry(generation, first_counter, operands, first_test, test_count, bits, recipes, pairings)
+        self._cells_used = max(self._cells_used, first_counter + cells)
+        self._counters[:, first_counter : first_counter + cells] = 0
         if tests:
             self._tests[first_test : first_test + test_count] = np.frombuffer(tests, layout.TEST)
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
