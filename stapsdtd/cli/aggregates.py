@@ -15,6 +15,7 @@ from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.joined_rows import without_literals
 from stapsdtd.cli.named_filter import split_keys
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
@@ -54,12 +55,13 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         limit: int | None,
         duration: float | None,
         as_json: bool,
+        normalize: str | None,
         command_line: tuple[str, ...],
         **parameters: Any,
     ) -> Any:
         if count is not None and interval is None:
             raise click.UsageError("--count is of intervals: give --interval, too")
-        shown = Shown(by, interval, count, limit, duration, as_json, command_line)
+        shown = Shown(by, interval, count, limit, duration, as_json, command_line, normalize is not None)
         return command(*args, shown=shown, **parameters)
 
     wrapped: Callable[..., Any] = with_shown
@@ -71,6 +73,11 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --interval: stop after N of them."),
         click.option(
             "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the N keys with the most hits."
+        ),
+        click.option(
+            "--normalize",
+            type=click.Choice(["sql"]),
+            help="Join keys that differ in literals of SQL alone. Done here, with the keys that the server kept.",
         ),
         click.option(
             "--interval",
@@ -134,7 +141,7 @@ def run(
                 wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(hints, subscription.sites)
-                reader = _Reader(output, shown.count)
+                reader = _Reader(output, shown)
                 try:
                     failure = await follow(
                         subscription, reader.run(subscription), stop, duration=shown.duration, run=run
@@ -175,9 +182,10 @@ async def _resolved(  # noqa: PLR0917 - what a command was told
 class _Reader:
     """Shows snapshots. failure: why that was not possible any more."""
 
-    def __init__(self, output: Output, count: int | None) -> None:
+    def __init__(self, output: Output, shown: Shown) -> None:
         self._output = output
-        self._count = count
+        self._count = shown.count
+        self._normalizes = shown.normalizes
         self.failure: str | None = None
 
     async def run(self, subscription: AsyncSubscription) -> None:
@@ -186,7 +194,7 @@ class _Reader:
             try:
                 match message:
                     case Snapshot():
-                        self._output.show(message)
+                        self._output.show(without_literals(message) if self._normalizes else message)
                         if message.number == self._count:
                             return
                     case Interruption(error):

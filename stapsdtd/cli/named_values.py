@@ -46,8 +46,8 @@ class ArgumentNames:
         self._catalog = catalog
         self._probes = frozenset(probes)
         # of which nothing but its name is known here, so that versions must not differ
-        declared = {signature.arguments for signature in catalog.of(*start)} if start else set()
-        self._of_start = declared.pop() if len(declared) == 1 else None
+        declared = [signature.arguments for signature in catalog.of(*start)] if start else []
+        self._of_start = declared[0] if declared and all(each == declared[0] for each in declared) else None
         self._named: dict[int, Mapping[int, Named]] = {}
 
     def at(self, described: DescribedSite) -> Mapping[int, Named]:

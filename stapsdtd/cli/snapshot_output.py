@@ -30,7 +30,7 @@ class Shown:
     """What to show of an aggregation.
 
     by: the keys. interval: in seconds; None for all hits so far. count: of intervals. limit: of keys. duration: in
-    seconds. None stands for no end.
+    seconds. None stands for no end. normalizes: keys are SQL, whose literals do not matter.
     """
 
     by: tuple[str, ...]
@@ -40,6 +40,7 @@ class Shown:
     duration: float | None
     as_json: bool
     command_line: tuple[str, ...]
+    normalizes: bool = False
 
 
 class Output(Protocol):

@@ -3,8 +3,8 @@
     SELECT name FROM users  WHERE id = 42 -- by Anne   ──►  SELECT name FROM users WHERE id = ?
     INSERT INTO log VALUES (1, 'a'), (2, 'it''s');     ──►  INSERT INTO log VALUES (?)
 
-This reads tokens and no grammar: a statement may be cut at any place, and each database has its own dialect. A string in
-single quotes ends at the next single quote that is not doubled; a backslash before it matters in E'…' alone.
+This reads tokens and no grammar: a statement may be cut at any place, and each database has its own dialect. A string
+in single quotes ends at the next single quote that is not doubled; a backslash before it matters in E'…' alone.
 """
 
 from __future__ import annotations

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from stapsdtd.cli.sql_text import normalized
 
-PIECES = ["SELECT", "'it''s'", "E'\\''", "'", '"', "`", "$$", "$a$", "$1", "?", "--", "/*", "*/", "\n", " ", "(", ")", ",", "-",
-          "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'"]  # fmt: skip
+PIECES = [
+    "SELECT", "'it''s'", "E'\\''", "'", '"', "`", "$$", "$a$", "$1", "?", "--", "/*", "*/", "\n", " ", "(", ")", ",",
+    "-", "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
