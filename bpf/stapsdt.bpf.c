@@ -115,6 +115,7 @@ int on_hit(const __u64 *registers)
 	hit.matched = hit.plan->always;
 	hit.next_test = 0;
 	hit.pairs = NULL;
+	hit.elapsed_ns = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
 		hit.registers[number] = registers[number];

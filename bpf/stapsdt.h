@@ -213,7 +213,8 @@ struct pairing {
 	__u8 is_of_thread;	/* the key */
 	__u8 parts;
 	__u8 words;
-	__u8 unused[7];
+	__u8 is_small;		/* its table is for threads, and nothing but times */
+	__u8 unused[6];
 };
 
 /* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */

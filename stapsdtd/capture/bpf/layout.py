@@ -184,7 +184,8 @@ PAIRING = np.dtype(
         ("is_of_thread", "u1"),
         ("parts", "u1"),
         ("words", "u1"),
-        ("unused", "u1", 7),
+        ("is_small", "u1"),
+        ("unused", "u1", 6),
     ]
 )
 
@@ -196,6 +197,9 @@ ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8")
 SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
 """What is kept of a start: its time, then words."""
 
+SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
+"""Of a key and an entry of a span's table, and of a small one's, which knows threads and times alone."""
+
 KEY_BYTES = (16, 32, 64, 128, 256)
 """Of each class."""
 
@@ -203,7 +207,7 @@ PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
 PACKED_PLAN = struct.Struct("=QQQ7I4B")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-PACKED_PAIRING = struct.Struct("=Q3I5B7x")
+PACKED_PAIRING = struct.Struct("=Q3I6B6x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
