@@ -186,11 +186,25 @@ static __always_inline void carry_out_any(struct hit *hit, const struct pairing 
 	}
 }
 
-/* The plan's only one. */
+/* The plan's only pairing. */
 static __noinline void carry_out_alone(struct hit *hit, const struct pairing *pairing)
 {
 	if (hit->matched >> (pairing->filter & 63) & 1)
 		carry_out_small(hit, pairing, &hit->elapsed_ns);
+}
+
+/* A hit that is nothing else, of which only the task, the counters and the plan are known. */
+static __noinline void begin_alone(const struct hit *hit)
+{
+	const struct pairing *pairing = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
+	__u32 span = pairing->span;
+	void *entries = bpf_map_lookup_elem(&spans_small, &span);
+	__u64 key = (__u64)hit->task, start;
+
+	if (entries)
+		begin_span(hit, pairing, entries, &key, &start);
+	else
+		count_span(hit, pairing, SPAN_LOST);
 }
 
 /* Carry out one pairing. An end that ends nothing is over for its subscription. */
