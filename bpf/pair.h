@@ -57,9 +57,10 @@ static __always_inline bool fetch_of_pair(const struct hit *hit, const struct op
 	__u32 word = op->index;
 	const struct span_entry *pair;
 
-	*out = 0;
-	if (!hit->pairs || word >= PAIR_WORDS)
-		return false;
+	if (!hit->pairs || word >= PAIR_WORDS) {
+		*out = hit->elapsed_ns;
+		return true;
+	}
 	pair = &hit->pairs->pairs[op->base & (MAX_PAIRINGS - 1)];
 	*out = pair->words[word];
 	return !(pair->missing >> word & 1);

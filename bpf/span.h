@@ -26,12 +26,28 @@ struct open_spans {
 	__uint(value_size, sizeof(struct span_entry));
 };
 
+/* The number of an entry in either of these names a span. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, MAX_SPANS);
 	__type(key, __u32);
 	__array(values, struct open_spans);
 } spans SEC(".maps");
+
+/* Of threads, by their tasks, of which nothing is kept but the time. */
+struct small_spans {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, __u64);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_SPANS);
+	__type(key, __u32);
+	__array(values, struct small_spans);
+} spans_small SEC(".maps");
 
 /* A bit for each span whose key is the thread. */
 __u64 spans_of_threads SEC(".bss.threads");
@@ -62,46 +78,37 @@ static __always_inline bool is_late(const struct pairing *pairing, __u64 begin_n
 }
 
 /* Take out a start that has waited for too long. Return whether there was one. */
-static __always_inline bool expire(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
-				   void *entries)
+static __always_inline bool expire(const struct hit *hit, const struct pairing *pairing, void *entries, const __u64 *key,
+				   __u64 now_ns)
 {
-	const struct span_entry *entry = bpf_map_lookup_elem(entries, space->key);
+	const __u64 *begin_ns = bpf_map_lookup_elem(entries, key);
 
-	if (!entry || !is_late(pairing, entry->words[0], space->start.words[0]))
-		return false;
-	if (bpf_map_delete_elem(entries, space->key))
+	if (!begin_ns || !is_late(pairing, *begin_ns, now_ns) || bpf_map_delete_elem(entries, key))
 		return false;
 	count_span(hit, pairing, SPAN_TIMED_OUT);
 	return true;
 }
 
-static __always_inline void begin_span(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
-				       void *entries)
+/* start: begins with its time. */
+static __always_inline void begin_span(const struct hit *hit, const struct pairing *pairing, void *entries,
+				       const __u64 *key, __u64 *start)
 {
-	struct span_entry *start = &space->start;
 	long error;
 
-	start->missing = 0;
-	for (__u32 word = 1; word < PAIR_WORDS && word <= pairing->words; word++)
-		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
-			   &start->words[word])) {
-			start->words[word] = 0;
-			start->missing |= 1ULL << word;
-		}
 	count_span(hit, pairing, SPAN_STARTS);
-	start->words[0] = bpf_ktime_get_ns();
-	error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
-	if (error == -EEXIST && expire(hit, pairing, space, entries))
-		error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
+	*start = bpf_ktime_get_ns();
+	error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
+	if (error == -EEXIST && expire(hit, pairing, entries, key, *start))
+		error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
 	if (error)
 		count_span(hit, pairing, error == -EEXIST ? SPAN_NESTED : SPAN_TABLE_FULL);
 }
 
-/* Return whether a start waited for this hit, which has it now. */
-static __always_inline bool end_span(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
-				     struct span_entry *pair, void *entries)
+/* Return whether a start waited for this hit, which has it now: the first word of the pair is the time elapsed. */
+static __always_inline bool end_span(const struct hit *hit, const struct pairing *pairing, void *entries,
+				     const __u64 *key, __u64 *pair, bool is_small)
 {
-	const struct span_entry *entry = bpf_map_lookup_elem(entries, space->key);
+	const void *entry = bpf_map_lookup_elem(entries, key);
 	__u64 now_ns;
 
 	if (!entry) {
@@ -110,64 +117,138 @@ static __always_inline bool end_span(const struct hit *hit, const struct pairing
 	}
 	now_ns = bpf_ktime_get_ns();
 	/* first, since what is deleted may be another's at once */
-	*pair = *entry;
-	if (bpf_map_delete_elem(entries, space->key)) {
+	if (is_small)
+		*pair = *(const __u64 *)entry;
+	else
+		*(struct span_entry *)pair = *(const struct span_entry *)entry;
+	if (bpf_map_delete_elem(entries, key)) {
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	if (is_late(pairing, pair->words[0], now_ns)) {
+	if (is_late(pairing, *pair, now_ns)) {
 		count_span(hit, pairing, SPAN_TIMED_OUT);
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	pair->words[0] = now_ns - pair->words[0];
+	*pair = now_ns - *pair;
 	count_span(hit, pairing, SPAN_PAIRED);
 	return true;
+}
+
+static __always_inline void keep_words(const struct hit *hit, const struct pairing *pairing, struct span_entry *start)
+{
+	start->missing = 0;
+	for (__u32 word = 1; word < PAIR_WORDS && word <= pairing->words; word++)
+		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
+			   &start->words[word])) {
+			start->words[word] = 0;
+			start->missing |= 1ULL << word;
+		}
+}
+
+/* No other consumer has the filter of an end. */
+static __always_inline void reject(struct hit *hit, const struct pairing *pairing)
+{
+	if (pairing->is_end)
+		hit->matched &= ~(1ULL << (pairing->filter & 63));
+}
+
+static __always_inline void carry_out_small(struct hit *hit, const struct pairing *pairing, __u64 *pair)
+{
+	__u32 span = pairing->span;
+	void *entries = bpf_map_lookup_elem(&spans_small, &span);
+	__u64 key = (__u64)hit->task, start;
+
+	if (!entries) {
+		count_span(hit, pairing, SPAN_LOST);
+		reject(hit, pairing);
+	} else if (!pairing->is_end) {
+		begin_span(hit, pairing, entries, &key, &start);
+	} else if (!end_span(hit, pairing, entries, &key, pair, true)) {
+		reject(hit, pairing);
+	}
+}
+
+static __always_inline void carry_out_any(struct hit *hit, const struct pairing *pairing, struct span_entry *pair)
+{
+	struct pair_space *space = hit->pairs;
+	__u32 span = pairing->span;
+	void *entries = bpf_map_lookup_elem(&spans, &span);
+
+	if (!entries || !space || !make_pair_key(hit, pairing, space->key)) {
+		count_span(hit, pairing, SPAN_LOST);
+		reject(hit, pairing);
+	} else if (!pairing->is_end) {
+		keep_words(hit, pairing, &space->start);
+		begin_span(hit, pairing, entries, space->key, space->start.words);
+	} else if (!end_span(hit, pairing, entries, space->key, pair->words, false)) {
+		reject(hit, pairing);
+	}
+}
+
+/* The plan's only pairing. */
+static __noinline void carry_out_alone(struct hit *hit, const struct pairing *pairing)
+{
+	if (hit->matched >> (pairing->filter & 63) & 1)
+		carry_out_small(hit, pairing, &hit->elapsed_ns);
+}
+
+/* A hit that is nothing else, of which only the task, the counters and the plan are known. */
+static __noinline void begin_alone(const struct hit *hit)
+{
+	const struct pairing *pairing = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
+	__u32 span = pairing->span;
+	void *entries = bpf_map_lookup_elem(&spans_small, &span);
+	__u64 key = (__u64)hit->task, start;
+
+	if (entries)
+		begin_span(hit, pairing, entries, &key, &start);
+	else
+		count_span(hit, pairing, SPAN_LOST);
 }
 
 /* Carry out one pairing. An end that ends nothing is over for its subscription. */
 static __noinline long carry_out(__u32 number, struct hit *hit)
 {
 	const struct pairing *pairing = &pairings[(hit->plan->pairings + number) & (MAX_PAIRING_ROWS - 1)];
-	struct pair_space *space = hit->pairs;
-	__u64 bit = 1ULL << (pairing->filter & 63);
-	__u32 span = pairing->span;
-	void *entries;
+	struct span_entry *pair;
 
-	if (!(hit->matched & bit))
+	if (!(hit->matched >> (pairing->filter & 63) & 1))
 		return 0;
-	entries = bpf_map_lookup_elem(&spans, &span);
-	if (!entries || !space || !make_pair_key(hit, pairing, space->key)) {
+	if (!hit->pairs) {
 		count_span(hit, pairing, SPAN_LOST);
-		/* no other consumer has the filter of an end */
-		if (pairing->is_end)
-			hit->matched &= ~bit;
+		reject(hit, pairing);
 		return 0;
 	}
-	if (!pairing->is_end)
-		begin_span(hit, pairing, space, entries);
-	else if (!end_span(hit, pairing, space, &space->pairs[number & (MAX_PAIRINGS - 1)], entries))
-		hit->matched &= ~bit;
+	pair = &hit->pairs->pairs[number & (MAX_PAIRINGS - 1)];
+	if (pairing->is_small)
+		carry_out_small(hit, pairing, pair->words);
+	else
+		carry_out_any(hit, pairing, pair);
 	return 0;
 }
 
 static __always_inline void pair(struct hit *hit)
 {
+	const struct pairing *first = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
+
+	if (hit->plan->pairing_count == 1 && first->is_small) {
+		carry_out_alone(hit, first);
+		return;
+	}
 	hit->pairs = claim_pair_space();
-	if (hit->plan->pairing_count == 1)
-		carry_out(0, hit);
-	else
-		bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
+	bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
 }
 
 static long end_in(__u32 span, __u64 *key)
 {
-	void *entries;
+	void *entries, *small;
 
 	if (!(spans_of_threads >> (span & (MAX_SPANS - 1)) & 1))
 		return 0;
 	entries = bpf_map_lookup_elem(&spans, &span);
-	if (entries && !bpf_map_delete_elem(entries, key))
+	small = bpf_map_lookup_elem(&spans_small, &span);
+	if ((entries && !bpf_map_delete_elem(entries, key)) || (small && !bpf_map_delete_elem(small, key)))
 		__sync_fetch_and_add(&died[span & (MAX_SPANS - 1)], 1);
 	return 0;
 }

@@ -105,16 +105,22 @@ int on_hit(const __u64 *registers)
 	if (!hit.counters)
 		return 0;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
-	if (hit.plan->is_counted) {
-		if (hit.plan->has_tests && task->tgid != (__s32)tests[hit.plan->tests & (MAX_TESTS - 1)].value)
+	if (hit.plan->is_counted || hit.plan->is_begun) {
+		bool is_wanted =
+			!hit.plan->has_tests || task->tgid == (__s32)tests[hit.plan->tests & (MAX_TESTS - 1)].value;
+
+		if (!is_wanted)
 			count_of(&hit, 0, COUNTER_FILTERED);
 		count(&hit, COUNTER_HITS);
+		if (is_wanted && hit.plan->is_begun)
+			begin_alone(&hit);
 		return 0;
 	}
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
 	hit.next_test = 0;
 	hit.pairs = NULL;
+	hit.elapsed_ns = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
 		hit.registers[number] = registers[number];

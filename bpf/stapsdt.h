@@ -152,11 +152,13 @@ struct plan {
 	__u32 recipes;		/* first */
 	__u32 recipe_count;
 	__u32 pairings;		/* first */
-	__u32 pairing_count;
+	__u8 pairing_count;
 	__u8 values;
 	__u8 has_tests;
 	__u8 has_texts;
 	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
+	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
+	__u8 unused[2];
 };
 
 enum bucket_kind {
@@ -213,7 +215,8 @@ struct pairing {
 	__u8 is_of_thread;	/* the key */
 	__u8 parts;
 	__u8 words;
-	__u8 unused[7];
+	__u8 is_small;		/* its table is for threads, and nothing but times */
+	__u8 unused[6];
 };
 
 /* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */

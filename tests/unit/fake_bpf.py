@@ -36,7 +36,7 @@ from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
-from tests.unit.fake_spans import FakeSpans, MemoryEntries, packed, thread_key
+from tests.unit.fake_spans import FakeSpans, MemoryEntries, packed
 from tests.unit.samples import event_rows
 
 P = ParamSpec("P")
@@ -278,20 +278,21 @@ class FakeLoaded(Loaded):
     def set_empty(self, bank: int) -> None:
         self.row_tables.filled[bank] = 0
 
-    def make_span(self, max_entries: int) -> MemoryEntries:
+    def make_span(self, max_entries: int, *, is_small: bool) -> MemoryEntries:
         if self.spans.refuse is not None:
             raise self.spans.refuse
-        return MemoryEntries(max_entries)
+        return MemoryEntries(max_entries, is_small=is_small)
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool) -> None:
+    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None:
         assert isinstance(entries, MemoryEntries)
+        assert entries.is_small == is_small
         self.spans.tables[span] = entries
         self.spans.died[span] = 0
         if is_of_thread:
             self.spans.of_threads.add(span)
 
-    def take_span(self, span: int) -> None:
-        del self.spans.tables[span]
+    def take_span(self, span: int, *, is_small: bool) -> None:
+        assert self.spans.tables.pop(span).is_small == is_small
         self.spans.of_threads.discard(span)
 
     def died(self, span: int) -> int:
@@ -564,12 +565,15 @@ class _Hit:
             if missing:
                 counted = [layout.SpanCounter.LOST]
             else:
-                as_key = thread_key(self._pid) if pairing["is_of_thread"] else packed(key, layout.PAIR_KEY_WORDS)
+                small = bool(pairing["is_small"])
+                assert small == self._loaded.spans.tables[int(pairing["span"])].is_small
+                as_key = packed([self._pid] if pairing["is_of_thread"] else key, layout.SPAN_BYTES[small][0] // 8)
                 if pairing["is_end"]:
                     counted, pair = self._loaded.spans.end(pairing, as_key, time.monotonic_ns())
                 else:
                     kept, missing = self._words(behind, behind + int(pairing["words"]))
                     entry = packed([time.monotonic_ns(), *kept], layout.PAIR_WORDS) + packed([missing << 1], 1)
+                    entry = entry[: layout.SPAN_BYTES[small][1]]
                     counted = self._loaded.spans.begin(pairing, as_key, entry)
             for counter in counted:
                 self._count_cell(int(self._plan["counters"]) + cells + counter)
@@ -656,7 +660,7 @@ class _Hit:
         """The value, or what could not be read and False."""
         value = int(operand["constant"])
         if operand["kind"] == OperandKind.OF_PAIR:
-            *words, missing = self._pairs[int(operand["base"])]
+            *words, missing = (*self._pairs[int(operand["base"])], 0)[: layout.PAIR_WORDS + 1]
             word = int(operand["index"])
             return (layout.UNREAD_OPERAND, False) if missing >> word & 1 else (words[word], True)
         base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))

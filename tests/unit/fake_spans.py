@@ -14,13 +14,12 @@ from stapsdtd.capture.bpf.layout import SpanCounter
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import Octets
 
-_WORDS = layout.SPAN_ENTRY.itemsize // 8
-
 
 class MemoryEntries(EntryMap):
     """by_key: what is kept of each start, its time first. before_take and after_take are called around each."""
 
-    def __init__(self, max_entries: int) -> None:
+    def __init__(self, max_entries: int, *, is_small: bool) -> None:
+        self.is_small = is_small
         self.max_entries = max_entries
         self.by_key: dict[bytes, bytes] = {}
         self.is_closed = False
@@ -28,8 +27,9 @@ class MemoryEntries(EntryMap):
         self.after_take: Callable[[], None] = lambda: None
 
     def look_up_all(self) -> tuple[Octets, Octets]:
-        keys = np.frombuffer(b"".join(self.by_key), np.uint8).reshape(-1, 8 * layout.PAIR_KEY_WORDS)
-        return keys, np.frombuffer(b"".join(self.by_key.values()), np.uint8).reshape(-1, layout.SPAN_ENTRY.itemsize)
+        parts = zip((self.by_key, self.by_key.values()), layout.SPAN_BYTES[self.is_small], strict=True)
+        keys, entries = (np.frombuffer(b"".join(part), np.uint8).reshape(-1, size) for part, size in parts)
+        return keys, entries
 
     def take(self, key: bytes) -> bytes | None:
         self.before_take()
@@ -57,7 +57,9 @@ class FakeSpans:
 
     def end_thread(self, task: int) -> None:
         for number in self.of_threads:
-            if self.tables[number].by_key.pop(thread_key(task), None) is not None:
+            table = self.tables[number]
+            key = packed([task], layout.SPAN_BYTES[table.is_small][0] // 8)
+            if table.by_key.pop(key, None) is not None:
                 self.died[number] += 1
 
     def begin(self, pairing: Any, key: bytes, entry: bytes) -> list[SpanCounter]:
@@ -82,12 +84,8 @@ class FakeSpans:
             return [SpanCounter.UNMATCHED], None
         if is_late(pairing, start, struct.pack("=Q", now_ns)):
             return [SpanCounter.TIMED_OUT, SpanCounter.UNMATCHED], None
-        begun_ns, *words = struct.unpack(f"={_WORDS}Q", start)
+        begun_ns, *words = struct.unpack(f"={len(start) // 8}Q", start)
         return [SpanCounter.PAIRED], (now_ns - begun_ns, *words)
-
-
-def thread_key(task: int) -> bytes:
-    return struct.pack("=QQQ", task, 0, 0)
 
 
 def is_late(pairing: Any, start: bytes, now: bytes) -> bool:

@@ -53,7 +53,7 @@ class Loaded:
         self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
         self._epoch = np.frombuffer(self.table(".bss.epoch"), "u4", 1)
         self._filled = np.frombuffer(self.table(".bss.filled"), "u8", 2 * layout.MAX_TABLES)
-        self._spans = self._object.map("spans")
+        self._spans = {is_small: self._object.map(name) for name, is_small in (("spans", False), ("spans_small", True))}
         self._spans_of_threads = np.frombuffer(self.table(".bss.threads"), "u8", 1)
         self._died = np.frombuffer(self.table(".bss.died"), "u8", layout.MAX_SPANS)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
@@ -134,21 +134,21 @@ class Loaded:
         """Note that a bank that no hit uses has no rows."""
         self._filled[bank] = 0
 
-    def make_span(self, max_entries: int) -> EntryMap:
+    def make_span(self, max_entries: int, *, is_small: bool) -> EntryMap:
         """Raises OSError where the kernel has no memory for it."""
-        return EntryMap(8 * layout.PAIR_KEY_WORDS, layout.SPAN_ENTRY.itemsize, max_entries)
+        return EntryMap(*layout.SPAN_BYTES[is_small], max_entries)
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool) -> None:
-        """Keep starts in a table. Raises OSError."""
+    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None:
+        """Keep starts in a table. is_small: its kind. Raises OSError."""
         self._died[span] = 0
         if is_of_thread:
             self._spans_of_threads[0] |= np.uint64(1 << span)
-        put_map(self._spans, span, entries.descriptor)
+        put_map(self._spans[is_small], span, entries.descriptor)
 
-    def take_span(self, span: int) -> None:
+    def take_span(self, span: int, *, is_small: bool) -> None:
         """Have hits find no such table. Raises OSError."""
         self._spans_of_threads[0] &= np.uint64(~(1 << span) & (1 << layout.MAX_SPANS) - 1)
-        remove_map(self._spans, span)
+        remove_map(self._spans[is_small], span)
 
     def died(self, span: int) -> int:
         """Return how many starts were taken out of a table because their threads ended."""

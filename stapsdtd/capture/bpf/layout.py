@@ -142,11 +142,13 @@ PLAN = np.dtype(
         ("recipes", "u4"),
         ("recipe_count", "u4"),
         ("pairings", "u4"),
-        ("pairing_count", "u4"),
+        ("pairing_count", "u1"),
         ("values", "u1"),
         ("has_tests", "u1"),
         ("has_texts", "u1"),
         ("is_counted", "u1"),
+        ("is_begun", "u1"),
+        ("unused", "u1", 2),
     ]
 )
 
@@ -184,7 +186,8 @@ PAIRING = np.dtype(
         ("is_of_thread", "u1"),
         ("parts", "u1"),
         ("words", "u1"),
-        ("unused", "u1", 7),
+        ("is_small", "u1"),
+        ("unused", "u1", 6),
     ]
 )
 
@@ -196,14 +199,17 @@ ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8")
 SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
 """What is kept of a start: its time, then words."""
 
+SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
+"""Of a key and an entry of a span's table, and of a small one's, which knows threads and times alone."""
+
 KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ7I4B")
+PACKED_PLAN = struct.Struct("=QQQ6I6B2x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-PACKED_PAIRING = struct.Struct("=Q3I5B7x")
+PACKED_PAIRING = struct.Struct("=Q3I6B6x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])

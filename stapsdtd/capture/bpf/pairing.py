@@ -49,7 +49,16 @@ class Pairing:
             kept = () if consumer.is_end else table.kept_of(site.site, architecture).operands
             is_of_thread = HitField.TID in table.span.key
             specs.append(
-                PairingSpec(table.number, bit, consumer.is_end, is_of_thread, key.operands, kept, table.span.timeout_ns)
+                PairingSpec(
+                    table.number,
+                    bit,
+                    consumer.is_end,
+                    is_of_thread,
+                    key.operands,
+                    kept,
+                    table.span.timeout_ns,
+                    table.is_small,
+                )
             )
             counted = _counted(site, consumer, bit)
             paired.append(Paired(consumer.channel, table.number, bit if consumer.is_end else None, counted))

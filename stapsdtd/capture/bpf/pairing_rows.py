@@ -13,7 +13,7 @@ from stapsdtd.capture.bpf.pool import Pool
 @dataclass(frozen=True, slots=True)
 class PairingSpec:
     """bit: of the filter that chooses the hits. span: the number of its table. parts: operands of the key, none if that
-    is the thread. words: operands of what is kept of a start.
+    is the thread. words: operands of what is kept of a start. is_small: the table's kind.
     """
 
     span: int
@@ -23,6 +23,7 @@ class PairingSpec:
     parts: tuple[bytes, ...]
     words: tuple[bytes, ...]
     timeout_ns: int
+    is_small: bool
 
     @property
     def operands(self) -> tuple[bytes, ...]:
@@ -58,7 +59,7 @@ class PairingRows:
         first = self._pool.allocate(len(specs))
         operand, cell = first_operand, first_cell
         for number, spec in enumerate(specs, first):
-            flags = spec.bit, spec.is_end, spec.is_of_thread, len(spec.parts), len(spec.words)
+            flags = spec.bit, spec.is_end, spec.is_of_thread, len(spec.parts), len(spec.words), spec.is_small
             begin = number * layout.PACKED_PAIRING.size
             layout.PACKED_PAIRING.pack_into(self._rows, begin, spec.timeout_ns, spec.span, operand, cell, *flags)
             operand += len(spec.operands)

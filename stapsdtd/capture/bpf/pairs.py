@@ -39,6 +39,11 @@ def why_not(span: Span) -> str | None:
     return None
 
 
+def is_small(span: Span) -> bool:
+    """Report whether the key is the thread, and nothing is kept of a start but its time."""
+    return span.key == _THREAD and not span.start_captures
+
+
 def subject_at(site: Site, subject: Subject | OfPair) -> Argument | BuiltIn:
     """Return what a hit of a site can tell of, before it is paired. Raises NotEncodableError."""
     match subject:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import NotEncodableError
-from stapsdtd.capture.bpf.pairs import Numbers
+from stapsdtd.capture.bpf.pairs import Numbers, is_small
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.table_memory import TableMemory
@@ -28,18 +28,18 @@ from stapsdtd.spans.span import Span
 _log = logging.getLogger(__name__)
 
 _PER_OWNER = layout.MAX_SPANS // 4
-_ENTRY_BYTES = 64 + 8 * layout.PAIR_KEY_WORDS + layout.SPAN_ENTRY.itemsize
-"""struct htab_elem and its share of the buckets, the key and the entry."""
+_ENTRY_BYTES = 64
+"""struct htab_elem and its share of the buckets, without key and entry."""
 
 
 class Kernel(Protocol):
     """See `capture.bpf.kernel.Loaded`."""
 
-    def make_span(self, max_entries: int) -> EntryMap: ...
+    def make_span(self, max_entries: int, *, is_small: bool) -> EntryMap: ...
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool) -> None: ...
+    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None: ...
 
-    def take_span(self, span: int) -> None: ...
+    def take_span(self, span: int, *, is_small: bool) -> None: ...
 
     def died(self, span: int) -> int: ...
 
@@ -86,7 +86,11 @@ class SpanTable:
 
     @property
     def byte_count(self) -> int:
-        return self.entries.max_entries * _ENTRY_BYTES
+        return _byte_count(self.span)
+
+    @property
+    def is_small(self) -> bool:
+        return is_small(self.span)
 
 
 class SpanTables:
@@ -113,18 +117,18 @@ class SpanTables:
                 raise ValueError("a subscription has one span")
             return table
         number = self._free_number(owner)
-        byte_count = span.max_open * _ENTRY_BYTES
+        byte_count = _byte_count(span)
         self._memory.take(owner, byte_count)
         with contextlib.ExitStack() as undo:
             undo.callback(self._memory.give_back, owner, byte_count)
-            entries = self._kernel.make_span(span.max_open)
+            entries = self._kernel.make_span(span.max_open, is_small=is_small(span))
             undo.callback(entries.close)
             table = SpanTable(number, channel, owner, span, entries)
             with self._lock:
                 # each thread that ends from now on is seen
                 if span.is_of_thread and not self._links:
                     self._links = self._kernel.attach_to_ends_of_threads()
-                self._kernel.put_span(number, entries, is_of_thread=span.is_of_thread)
+                self._kernel.put_span(number, entries, is_of_thread=span.is_of_thread, is_small=is_small(span))
                 self._tables[number] = table
             undo.pop_all()
         return table
@@ -173,7 +177,7 @@ class SpanTables:
             with table.lock:
                 table.is_removed = True
                 try:
-                    self._kernel.take_span(table.number)
+                    self._kernel.take_span(table.number, is_small=table.is_small)
                 except OSError as error:
                     _log.warning("a table of spans stays in the kernel until its place is used again: %s", error)
                 table.entries.close()
@@ -193,3 +197,7 @@ class SpanTables:
         for table in self.all():
             table.entries.close()
         self._tables.clear()
+
+
+def _byte_count(span: Span) -> int:
+    return span.max_open * (_ENTRY_BYTES + sum(layout.SPAN_BYTES[is_small(span)]))

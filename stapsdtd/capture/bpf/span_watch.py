@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
-from stapsdtd.capture.bpf import layout
+import numpy as np
+
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables
 from stapsdtd.spans.span import SpanCounts
@@ -75,12 +77,12 @@ class SpanWatch:
         keys, entries = table.entries.look_up_all()
         if not len(keys):
             return
-        late = entries.view(layout.SPAN_ENTRY)[:, 0]["words"][:, 0].astype("i8") < earliest_ns
+        late = entries.view(np.int64)[:, 0] < earliest_ns
         for key in keys[late]:
             entry = table.entries.take(key.tobytes())
             if entry is None:
                 continue
-            begun_ns = int.from_bytes(entry[:8], "little")
+            begun_ns = int.from_bytes(entry[:8], sys.byteorder)
             # in the meantime another start may have come, to which an end in these microseconds does not belong
             if begun_ns < earliest_ns:
                 counts["timed_out"] += 1

@@ -209,9 +209,10 @@ class Tables:
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter
         runs = recipes.first, recipes.count, pairings.first, pairings.count
-        has_actions = plan.recipes or plan.emitted or plan.pairings
-        is_counted = not has_actions and _is_of_one_process(plan.filters)
-        flags = len(plan.values), bool(tested), plan.has_texts, is_counted
+        is_simple = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
+        is_begun = is_simple and [(each.is_small, each.is_end) for each in plan.pairings] == [(True, False)]
+        is_counted = is_simple and not plan.pairings
+        flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags)
         return entry
