@@ -4,7 +4,7 @@
 
 /* Values of operands. */
 
-#include "hit.h"
+#include "pair.h"
 
 static __always_inline __u64 address_of(const struct hit *hit, const struct operand *op)
 {
@@ -24,6 +24,8 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 		value = bpf_get_current_uid_gid();
 	} else if (op->kind == OPERAND_CGROUP) {
 		value = bpf_get_current_cgroup_id();
+	} else if (op->kind >= OPERAND_ELAPSED) {
+		return fetch_of_pair(hit, op, out);
 	} else if (op->kind != OPERAND_CONSTANT) {
 		__u64 address = address_of(hit, op);
 		__u32 width = op->width;

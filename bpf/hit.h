@@ -92,7 +92,10 @@ struct hit {
 		struct scratch *scratch;
 		struct workspace *workspace;
 	};
-	__u32 next_test;
+	union {
+		__u32 next_test;
+		__u32 pair_space; /* once the filters have run */
+	};
 	__u32 bank;
 };
 

@@ -19,6 +19,7 @@
 #include "aggregate.h"
 #include "emit.h"
 #include "filter.h"
+#include "span.h"
 
 /*
  * No hit looks here. A change of an array of maps returns when all programs that were running have ended
@@ -43,6 +44,8 @@ struct {
 	enum counter counter;
 	enum record_class record_class;
 	enum bucket_kind bucket_kind;
+	enum span_counter span_counter;
+	struct span_entry span_entry;
 	enum membership membership;
 	struct record record;
 } layout SEC(".bss.layout");
@@ -126,11 +129,15 @@ int on_hit(const __u64 *registers)
 	/* for tests of what becomes of hits that take long: see tests/kernel/test_late_hits.py */
 	bpf_loop(DELAY_STEPS, idle, NULL, 0);
 #endif
+	if (hit.plan->pairing_count)
+		pair(&hit);
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
 	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
+	if (hit.plan->pairing_count)
+		release_pair_space(&hit);
 	return 0;
 }
 

@@ -34,6 +34,13 @@ enum limit {
 	KEY_CLASSES = 6,	/* sizes of keys: 2, 4, 8, 10, 16, 32 words; 10 for a string of 64 bytes */
 	WORKSPACES = 16,	/* of a CPU, where keys are made */
 
+	MAX_SPANS = 64,		/* tables of starts */
+	MAX_PAIRING_ROWS = 1 << 13,
+	MAX_PAIRINGS = 4,	/* of one plan */
+	PAIR_KEY_WORDS = 3,
+	START_WORDS = 4,	/* kept of a start, at most */
+	PAIR_SPACES = 16,	/* of a CPU, where pairs are made */
+
 	SHARES = 4096,		/* processes that met a full ring lately */
 	SHARE_PER_SECOND = 256,	/* records of a process for which there is room even then */
 };
@@ -49,6 +56,8 @@ enum operand_kind {
 	OPERAND_PID = 6,	/* this and what follows: in keys alone */
 	OPERAND_TID = 7,
 	OPERAND_CPU = 8,
+	OPERAND_ELAPSED = 9,	/* of the pair of pairing `base`: time since its start, in nanoseconds */
+	OPERAND_START_WORD = 10, /* of that, word `index` of what was kept of the start */
 };
 
 enum operand_take {
@@ -139,13 +148,16 @@ struct plan {
 	__u64 generation;	/* never used twice; its lowest PLAN_BITS are the plan's number */
 	__u32 operands;		/* first of `values`, and of further ones that only tests read */
 	__u32 tests;
-	__u32 counters;		/* enum counter, the last three for each filter; behind them, one for each recipe */
+	__u32 counters;		/* enum counter, the last three for each filter; behind them, one for each recipe, */
+				/* and enum span_counter for each pairing */
 	__u32 recipes;		/* first */
 	__u32 recipe_count;
+	__u32 pairings;		/* first */
+	__u32 pairing_count;
 	__u8 values;
 	__u8 has_tests;
 	__u8 has_texts;
-	__u8 is_counted;	/* neither recipes nor records, and no test but one for a process's id */
+	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
 };
 
 enum bucket_kind {
@@ -189,6 +201,32 @@ struct row {
 	__s64 carry;		/* its upper half */
 	__u64 low;		/* the greatest of ~value, so that 0 is the least */
 	__u64 high;		/* the greatest value; signed ones have their sign bit turned over in both */
+};
+
+/* How one consumer's starts and ends are paired: a site is either for it. */
+struct pairing {
+	__u64 timeout_ns;	/* 0: a start waits as long as it takes */
+	__u32 span;		/* whose table it is */
+	__u32 operands;		/* of the key's parts; behind them, of what is kept of a start */
+	__u32 cells;		/* enum span_counter, from plan.counters on */
+	__u8 filter;		/* the bit that chooses the hits, and of an end is this consumer's alone */
+	__u8 is_end;
+	__u8 is_of_thread;	/* the key */
+	__u8 parts;
+	__u8 words;
+	__u8 unused[7];
+};
+
+/* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */
+enum span_counter {
+	SPAN_STARTS = 0,
+	SPAN_PAIRED = 1,
+	SPAN_NESTED = 2,
+	SPAN_TIMED_OUT = 3,
+	SPAN_TABLE_FULL = 4,
+	SPAN_UNMATCHED = 5,
+	SPAN_LOST = 6,
+	COUNTERS_OF_PAIRING = 7,
 };
 
 /* The first of all cells: hits that were not what they had been when they began, which have no record. */

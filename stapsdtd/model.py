@@ -216,25 +216,40 @@ class BuiltIn(StrEnum):
     """What an event may tell of the thread that hit, besides the probe's arguments.
 
     UID, GID: real ids in the host's user namespace. CGROUP: path in the unified hierarchy. CONTAINER: id or name of the
-    container that this cgroup is part of, or empty.
+    container that this cgroup is part of, or empty. ELAPSED: nanoseconds since the start that a span's end belongs to.
     """
 
     UID = "uid"
     GID = "gid"
     CGROUP = "cgroup"
     CONTAINER = "container"
+    ELAPSED = "elapsed"
+
+
+@dataclass(frozen=True, slots=True)
+class StartArgument:
+    """An argument, by its index, of the probe that began the span that an event ends."""
+
+    index: int
+
+
+Subject = int | BuiltIn | StartArgument
+"""What a capture captures: an argument of the site, by its index, or something else that an event can tell."""
+
+
+CapturedSubject = Argument | BuiltIn | StartArgument
+"""As `Subject`, with the argument itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
     """How to capture an argument: as the integer that the note declares, or as the string it points to.
 
-    subject: the argument's index, or a built-in.
     max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default.
     is_hex: people want to see the integer in hexadecimal. What is captured is the same.
     """
 
-    subject: int | BuiltIn
+    subject: Subject
     is_string: bool = False
     max_bytes: int | None = None
     is_hex: bool = field(default=False, compare=False)
@@ -242,12 +257,16 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class SiteCapture:
-    """A site and what to capture when it fires. The event's values are in the order of captures."""
+    """A site and what to capture when it fires. The event's values are in the order of captures.
+
+    is_start: a hit begins a span, rather than making an event.
+    """
 
     site: Site
     captures: tuple[Capture, ...]
+    is_start: bool = False
 
-    def subject(self, position: int) -> Argument | BuiltIn:
+    def subject(self, position: int) -> CapturedSubject:
         """Return what the capture at a position captures."""
         subject = self.captures[position].subject
         return self.site.arguments[subject] if isinstance(subject, int) else subject

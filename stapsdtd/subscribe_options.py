@@ -24,9 +24,9 @@ class Aggregate:
     functions: `count`, `sum`, `min`, `max`, `avg`, `stddev`, and a histogram: `quantize` (powers of two),
         `lquantize(low, high, step)`, `llquantize(factor, low, high, steps)`, or `percentiles` (32 buckets for each
         power of two).
-    value: of which value, such as `arg0`; empty if count is all that is wanted.
-    by: compute them for each combination of these: arguments, such as `arg0` or `arg1:str[64]`, fields of events,
-        `pid`, `tid`, `cpu`, `execname`, `provider`, `module`, `function` and `name`.
+    value: of which value, an expression such as `arg0` or `arg1 - arg0`; empty if count is all that is wanted.
+    by: compute them for each combination of these: expressions, such as `pid`, `arg0 / 1000` or `str(arg1, arg2)`, or
+        arguments as in a capture list, `arg1:str[64]`.
     max_keys: how many combinations are kept; 0 for the server's limit.
     interval_ms: the time between snapshots; 0 for only one, at the end.
     cumulative: a snapshot covers all hits so far, rather than those since the last one.
@@ -38,6 +38,29 @@ class Aggregate:
     max_keys: int = 0
     interval_ms: int = 0
     cumulative: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Pairs each hit of the probes that are subscribed to, an end, with an earlier hit of others, its start.
+
+    A pair is an event of its end. Its values are the arguments of the end, those of the start, and fields, of which the
+    first is `elapsed`, in nanoseconds.
+
+    start_selectors: the starts; their capture lists, which must be equal, say what a pair tells of its start.
+    start_where: a filter expression for starts; `SubscribeOptions.where` is for ends and, with `elapsed`, for pairs.
+    key: what start and end have in common, as `Aggregate.by`, without strings; the thread if empty.
+    timeout_ms: how long a start waits for its end; 0 for no limit.
+    nested: an end belongs to the last start that has none yet, to a depth of 16, rather than to the first.
+    max_open: how many keys may wait for their ends; 0 for the server's limit.
+    """
+
+    start_selectors: Sequence[str]
+    start_where: str = ""
+    key: Sequence[str] = ()
+    timeout_ms: int = 0
+    nested: bool = False
+    max_open: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

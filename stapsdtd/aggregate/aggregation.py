@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
+from typing import Protocol
 
 from stapsdtd.aggregate.buckets import Buckets
-from stapsdtd.model import Capture
+from stapsdtd.events.columns import ValueColumn
+from stapsdtd.events.site_events import SiteEvents
+from stapsdtd.model import Capture, Site
 
 
 class Function(StrEnum):
@@ -39,6 +43,25 @@ SITE_FIELDS = frozenset({HitField.PROVIDER, HitField.MODULE, HitField.FUNCTION, 
 
 KeySource = Capture | HitField
 
+
+class Computed(Protocol):
+    """A key or a value that the daemon computes of events: an expression. Those of equal text are equal."""
+
+    @property
+    def text(self) -> str:
+        """How it is computed, for messages."""
+
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        """What has to be captured for it."""
+
+    def why_not_at(self, site: Site) -> str | None:
+        """Return why it cannot be computed at a site, for users; None if it can."""
+
+    def column(self, events: SiteEvents) -> ValueColumn:
+        """Return its value for each event."""
+
+
 KeyValue = int | float | bytes | None
 """None: it could not be read."""
 Key = tuple[KeyValue, ...]
@@ -54,8 +77,8 @@ class Aggregation:
     """
 
     functions: tuple[Function, ...]
-    keys: tuple[KeySource, ...] = ()
-    value: Capture | None = None
+    keys: tuple[KeySource | Computed, ...] = ()
+    value: Capture | Computed | None = None
     buckets: Buckets | None = None
     max_keys: int = 10_000
     is_cumulative: bool = False
@@ -63,9 +86,19 @@ class Aggregation:
 
     @property
     def captures(self) -> tuple[Capture, ...]:
-        """What has to be captured: the keys that are captures, each once, then the value."""
-        captures = [key for key in self.keys if isinstance(key, Capture)]
-        return tuple(dict.fromkeys(captures if self.value is None else [*captures, self.value]))
+        """What has to be captured for the columns, each once."""
+        each = ((column,) if isinstance(column, Capture) else column.captures for column in self.columns)
+        return tuple(dict.fromkeys(chain.from_iterable(each)))
+
+    @property
+    def columns(self) -> tuple[Capture | Computed, ...]:
+        """What differs from event to event: the keys that are no HitField, then the value, each once."""
+        keys = [key for key in self.keys if not isinstance(key, HitField)]
+        return tuple(dict.fromkeys(keys if self.value is None else [*keys, self.value]))
+
+    @property
+    def computed(self) -> tuple[Computed, ...]:
+        return tuple(column for column in self.columns if not isinstance(column, Capture))
 
 
 @dataclass(slots=True)

@@ -6,18 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, HitField, Key, KeySource, KeyValue, Row
+from stapsdtd.aggregate.aggregation import (
+    SITE_FIELDS,
+    Aggregation,
+    Computed,
+    HitField,
+    Key,
+    KeySource,
+    KeyValue,
+    Row,
+)
 from stapsdtd.aggregate.buckets import Integers
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import F64, I64, U64, Bools, Indices, Numbers, Strings, ValueColumn
 from stapsdtd.model import Capture
 
-SiteValue = Callable[[int, HitField], str]
+SiteValue = Callable[[int, HitField], bytes]
 """Returns a property of the probe at a site, by the site's id."""
 
 
 def group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) -> dict[Key, Row]:
-    """Return a row for each key among the events, whose values are those of `aggregation.captures`."""
+    """Return a row for each key among the events, whose values are those of `aggregation.columns`."""
     rows: dict[Key, Row] = {}
     for _, part in batch.homogeneous():
         for key, row in _group(aggregation, part, site_value).items():
@@ -30,7 +39,7 @@ def group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) ->
 
 def _group(aggregation: Aggregation, batch: EventBatch, site_value: SiteValue) -> dict[Key, Row]:
     """Of a batch with one table."""
-    columns = dict(zip(aggregation.captures, map(_without_nan, batch.tables[0].columns), strict=True))
+    columns = dict(zip(aggregation.columns, map(_without_nan, batch.tables[0].columns), strict=True))
     groups, keys = _groups([_coded(key, batch, columns, site_value) for key in aggregation.keys], len(batch))
     counts = np.bincount(groups, minlength=len(keys)).tolist()
     rows = [Row(count) for count in counts]
@@ -68,13 +77,19 @@ def _groups(parts: Sequence[Coded], count: int) -> tuple[Indices, list[Key]]:
     return groups, keys or [()] * len(firsts)
 
 
-def _coded(key: KeySource, batch: EventBatch, columns: Mapping[Capture, ValueColumn], site_value: SiteValue) -> Coded:
-    if isinstance(key, Capture):
+def _coded(
+    key: KeySource | Computed,
+    batch: EventBatch,
+    columns: Mapping[Capture | Computed, ValueColumn],
+    site_value: SiteValue,
+) -> Coded:
+    if not isinstance(key, HitField):
         column = columns[key]
-        return _coded_strings(column) if isinstance(column, Strings) else _coded_numbers(column)
+        return _coded_texts(column.tolist()) if isinstance(column, Strings) else _coded_numbers(column)
     if key in SITE_FIELDS:
-        ids, codes = np.unique(batch.site_id, return_inverse=True)
-        return codes, [site_value(site_id, key).encode() for site_id in ids.tolist()]
+        ids, of_events = np.unique(batch.site_id, return_inverse=True)
+        codes, values = _coded_texts([site_value(site_id, key) for site_id in ids.tolist()])
+        return codes[of_events], values
     if key is HitField.EXECNAME:
         names, codes = np.unique(batch.comm, return_inverse=True)
         return codes, list(names.tolist())
@@ -88,9 +103,8 @@ def _coded_numbers(column: Numbers) -> Coded:
     return _with_unavailable(codes, list(distinct.tolist()), column.unavailable)
 
 
-def _coded_strings(column: Strings) -> Coded:
+def _coded_texts(texts: Sequence[bytes | None]) -> Coded:
     positions: dict[KeyValue, int] = {}
-    texts = column.tolist()
     codes = np.fromiter((positions.setdefault(text, len(positions)) for text in texts), np.intp, len(texts))
     return codes, list(positions)
 

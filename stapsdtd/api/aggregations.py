@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,13 +10,21 @@ from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, KeyS
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
 from stapsdtd.catalog.selectors import Selector, parse_capture
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import BuiltIn, Capture
+from stapsdtd.model import Capture
+from stapsdtd.query.parse import parse_number, parse_value
+from stapsdtd.query.sources import ExpressionSource, key_source, value_source
+from stapsdtd.query.tree_builder import FindCgroup
+from stapsdtd.spans.span import is_of_pair, of_start
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_KEYS = 10_000
 _MAX_PARTS = 8
 _MIN_INTERVAL_MS = 10
 _KEY_BYTES = 64
+_BY, _VALUE = "aggregation.by", "aggregation.value"
+_OF_START = re.compile(r"\s*start\s*\.")
+_SHORT_FORM = re.compile(r"\s*arg\d+\s*:.*", re.DOTALL)
+"""As in a capture list, `arg0:str`. An expression has a colon only behind a question mark."""
 
 _FUNCTIONS = {
     pb.AggregateFunction.FUNCTION_COUNT: Function.COUNT,
@@ -33,34 +42,40 @@ _HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
 }
 
 
-def parse_aggregation(request: pb.SubscribeRequest, selectors: Sequence[Selector]) -> Aggregation | None:
+def parse_aggregation(
+    request: pb.SubscribeRequest, selectors: Sequence[Selector], find_cgroup: FindCgroup
+) -> Aggregation | None:
     """Return what is to be computed; None if events are wanted."""
     if not request.HasField("aggregation"):
         return None
     wanted = request.aggregation
-    for selector in selectors:
-        if selector.captures is not None:
-            raise InvalidArgumentError("selectors", f"{selector.text}: an aggregation has no use for a capture list")
+    check_no_captures(selectors, "selectors")
     if request.fields:
         raise InvalidArgumentError("fields", "an aggregation has no events that could have them; use by")
     functions, buckets = _functions(wanted.functions)
     needs_value = functions != (Function.COUNT,)
     if needs_value != bool(wanted.value):
         reason = "say of which value, such as arg0" if needs_value else "count needs none"
-        raise InvalidArgumentError("aggregation.value", reason)
+        raise InvalidArgumentError(_VALUE, reason)
     if wanted.max_keys > _MAX_KEYS:
         raise InvalidArgumentError("aggregation.max_keys", f"{wanted.max_keys} is more than the {_MAX_KEYS} allowed")
     if 0 < wanted.interval_ms < _MIN_INTERVAL_MS:
         raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
     return Aggregation(
         functions,
-        _keys(wanted.by),
-        _value(wanted.value) if needs_value else None,
+        _keys(wanted.by, find_cgroup, in_span=request.HasField("span")),
+        _value(wanted.value, find_cgroup, in_span=request.HasField("span")) if needs_value else None,
         buckets,
         max_keys=wanted.max_keys or _MAX_KEYS,
         is_cumulative=wanted.cumulative,
         interval_ms=wanted.interval_ms,
     )
+
+
+def check_no_captures(selectors: Sequence[Selector], field: str) -> None:
+    for selector in selectors:
+        if selector.captures is not None:
+            raise InvalidArgumentError(field, f"{selector.text}: an aggregation has no use for a capture list")
 
 
 def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, ...], Buckets | None]:
@@ -91,33 +106,52 @@ def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, 
     return tuple(functions), buckets
 
 
-def _keys(texts: Sequence[str]) -> tuple[KeySource, ...]:
+def _keys(texts: Sequence[str], find_cgroup: FindCgroup, *, in_span: bool) -> tuple[KeySource | ExpressionSource, ...]:
     if len(texts) > _MAX_PARTS:
-        raise InvalidArgumentError("aggregation.by", f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
-    return tuple(map(_key, texts))
+        raise InvalidArgumentError(_BY, f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
+    keys = tuple(parse_key(text, find_cgroup, _BY) for text in texts)
+    for key, text in zip(keys, texts, strict=True):
+        _check_pair(key, text, _BY, in_span=in_span)
+    return keys
 
 
-def _key(text: str) -> KeySource:
-    name = text.strip()
-    if name in {each.value for each in HitField}:
-        return HitField(name)
-    if name in {each.value for each in BuiltIn}:
-        return Capture(BuiltIn(name))
-    names = ", ".join([*(each.value for each in BuiltIn), *(each.value for each in HitField)])
-    try:
-        capture = parse_capture(name)
-    except ValueError as error:
-        raise InvalidArgumentError("aggregation.by", f"{error}, or one of {names}") from None
+def _check_pair(source: KeySource | ExpressionSource, text: str, field: str, *, in_span: bool) -> None:
+    captures = [] if isinstance(source, HitField) else [source] if isinstance(source, Capture) else source.captures
+    if not in_span and any(map(is_of_pair, captures)):
+        raise InvalidArgumentError(field, f"{text} is known of spans alone, and the request has none")
+
+
+def parse_key(text: str, find_cgroup: FindCgroup, field: str) -> KeySource | ExpressionSource:
+    """Parse a part of a key. field: of the request."""
+    if before := _OF_START.match(text):
+        return of_start(_short_key(text[before.end() :], field))
+    if not _SHORT_FORM.fullmatch(text):
+        return key_source(parse_value(text, find_cgroup, field), _KEY_BYTES)
+    return _short_key(text, field)
+
+
+def _short_key(text: str, field: str) -> Capture:
+    capture = _capture(text, field)
     if capture.is_string and capture.max_bytes is None:
         return replace(capture, max_bytes=_KEY_BYTES)
     return capture
 
 
-def _value(text: str) -> Capture:
+def _value(text: str, find_cgroup: FindCgroup, *, in_span: bool) -> Capture | ExpressionSource:
+    before = _OF_START.match(text)
+    if before or _SHORT_FORM.fullmatch(text):
+        capture = _capture(text[before.end() :] if before else text, _VALUE)
+        if capture.is_string:
+            raise InvalidArgumentError(_VALUE, f"{text.strip()} is a string, and a number is needed", 0, text)
+        value: Capture | ExpressionSource = of_start(capture) if before else capture
+    else:
+        value = value_source(parse_number(text, find_cgroup, _VALUE))
+    _check_pair(value, text, _VALUE, in_span=in_span)
+    return value
+
+
+def _capture(text: str, field: str) -> Capture:
     try:
-        capture = parse_capture(text)
-    except ValueError:
-        capture = None
-    if capture is None or capture.is_string:
-        raise InvalidArgumentError("aggregation.value", f"{text!r} is not an argument that is a number, such as arg0")
-    return capture
+        return parse_capture(text)
+    except ValueError as error:
+        raise InvalidArgumentError(field, str(error), 0, text) from None

@@ -17,12 +17,15 @@ from stapsdtd.model import (
     MAX_STRING_BYTES,
     Address,
     Argument,
+    BuiltIn,
+    Capture,
     Constant,
     Memory,
     Object,
     Probe,
     Register,
     Site,
+    StartArgument,
     Unavailable,
 )
 from stapsdtd.query.expression import Condition
@@ -210,6 +213,7 @@ def site_status(status: SiteStatus) -> pb.SiteStatus:
 
 
 def account(account: Account) -> pb.Account:
+    spans = account.spans
     return pb.Account(
         fired=account.fired,
         delivered=account.delivered,
@@ -222,6 +226,18 @@ def account(account: Account) -> pb.Account:
         lost_table_full=account.lost_table_full,
         in_flight=account.in_flight,
         sites=account.sites,
+        spans=pb.SpanAccount(
+            starts=spans.starts,
+            paired=spans.paired,
+            nested=spans.nested,
+            died=spans.died,
+            timed_out=spans.timed_out,
+            table_full=spans.table_full,
+            open=spans.open,
+            unmatched=spans.unmatched,
+        )
+        if spans.consumed
+        else None,
     )
 
 
@@ -236,6 +252,7 @@ def subscription(subscription: Subscription, *, streaming: bool, lease_left_seco
         streaming=streaming,
         lease_left_ms=int(lease_left_seconds * 1000),
         account=account(subscription.account()),
+        added_late=added_late(subscription),
     )
 
 
@@ -247,16 +264,23 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         probe_message = _probe(known_site.object, site.provider, site.name, [site])
         probe_message.sites[0].site_id = site_id
         captures = (
-            pb.CapturedArgument(
-                index=capture.subject if isinstance(capture.subject, int) else 0,
-                field="" if isinstance(capture.subject, int) else capture.subject.value,
-                is_string=capture.is_string,
-                missing=known_site.why_missing(position),
-                is_hex=capture.is_hex,
-            )
+            _captured(capture, known_site.why_missing(position))
             for position, capture in enumerate(known_site.capture.captures)
         )
         message.probes.append(pb.Description(probe=probe_message, captures=captures))
+    return message
+
+
+def _captured(capture: Capture, missing: str) -> pb.CapturedArgument:
+    message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
+    match capture.subject:
+        case BuiltIn() as built_in:
+            message.field = built_in.value
+        case StartArgument(index):
+            message.index = index
+            message.of_start = True
+        case int(index):
+            message.index = index
     return message
 
 
@@ -264,3 +288,8 @@ def late_conditions(predicate: Condition | None, sites: Iterable[Site]) -> list[
     """Return what of a filter is not evaluated at the hits of these sites."""
     late = evaluated_late(predicate, sites)
     return [pb.LateCondition(text=text_of(condition), reason=reason) for condition, reason in late.items()]
+
+
+def added_late(subscription: Subscription) -> list[pb.LateAggregation]:
+    """Return why hits are not added up where they are."""
+    return [pb.LateAggregation(reason=reason, sites=sites) for reason, sites in subscription.added_late().items()]

@@ -13,7 +13,7 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.errors import InvalidArgumentError, InventoryError
 from stapsdtd.inventory.files import matching
 from stapsdtd.procs.named_files import NO_FILES, Credentials, NamedFile, NamedFiles
-from stapsdtd.sessions.subscription import SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_INSTALLED = 1000

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stapsdtd.api import cgroup_scope
 from stapsdtd.api.aggregations import parse_aggregation
+from stapsdtd.api.spans import divided, parse_span
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
 from stapsdtd.model import BuiltIn
+from stapsdtd.query.expression import Cgroup, Condition
 from stapsdtd.query.nodes import wrong_comm
 from stapsdtd.query.parse import parse
 from stapsdtd.query.scope import combined
-from stapsdtd.sessions.subscription import SiteState, SiteStatus, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import SiteState, SiteStatus
 from stapsdtd.subscribe_options import Scope, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -69,6 +72,14 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
     )
     parsed = parse_selectors(request.selectors, limits)
+    of_scope = _OfScope(
+        options.uids,
+        [_execname(name) for name in options.execnames],
+        cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
+        cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
+    )
+    of_hits, of_pairs = divided(parse(options.where, hierarchy.find) if options.where.strip() else None)
+    aggregation = parse_aggregation(request, parsed, hierarchy.find)
     return SubscriptionSpec(
         parsed,
         scope,
@@ -81,20 +92,28 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             limits.max_kernel_buffer_kib,
         ),
         options.where,
-        combined(
-            parse(options.where, hierarchy.find) if options.where.strip() else None,
-            options.uids,
-            [_execname(name) for name in options.execnames],
-            cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
-            cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
-        ),
+        of_scope.and_also(of_hits),
         built_ins=_parse_fields(options.fields),
-        aggregation=parse_aggregation(request, parsed),
+        aggregation=aggregation,
+        span=parse_span(request, limits, hierarchy.find, of_scope.and_also, of_pairs=of_pairs, aggregation=aggregation),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OfScope:
+    """What a scope requires of each hit."""
+
+    uids: Sequence[int]
+    execnames: Sequence[bytes]
+    cgroups: Sequence[Cgroup]
+    containers: Sequence[Cgroup]
+
+    def and_also(self, where: Condition | None) -> Condition | None:
+        return combined(where, self.uids, self.execnames, self.cgroups, self.containers)
+
+
 def _parse_fields(names: Sequence[str]) -> tuple[BuiltIn, ...]:
-    known = {each.value: each for each in BuiltIn}
+    known = {each.value: each for each in BuiltIn if each is not BuiltIn.ELAPSED}
     for name in names:
         if name not in known:
             raise InvalidArgumentError("fields", f"{name!r} is not one of {', '.join(known)}")

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import platform
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 
-from stapsdtd import __version__
 from stapsdtd.api import convert, requests
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.errors import Context, abort_on_error
-from stapsdtd.api.event_stream import EventStream
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
-from stapsdtd.api.snapshot_stream import SnapshotStream
-from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.api.server_info import server_info
+from stapsdtd.api.stream_requests import check_stream, stream_of
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.watches import Watches
 from stapsdtd.catalog.listing_limiter import ListingLimiter
-from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError, ServerStoppingError
+from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -77,30 +73,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         request: pb.GetServerInfoRequest,  # noqa: ARG002
         context: Context,
     ) -> pb.GetServerInfoResponse:
-        backend = self._backend
         async with abort_on_error(context):
             caller = self._enter("info", context)
             caller.log(logging.DEBUG, "allowed")
-            visible = await self._listing.visible_pids(caller.rights.list, None)
-            probes = await self._listing.select((), frozenset(), visible)
-            pids = await backend.control.run(backend.registry.pids) if visible is None else visible
-        subscriptions = [each for each, _, _ in backend.subscriptions.all() if caller.rights.may_use(each)]
-        return pb.GetServerInfoResponse(
-            version=__version__,
-            engine=backend.engine,
-            kernel_release=platform.release(),
-            machine=platform.machine(),
-            features=map(convert.feature, backend.features),
-            limits=convert.limits(backend.limits),
-            subscriptions=len(subscriptions),
-            processes=len(pids),
-            objects=len({probe.object.key for probe in probes}),
-            probes=len(probes),
-            pid=os.getpid(),
-            access=convert.access(caller.rights),
-            arming=convert.arming(backend.arming(), is_path_shown=caller.rights.list is None),
-            inventory=convert.inventory(backend.inventory.status),
-        )
+            return await server_info(self._backend, self._listing, caller.rights)
 
     async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest) -> Members | None:
         return await asyncio.to_thread(members, self._backend.hierarchy, request.containers, request.cgroups)
@@ -195,6 +171,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     engine=self._backend.engine,
                     unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
                     evaluated_late=convert.late_conditions(spec.predicate, (status.site for status in statuses)),
+                    added_late=convert.added_late(unanswered[0]),
                 )
                 unanswered.clear()
         return response
@@ -204,24 +181,14 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller = self._enter("stream", context)
             ident = request.subscription_id
             subscriptions = self._backend.subscriptions
-            if request.encoding not in {pb.StreamRequest.ENCODING_ROWS, pb.StreamRequest.ENCODING_COLUMNS}:
-                raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
-            if request.HasField("from_seq") and request.from_seq == 0:
-                raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
-            stream = self._stream_of(self._subscribers.find(ident, caller), request)
-            async with self._calls.cleanup(lambda: subscriptions.stream_closed(ident)):
+            check_stream(request)
+            stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect)
+            async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
                 with self._streams.opened(stream, caller):
                     # within the cleanup: the client may cancel during this call
-                    await self._backend.control.run(lambda: subscriptions.stream_opened(ident))
+                    await self._backend.control.run(lambda: subscriptions.lifetimes.stream_opened(ident))
                     async for message in stream.messages():
                         yield message
-
-    def _stream_of(self, subscription: Subscription, request: pb.StreamRequest) -> SubscriptionStream:
-        first = request.from_seq if request.HasField("from_seq") else None
-        aggregation, table = subscription.spec.aggregation, subscription.table
-        if aggregation is None or table is None:
-            return EventStream(subscription, request.encoding, first)
-        return SnapshotStream(subscription, table, aggregation, first, self._backend.subscriptions.collect)
 
     async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
         async with abort_on_error(context):

@@ -14,7 +14,8 @@ from stapsdtd.api.rights import Peer
 from stapsdtd.errors import UnknownSubscriptionError
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.installed import credentials_of
-from stapsdtd.sessions.subscription import EndReason, Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import EndReason, Subscription
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 

@@ -13,6 +13,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Condition
+from stapsdtd.spans.span import Span, SpanCounts
 
 SubscriptionKey = int
 """Identifies a subscription to the engine; never reused by one daemon."""
@@ -59,6 +60,9 @@ class Sink(Protocol):
 
     def lost(self, stage: LossStage, count: int) -> None:
         """Count more hits whose events will not be delivered."""
+
+    def spanned(self, counts: SpanCounts) -> None:
+        """Count what became of more starts, and of more ends without one. fired() counts both, too."""
 
 
 class RowSink(Protocol):
@@ -170,6 +174,12 @@ class Engine(Protocol):
         """Return why hits of a site are to be emitted rather than aggregated in the kernel, or None if they can be.
 
         Where they cannot, arm() refuses Aggregate.
+        """
+
+    def why_not_paired(self, span: Span) -> str | None:
+        """Return why the daemon has to pair starts and ends, or None if the engine does.
+
+        Where it cannot, arm() refuses BeginSpan and EndSpan.
         """
 
     def open(

@@ -22,7 +22,6 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
-_FIELD = "selectors"
 _LONG_FORM_COLONS = 3
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
@@ -112,16 +111,16 @@ class SelectedSite:
     pids: frozenset[int] | None
 
 
-def parse(text: str) -> Selector:
-    """Raises InvalidArgumentError, which names the column, if text is not a valid selector."""
+def parse(text: str, field: str = "selectors") -> Selector:
+    """Raises InvalidArgumentError, which names the field and the column, if text is not a valid selector."""
     if len(text) > MAX_SELECTOR_LENGTH:
         raise InvalidArgumentError(
-            _FIELD, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
+            field, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
         )
     names, parenthesis, rest = text.partition("(")
-    captures = _parse_captures(text, len(names) + 1, rest) if parenthesis else None
+    captures = _parse_captures(text, len(names) + 1, rest, field) if parenthesis else None
     if not names:
-        raise InvalidArgumentError(_FIELD, "a selector names no probe; '*:*' selects all", 0, text)
+        raise InvalidArgumentError(field, "a selector names no probe; '*:*' selects all", 0, text)
     provider, module, function, name = _parts(names)
     # a provider of the short form is the whole name
     with_pid = _PID_SUFFIX.fullmatch(provider) if names.count(":") >= _LONG_FORM_COLONS else None
@@ -154,12 +153,12 @@ def _parts(names: str) -> tuple[str, str, str, str]:
             raise AssertionError(names)
 
 
-def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
+def _parse_captures(text: str, start: int, rest: str, field: str) -> tuple[Capture, ...]:
     inside, parenthesis, trailing = rest.partition(")")
     if not parenthesis:
-        raise InvalidArgumentError(_FIELD, f"{text!r} lacks a closing parenthesis", len(text), text)
+        raise InvalidArgumentError(field, f"{text!r} lacks a closing parenthesis", len(text), text)
     if trailing.strip():
-        raise InvalidArgumentError(_FIELD, f"{text!r} has text after its capture list", start + len(inside) + 1, text)
+        raise InvalidArgumentError(field, f"{text!r} has text after its capture list", start + len(inside) + 1, text)
     captures = []
     column = start
     for part in inside.split(",") if inside.strip() else []:
@@ -167,7 +166,7 @@ def _parse_captures(text: str, start: int, rest: str) -> tuple[Capture, ...]:
         try:
             captures.append(parse_capture(part))
         except ValueError as error:
-            raise InvalidArgumentError(_FIELD, str(error), place, text) from None
+            raise InvalidArgumentError(field, str(error), place, text) from None
         column += len(part) + 1
     return tuple(captures)
 

@@ -15,12 +15,13 @@ from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.named_filter import split_keys
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
-from stapsdtd.cli.unmatched import subscribed
+from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import AsyncClient, Interruption, Snapshot
 from stapsdtd.subscribe_options import Aggregate
 
@@ -28,15 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stapsdtd.cli.aggregate_tables import Table
+    from stapsdtd.cli.pairs import Pair
     from stapsdtd.client import AsyncSubscription
+    from stapsdtd.signatures import Catalog
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _LIVE_MS = 1000
 
 
-def _keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+def keys(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
     del ctx, parameter
-    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+    return tuple(key for text in texts for key in split_keys(text))
 
 
 def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,8 +82,8 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--by",
             multiple=True,
             metavar="KEY,...",
-            callback=_keys,
-            help="For each combination of these: arguments (arg0:str, or by name), pid, execname, ... Repeatable.",
+            callback=keys,
+            help="For each combination of these: arguments (arg0:str, or by name), pid, arg0 / 1000, ... Repeatable.",
         ),
         options.subscribe_options,
     ):
@@ -106,8 +109,12 @@ def run(
     *,
     functions: Sequence[str] = ("count",),
     value: str = "",
+    pair: Pair | None = None,
 ) -> int:
-    """Run a command: subscribe, show snapshots until the end, and return the exit code."""
+    """Run a command: subscribe, show snapshots until the end, and return the exit code.
+
+    pair: what to pair, instead of selectors.
+    """
     output = output_for(table, shown)
     interval_ms = _LIVE_MS if output.is_live else 0
     aggregate = Aggregate(
@@ -124,12 +131,8 @@ def run(
             known = catalog()
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-                scope, wanted = await resolve_aggregate(
-                    client, selectors, run.in_scope(subscribe_options), aggregate, known
-                )
-                subscription, hints = await stack.enter_async_context(
-                    subscribed(client, as_given(selectors), scope, wanted)
-                )
+                wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
+                subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(hints, subscription.sites)
                 reader = _Reader(output, shown.count)
                 try:
@@ -143,7 +146,7 @@ def run(
                 summary = summary_of(subscription, account.aggregated if account else 0, run)
                 if summary.is_silent:
                     silent = await why_silent(
-                        client, selectors, subscription.armed_so_far, known, has_ended=run.is_command
+                        client, wanted.texts, subscription.armed_so_far, known, has_ended=run.is_command
                     )
                     summary = replace(summary, silent=silent)
             if failure:
@@ -152,6 +155,21 @@ def run(
             return await run.exit_code(failure)
 
     return asyncio.run(show())
+
+
+async def _resolved(  # noqa: PLR0917 - what a command was told
+    client: AsyncClient,
+    selectors: Sequence[str],
+    pair: Pair | None,
+    subscribe_options: SubscribeOptions,
+    aggregate: Aggregate,
+    known: Catalog,
+) -> Wanted:
+    """Replace names of arguments by their positions."""
+    if pair is None:
+        scope, named = await resolve_aggregate(client, selectors, subscribe_options, aggregate, known)
+        return Wanted(as_given(selectors), scope, named)
+    return await pair.wanted(client, subscribe_options, known, aggregate)
 
 
 class _Reader:

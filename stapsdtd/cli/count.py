@@ -19,6 +19,7 @@ Examples:
   stapsdt count 'postgresql:query__start' --by query --limit 10
   stapsdt count 'libc:*' --by name,execname --duration 10
   stapsdt count 'python:gc__start' --by pid --interval 1
+  stapsdt count 'libc:memory_sbrk_more' --by 'arg1 / 65536'
   stapsdt count 'hotspot:class__loaded' -- java -version
 """
 
@@ -36,8 +37,8 @@ def command(
 ) -> int:
     """Count how often the matching probes fire, by key, until Ctrl-C.
 
-    The server counts, and sends nothing but the counts. --by names the keys: arguments, such as arg0 or arg1:str[32],
-    and pid, tid, cpu, execname, uid, gid, cgroup, container, provider, module, function and name.
+    The server counts, and sends nothing but the counts. --by names the keys: expressions as those of --where, such as
+    pid, execname, arg0 / 1000, str(arg1, arg2) or 'arg0 > 100 ? "big" : "small"', and captures, such as arg1:str[32].
 
     In a terminal, the counts so far are shown live; with --interval, those of each interval one below the other. At the
     end, a summary on standard error says how many events were aggregated, filtered and lost.

@@ -4,7 +4,8 @@
      "provider": "postgresql", "name": "query__start", "path": "/usr/lib/postgresql/15/bin/postgres",
      "module": "postgres", "function": "exec_simple_query", "offset": 3456789, "args": ["SELECT 1", 42], "uid": 108}
 
-Where arguments have names, `"named": {"query": "SELECT 1"}` follows args.
+Where arguments have names, `"named": {"query": "SELECT 1"}` follows args. Spans also have `"start_args"` and
+`"elapsed"`, in nanoseconds.
 
 More than a million events a second have to be formatted. So this works on columns, with one call per event of a
 template's `%`, and looks up what is the same for many events.
@@ -49,6 +50,7 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
         named, named_columns = _named_columns(block, known_of, values)
     names = block.fields
     count = len(values) - len(names)
+    own = count - block.sites[block.site_id[0]].of_start if block.count else count
     columns: list[Iterable[object]] = [
         block.seq,
         block.time_ns,
@@ -65,11 +67,12 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
     if block.unavailable is not None:
         columns.append(_unavailable(reasons, count, names) for reasons in block.unavailable)
         unavailable = "%s"
-    arguments = ", ".join(["%s"] * count)
+    arguments = ", ".join(["%s"] * own)
+    of_start = f', "start_args": [{", ".join(["%s"] * (count - own))}]' if own < count else ""
     fields = "".join(f', "{name}": %s' for name in names)
     line = (
         '{"seq": %s, "time_ns": %s, "pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
-        f'"args": [{arguments}]{named}{fields}{unavailable}}}'
+        f'"args": [{arguments}]{of_start}{named}{fields}{unavailable}}}'
     )
     return map(line.__mod__, zip(*columns, strict=True))
 

@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.named_values import readable
+from stapsdtd.cli.named_values import Named, readable
 from stapsdtd.cli.render import Clock, format_value, is_address, paint
 from stapsdtd.client.messages import ALL_AVAILABLE
 from stapsdtd.runtime.text import escape
+from stapsdtd.signatures import Declared, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from stapsdtd.cli.named_values import ArgumentNames, Named
+    from stapsdtd.cli.named_values import ArgumentNames
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, SiteStatus, Value
 
 _GAP = "  "
+_ELAPSED = Named(Declared("elapsed", Kind.DURATION, "duration(ns)", unit_ns=1), None, is_length=False)
 _FEWEST_FOR_VALUES = 24
 """Characters of a line that values longer than the terminal get at least."""
 
@@ -131,7 +133,8 @@ class EventLines:
 
     def _show(self, described: DescribedSite) -> _Shown:
         probe, site = described.probe, described.site
-        named = self._names.at(described) if self._names else {}
+        named = {at: _ELAPSED for at, capture in enumerate(described.captures) if capture.field == "elapsed"}
+        named |= self._names.at(described) if self._names else {}
         hexadecimal = (
             position
             for position in range(len(described.captures))
@@ -159,5 +162,6 @@ class EventLines:
 def _is_hexadecimal(described: DescribedSite, position: int, *, is_named: bool) -> bool:
     capture, arguments = described.captures[position], described.site.arguments
     # whether a named one is an address is known, and so is how to capture it
-    is_argument = not capture.field and not is_named and capture.index < len(arguments)
+    is_own = not capture.field and not capture.of_start
+    is_argument = is_own and not is_named and capture.index < len(arguments)
     return capture.is_hex or (is_argument and is_address(arguments[capture.index]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import print_stderr
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stapsdtd.cli.command import Run
+    from stapsdtd.client import SpanAccount
 
 _FAILURES = {
     EndReason.SERVER_STOPPING: "the server stopped: run the command again once it is back",
@@ -31,7 +32,7 @@ _FAILURES = {
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Accounts for all events that fired. unread: events that fired after the last one shown, as with --count.
-    is_aggregated: events were not delivered but counted in rows.
+    is_aggregated: events were not delivered but counted in rows. spans: what became of starts; events are pairs then.
 
     processes_ended: whether the trace ended because every process in its scope did. silent: why nothing may have fired,
     if nothing did. appeared: objects that appeared after the beginning, and were armed. armed_after_ms: the longest
@@ -49,6 +50,7 @@ class Summary:
     appeared: int = 0
     armed_after_ms: float = 0.0
     is_aggregated: bool = False
+    spans: SpanAccount | None = None
 
     @property
     def outcome(self) -> str:
@@ -58,7 +60,14 @@ class Summary:
     @property
     def is_silent(self) -> bool:
         """Whether sites were armed, and none of them fired."""
-        return bool(self.sites) and not any((self.delivered, self.filtered, self.lost, self.unread))
+        fired = (
+            self.delivered,
+            self.filtered,
+            self.lost,
+            self.unread,
+            *(asdict(self.spans).values() if self.spans else ()),
+        )
+        return bool(self.sites) and not any(fired)
 
     @property
     def lost(self) -> int:
@@ -71,6 +80,8 @@ class Summary:
             "lost": self.lost,
             "sites": self.sites,
         }
+        if self.spans:
+            record["spans"] = asdict(self.spans)
         if self.lost:
             record["lost_by_stage"] = dict(self.lost_by_stage)
         if self.refused:
@@ -164,6 +175,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
     if account is None:
         by_stage = {stage.value: count for stage, count in subscription.lost.items()}
         return Summary(shown, 0, by_stage, sites, refused, unread=0)
+    spans = account.spans
     return Summary(
         delivered=shown,
         filtered=account.filtered,
@@ -176,7 +188,8 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
         },
         sites=sites,
         refused=refused,
-        unread=account.fired - account.filtered - account.lost - shown,
+        unread=account.fired - account.filtered - account.lost - spans.starts - spans.unmatched - shown,
+        spans=spans if spans.starts or spans.unmatched else None,
         processes_ended=subscription.end is not None and subscription.end.reason is EndReason.PROCESSES_ENDED,
     )
 

@@ -1,4 +1,4 @@
-"""`stapsdt hist`: the histogram of an argument by key."""
+"""`stapsdt hist`: the histogram of a value by key."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command(
     subscribe_options: SubscribeOptions,
     shown: Shown,
 ) -> int:
-    """Show how the values of the argument VALUE, such as arg0, are distributed, until Ctrl-C.
+    """Show how the values of the expression VALUE, such as arg0 or 'arg1 - arg0', are distributed, until Ctrl-C.
 
     Buckets are powers of two, and percentiles are exact to 3.1 %; those of --linear are as exact as its buckets. See
     stapsdt count for --by, --interval and the rest.

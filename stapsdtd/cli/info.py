@@ -11,6 +11,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.render import console, plural
+from stapsdtd.cli.unmatched import added_late
 from stapsdtd.client import Client, InventoryState
 from stapsdtd.runtime.text import escape
 
@@ -97,6 +98,9 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
             for subscription in subscriptions
         ),
     )
+    for subscription in subscriptions:
+        for reason, sites in subscription.added_late.items():
+            print(escape(f"{subscription.id}: {added_late(reason, sites)}"))
 
 
 def _inventory_record(inventory: Inventory) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Names of arguments in filters and keys: `timeout > 0` becomes `arg4 > 0`, `query` becomes `arg0:str`.
+"""Names of arguments in expressions: `timeout > 0` becomes `arg4 > 0`, and the key `query` becomes `arg0:str`.
 
-A name means the same argument of all selected probes, since there is one filter for them. What the language of filters
-calls by that name comes first.
+A name means the same argument of all selected probes, since there is one expression for them. What the language of
+expressions calls by that name comes first.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ RESERVED = frozenset(
 )
 
 
+_ONE_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*((?::.*)?)", re.DOTALL)
+"""A key that is an argument or a field, with what a capture list says of it."""
+_STRING_OR_CHARACTER = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|.""", re.DOTALL)
 _BY_POSITION = re.compile(r"arg\d+")
 
 Signatures: TypeAlias = "Sequence[Sequence[Signature]]"
@@ -58,23 +61,52 @@ def by_position(text: str, signatures: Signatures, option: str = "--where") -> s
 
 
 def has_names(text: str) -> bool:
-    """Report whether a filter, or a key without its type, may name arguments."""
+    """Report whether an expression may name arguments."""
     return any(name and name not in RESERVED and not _BY_POSITION.fullmatch(name) for _, name in _TOKEN.findall(text))
 
 
+def key_has_names(key: str) -> bool:
+    """Report whether a key may name arguments."""
+    match = _ONE_NAME.fullmatch(key)
+    return has_names(match[1] if match else key)
+
+
+def split_keys(text: str) -> list[str]:
+    """Split keys at the commas that are not within parentheses, brackets or quotes."""
+    parts, depth = [""], 0
+    for match in _STRING_OR_CHARACTER.finditer(text):
+        depth += (match[0] in {"(", "["}) - (match[0] in {")", "]"})
+        if match[0] == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += match[0]
+    return [part.strip() for part in parts if part.strip()]
+
+
 def key_by_position(key: str, signatures: Signatures) -> str:
-    """Replace the name of an argument that is a key: `query` becomes `arg0:str`."""
-    name, colon, how = key.partition(":")
-    index = _index(name.strip(), signatures, "--by")
+    """Replace names of arguments in a key: `query` becomes `arg0:str`, `size / 10` `arg1 / 10`.
+
+    A string that comes with its length becomes `str(arg0, arg1)`.
+    """
+    match = _ONE_NAME.fullmatch(key)
+    if match is None:
+        return by_position(key, signatures, "--by")
+    name, how = match.groups()
+    index = _index(name, signatures, "--by")
     if index is None:
         return key
-    declared = [each.arguments[index] for some in signatures for each in some if each.arguments]
-    if any(each.length for each in declared):
-        raise click.UsageError(
-            f"--by: {name} is not terminated; its length is another argument, so that it cannot be a key"
-        )
-    is_string = all(each.kind is Kind.STRING for each in declared)
-    return f"arg{index}{colon}{how}" if colon or not is_string else f"arg{index}:str"
+    declared = [(each, each.arguments[index]) for some in signatures for each in some if each.arguments]
+    if how in {"", ":str"} and any(argument.length for _, argument in declared):
+        return _cut_string(name, index, {_position(each, argument.length) for each, argument in declared})
+    is_string = all(argument.kind is Kind.STRING for _, argument in declared)
+    return f"arg{index}{how}" if how or not is_string else f"arg{index}:str"
+
+
+def _cut_string(name: str, index: int, lengths: set[int | None]) -> str:
+    """lengths: the positions of its length in each signature, None where it has none."""
+    if len(lengths) > 1 or None in lengths:
+        raise click.UsageError(f"--by: the length of {name} is not the same argument of all selected probes")
+    return f"str(arg{index}, arg{lengths.pop()})"
 
 
 def _index(name: str, signatures: Signatures, option: str) -> int | None:

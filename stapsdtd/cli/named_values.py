@@ -39,9 +39,15 @@ class Named:
 class ArgumentNames:
     """Knows the values' names at sites of some probes, as long as their signatures fit there."""
 
-    def __init__(self, catalog: Catalog, probes: Collection[tuple[str, str]]) -> None:
+    def __init__(
+        self, catalog: Catalog, probes: Collection[tuple[str, str]], start: tuple[str, str] | None = None
+    ) -> None:
+        """start: the probe that begins spans, if its arguments have names."""
         self._catalog = catalog
         self._probes = frozenset(probes)
+        # of which nothing but its name is known here, so that versions must not differ
+        declared = {signature.arguments for signature in catalog.of(*start)} if start else set()
+        self._of_start = declared.pop() if len(declared) == 1 else None
         self._named: dict[int, Mapping[int, Named]] = {}
 
     def at(self, described: DescribedSite) -> Mapping[int, Named]:
@@ -52,26 +58,12 @@ class ArgumentNames:
         return self._named[site_id]
 
     def _look_up(self, described: DescribedSite) -> Mapping[int, Named]:
+        named = _named(self._of_start, described, of_start=True)
         probe = named_probe(described.probe)
         if probe not in self._probes:
-            return {}
+            return named
         signature = self._catalog.fit(*probe, (described.site,), described.probe.architecture).signature
-        if signature is None or signature.arguments is None:
-            return {}
-        positions = {
-            signature.arguments[capture.index].name: position
-            for position, capture in enumerate(described.captures)
-            if not capture.field
-        }
-        strings = {at for at, capture in enumerate(described.captures) if capture.is_string and not capture.field}
-        declared = {
-            at: signature.arguments[capture.index] for at, capture in enumerate(described.captures) if not capture.field
-        }
-        lengths = {declared[at].length for at in strings if at in declared}
-        return {
-            at: Named(each, positions.get(each.length) if at in strings else None, each.name in lengths)
-            for at, each in declared.items()
-        }
+        return _named(signature.arguments if signature else None, described, of_start=False) | named
 
     def cut(self, batch: EventBatch) -> EventBatch:
         """Return the events with strings cut at their lengths."""
@@ -93,6 +85,30 @@ class ArgumentNames:
                 for row, (value, site_id) in enumerate(zip(block.values[position], block.site_id, strict=True))
             ]
         return replace(block, values=tuple(columns))
+
+
+def _named(arguments: tuple[Declared, ...] | None, described: DescribedSite, *, of_start: bool) -> dict[int, Named]:
+    """Return what is known of the values that are arguments of a site, or of the start of the spans that it ends."""
+    captures = {
+        at: capture
+        for at, capture in enumerate(described.captures)
+        if arguments is not None
+        and not capture.field
+        and capture.of_start is of_start
+        and capture.index < len(arguments)
+    }
+    declared = {at: (arguments or ())[capture.index] for at, capture in captures.items()}
+    positions = {each.name: at for at, each in declared.items()}
+    strings = {at for at, capture in captures.items() if capture.is_string}
+    lengths = {declared[at].length for at in strings}
+    return {
+        at: Named(
+            replace(each, name=f"start.{each.name}") if of_start else each,
+            positions.get(each.length) if at in strings else None,
+            each.name in lengths,
+        )
+        for at, each in declared.items()
+    }
 
 
 def cut_at(value: Value, length: Value) -> Value:

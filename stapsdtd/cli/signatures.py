@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from stapsdtd.catalog.selectors import Selector, normalized, parse
-from stapsdtd.cli.named_filter import by_position, has_names, key_by_position
+from stapsdtd.cli.named_filter import by_position, has_names, key_by_position, key_has_names
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncClient, ClientError, Probe
 from stapsdtd.errors import InvalidArgumentError
@@ -77,13 +77,20 @@ async def resolve_aggregate(
     client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate, known: Catalog
 ) -> tuple[SubscribeOptions, Aggregate]:
     """Replace names of arguments in the filter, the value and the keys. Raises click.UsageError as resolve does."""
-    if not any(map(has_names, (options.where, aggregate.value, *(key.partition(":")[0] for key in aggregate.by)))):
+    if not (has_names(options.where) or has_names(aggregate.value) or any(map(key_has_names, aggregate.by))):
         return options, aggregate
-    fitting = _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
-    by = [key_by_position(key, fitting) for key in aggregate.by]
-    value = by_position(aggregate.value, fitting, "VALUE")
-    where = by_position(options.where, fitting)
+    fit = await fitting(client, selectors, options, known)
+    by = [key_by_position(key, fit) for key in aggregate.by]
+    value = by_position(aggregate.value, fit, "VALUE")
+    where = by_position(options.where, fit)
     return replace(options, where=where), replace(aggregate, by=by, value=value)
+
+
+async def fitting(
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Catalog
+) -> list[tuple[Signature, ...]]:
+    """Return the signatures that the probe of each selector may have."""
+    return _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
 
 
 def with_captures(given: str, probes: Iterable[Probe], known: Catalog) -> Resolved:

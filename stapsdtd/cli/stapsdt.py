@@ -39,6 +39,8 @@ _COMMANDS = {
     "count": _Module("stapsdtd.cli.count", "Count how often probes fire, by key."),
     "stats": _Module("stapsdtd.cli.stats", "Show average, extremes and sum of an argument, by key."),
     "hist": _Module("stapsdtd.cli.hist", "Show the histogram of an argument, by key."),
+    "latency": _Module("stapsdtd.cli.latency", "Show how long it takes from one probe to another, by key."),
+    "spans": _Module("stapsdtd.cli.spans", "Print pairs of probes, and the time between them."),
     "top": _Module("stapsdtd.cli.top", "Show the busiest probes and processes, live."),
     "info": _Module("stapsdtd.cli.info", "Show the server's state and your rights."),
     "doctor": _Module("stapsdtd.cli.doctor", "Check this host and suggest fixes."),

@@ -1,4 +1,4 @@
-"""`stapsdt stats`: average, extremes and sum of an argument by key."""
+"""`stapsdt stats`: average, extremes and sum of a value by key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def command(
     subscribe_options: SubscribeOptions,
     shown: Shown,
 ) -> int:
-    """Show average, least and greatest value, and the sum, of the argument VALUE, such as arg0, until Ctrl-C.
+    """Show average, extremes and sum of the expression VALUE, such as arg0 or 'arg1 - arg0', until Ctrl-C.
 
     COUNT counts all hits, also those whose value could not be read. See stapsdt count for --by, --interval
     and the rest.

@@ -18,7 +18,7 @@ from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import catalog, resolve
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
-from stapsdtd.cli.unmatched import subscribed
+from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
@@ -91,8 +91,8 @@ def command(
         with set_on_signals(stop), started(command_line, server.address) as run:
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-                resolved, scope = await resolve(client, wanted, run.in_scope(subscribe_options), catalog())
-                subscription, hints = await stack.enter_async_context(subscribed(client, resolved, scope))
+                resolved = await resolve(client, wanted, run.in_scope(subscribe_options), catalog())
+                subscription, hints = await stack.enter_async_context(subscribed(client, Wanted(*resolved)))
                 top = _Top(subscription, output_for(as_json=as_json), stop, hints, run)
                 failure = await top.run(interval, count, duration)
             return await run.exit_code(failure)

@@ -6,8 +6,11 @@ With --count, the remaining events are not read; the account from Unsubscribe sa
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +22,7 @@ from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput, Output
-from stapsdtd.cli.unmatched import subscribed
+from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import (
     AsyncClient,
     AsyncSubscription,
@@ -30,6 +33,10 @@ from stapsdtd.client import (
     Status,
 )
 from stapsdtd.subscribe_options import SubscribeOptions
+
+if TYPE_CHECKING:
+    from stapsdtd.cli.pairs import Pair
+    from stapsdtd.signatures import Catalog
 
 _EXAMPLES = """\b
 Examples:
@@ -42,41 +49,64 @@ Examples:
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How much to print, and how. None stands for no end."""
+
+    count: int | None
+    duration: float | None
+    no_signatures: bool
+    as_json: bool
+    command_line: tuple[str, ...]
+
+
+def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of commands that print events. The command receives them as `shown`."""
+
+    @functools.wraps(command)
+    def with_shown(*args: Any, **parameters: Any) -> Any:
+        shown = Shown(**{field.name: parameters.pop(field.name) for field in fields(Shown)})
+        return command(*args, shown=shown, **parameters)
+
+    wrapped: Callable[..., Any] = with_shown
+    for option in (
+        options.as_json,
+        options.output,
+        in_one_argument,
+        signatures.no_signatures,
+        options.event_fields,
+        click.option(
+            "--queue",
+            "queue_bytes",
+            type=click.IntRange(min=1),
+            metavar="BYTES",
+            help="How much the server buffers if this end is slow. The server has a default.",
+        ),
+        click.option(
+            "--buffer",
+            "kernel_buffer_kib",
+            type=click.IntRange(min=1),
+            metavar="KIB",
+            help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
+        ),
+        options.duration,
+        click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES)
 @options.selectors(required=True)
 @options.subscribe_options
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
-@options.duration
-@click.option(
-    "--buffer",
-    "kernel_buffer_kib",
-    type=click.IntRange(min=1),
-    metavar="KIB",
-    help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
-)
-@click.option(
-    "--queue",
-    "queue_bytes",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
-    help="How much the server buffers if this end is slow. The server has a default.",
-)
-@options.event_fields
-@signatures.no_signatures
-@in_one_argument
-@options.output
-@options.as_json
+@event_options
 @click.pass_obj
 def command(
     server: options.Server,
     *,
     selectors: tuple[str, ...],
     subscribe_options: SubscribeOptions,
-    count: int | None,
-    duration: float | None,
-    no_signatures: bool,
-    as_json: bool,
-    command_line: tuple[str, ...],
+    shown: Shown,
 ) -> int:
     """Print each event of the matching probes, including probes that appear later, until Ctrl-C.
 
@@ -96,35 +126,51 @@ def command(
 
     At the end, a summary on standard error says how many events were delivered, filtered and lost.
     """
+    return run_trace(server, selectors, subscribe_options, shown)
+
+
+def run_trace(
+    server: options.Server,
+    selectors: Sequence[str],
+    subscribe_options: SubscribeOptions,
+    shown: Shown,
+    *,
+    pair: Pair | None = None,
+) -> int:
+    """Run a command: subscribe, print events until the end, and return the exit code.
+
+    pair: what to pair, instead of selectors.
+    """
 
     async def trace() -> int:
         stop = asyncio.Event()
-        with set_on_signals(stop), started(command_line, server.address) as run:
+        with set_on_signals(stop), started(shown.command_line, server.address) as run:
             known = signatures.catalog()
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 scope = run.in_scope(subscribe_options)
-                resolved = signatures.as_given(selectors)
-                if not no_signatures:
-                    resolved, scope = await signatures.resolve(client, selectors, scope, known)
-                names = ArgumentNames(known, [each.probe for each in resolved if each.probe])
-                output: Output = JsonOutput(names) if as_json else HumanOutput(run, names)
-                subscription, hints = await stack.enter_async_context(subscribed(client, resolved, scope))
+                if pair is None:
+                    wanted = await _resolved(client, selectors, scope, known, shown)
+                else:
+                    wanted = await pair.wanted(client, scope, known, is_named=not shown.no_signatures)
+                start = wanted.start.probe if wanted.start else None
+                names = ArgumentNames(known, [each.probe for each in wanted.selectors if each.probe], start)
+                output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names)
+                subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(subscription.sites, hints)
-                printer = _Printer(output, count)
+                printer = _Printer(output, shown.count)
                 failure = await follow(
                     subscription,
                     printer.run(subscription),
                     stop,
-                    duration=duration,
+                    duration=shown.duration,
                     run=run,
                 )
                 failure = failure or printer.failure
                 summary = summary_of(subscription, printer.printed, run)
                 if summary.is_silent:
                     armed = subscription.armed_so_far
-                    sent = [each.text for each in resolved]
-                    silent = await why_silent(client, sent, armed, known, has_ended=run.is_command)
+                    silent = await why_silent(client, wanted.texts, armed, known, has_ended=run.is_command)
                     summary = replace(summary, silent=silent)
             if failure:
                 print_stderr(failure)
@@ -132,6 +178,14 @@ def command(
             return await run.exit_code(failure)
 
     return asyncio.run(trace())
+
+
+async def _resolved(
+    client: AsyncClient, selectors: Sequence[str], scope: SubscribeOptions, known: Catalog, shown: Shown
+) -> Wanted:
+    if shown.no_signatures:
+        return Wanted(signatures.as_given(selectors), scope)
+    return Wanted(*await signatures.resolve(client, selectors, scope, known))
 
 
 class _Printer:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         EventBatch,
         Loss,
         SiteStatus,
+        SpanAccount,
     )
 
 _SECONDS_BETWEEN_LOSSES = 1.0
@@ -150,21 +151,52 @@ class _Losses:
 
 
 def print_summary(summary: Summary) -> None:
-    for reason in summary.silent:
-        print_stderr(reason)
+    for reason in [*summary.silent, *([why_unpaired(summary.spans)] if summary.spans else [])]:
+        if reason:
+            print_stderr(reason)
     print_stderr(format_summary(summary))
 
 
 def format_summary(summary: Summary) -> str:
-    parts = [f"{plural(summary.delivered, 'event')} {summary.outcome}", f"{summary.filtered} filtered"]
+    what = "pair" if summary.spans else "event"
+    parts = [f"{plural(summary.delivered, what)} {summary.outcome}", f"{summary.filtered} filtered"]
     parts.append(f"{summary.lost} lost" + (f" ({_format_stages(summary.lost_by_stage)})" if summary.lost else ""))
     if summary.unread > 0:
         parts.append(f"{summary.unread} unread (fired after the last one shown)")
-    ended = "; every process of --pid has ended" if summary.processes_ended else ""
+    unpaired = format_spans(summary.spans) if summary.spans else ""
+    ended = f"; {unpaired}" if unpaired else ""
+    ended += "; every process of --pid has ended" if summary.processes_ended else ""
     if summary.appeared:
         appeared = plural(summary.appeared, "object")
         ended += f"; {appeared} appeared later, armed at most {summary.armed_after_ms:.1f} ms after it was noticed"
     return f"{', '.join(parts)}, {plural(summary.sites, 'site')}{ended}"
+
+
+def format_spans(spans: SpanAccount) -> str:
+    """Return what became of hits that make no pair: `5 starts: 4 paired, 1 timed out; 2 ends without a start`."""
+    fates = {
+        "paired": spans.paired,
+        "within another": spans.nested,
+        "of threads that ended": spans.died,
+        "timed out": spans.timed_out,
+        "without room": spans.table_full,
+        "waiting for an end": spans.open,
+    }
+    parts = [f"{count} {fate}" for fate, count in fates.items() if count]
+    starts = [f"{plural(spans.starts, 'start')}: {', '.join(parts)}"] if spans.starts > spans.paired else []
+    ends = [f"{plural(spans.unmatched, 'end')} without a start"] if spans.unmatched else []
+    return "; ".join(starts + ends)
+
+
+def why_unpaired(spans: SpanAccount) -> str:
+    """Return why there may be no pairs; empty if there are some."""
+    if spans.paired:
+        return ""
+    if not spans.starts:
+        return "END fired, but no START before it: a span that had begun earlier is not known"
+    if not spans.unmatched:
+        return "START fired, but no END yet"
+    return "no END had the key of a START: if another thread ends what one begins, name what they share with --key"
 
 
 def _format_stages(lost: Mapping[str, int]) -> str:
@@ -179,6 +211,8 @@ def print_unmatched(hints: Hints) -> None:
         _print_record({"not_armed_before": dict(hints.unusable)})
     if hints.evaluated_late:
         _print_record({"evaluated_late": dict(hints.evaluated_late)})
+    if hints.added_late:
+        _print_record({"added_late": dict(hints.added_late)})
 
 
 def _print_record(record: Mapping[str, object]) -> None:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
+from stapsdtd.cli.render import plural
 from stapsdtd.client import ClientError, InventoryState, NotFoundError
 from stapsdtd.runtime.text import escape
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from stapsdtd.catalog.selectors import Selector
     from stapsdtd.cli.signatures import Resolved
     from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
-    from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
 _SUGGESTIONS = 3
 _SIMILARITY = 0.75
@@ -44,13 +45,14 @@ class Unmatched:
 class Hints:
     """selectors: those that match nothing. hidden: what the client's role does not show, or empty. unusable: why files
     that a command is going to map cannot be armed before it does. evaluated_late: why parts of the filter are not
-    evaluated at the hit.
+    evaluated at the hit. added_late: why the server adds up hits itself, with the numbers of sites.
     """
 
     selectors: tuple[Unmatched, ...] = ()
     hidden: str = ""
     unusable: Mapping[str, str] = field(default_factory=dict)
     evaluated_late: Mapping[str, str] = field(default_factory=dict)
+    added_late: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:
@@ -61,27 +63,52 @@ class Hints:
             escape(f"the server evaluates {text} after the hit, for every event: {reason}")
             for text, reason in self.evaluated_late.items()
         ]
-        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late]
+        # where a filter is late, nothing else matters
+        adding = [] if late else [escape(added_late(reason, sites)) for reason, sites in self.added_late.items()]
+        return [*map(str, self.selectors), *([self.hidden] if self.hidden else []), *unusable, *late, *adding]
+
+
+def added_late(reason: str, sites: int) -> str:
+    """Say that the server adds up hits itself."""
+    return f"each hit of {plural(sites, 'site')} is sent to the server, which adds them up: {reason}"
 
 
 class NothingMatchesError(ClientError):
     """No probe matches, and the command is not to wait for one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a command subscribes to. start: of the span, if there is one."""
+
+    selectors: Sequence[Resolved]
+    options: SubscribeOptions
+    aggregate: Aggregate | None = None
+    span: Span | None = None
+    start: Resolved | None = None
+
+    @property
+    def all_selectors(self) -> list[Resolved]:
+        return [*([self.start] if self.start else []), *self.selectors]
+
+    @property
+    def texts(self) -> list[str]:
+        return [selector.text for selector in self.all_selectors]
+
+
 @asynccontextmanager
-async def subscribed(
-    client: AsyncClient, selectors: Sequence[Resolved], options: SubscribeOptions, aggregate: Aggregate | None = None
-) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
+async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple[AsyncSubscription, Hints]]:
     """Subscribe to events or an aggregation, and find out why selectors match nothing yet.
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
+    options, selectors = wanted.options, wanted.all_selectors
     try:
-        texts = [selector.text for selector in selectors]
-        if aggregate is None:
-            subscription = await client.subscribe(texts, options)
+        texts = [selector.text for selector in wanted.selectors]
+        if wanted.aggregate is None:
+            subscription = await client.subscribe(texts, options, wanted.span)
         else:
-            subscription = await client.aggregate(texts, aggregate, options)
+            subscription = await client.aggregate(texts, wanted.aggregate, options, wanted.span)
     except NotFoundError:
         if not options.require_match:
             raise
@@ -91,7 +118,12 @@ async def subscribed(
         hints = await _hints(client, selectors, subscription.sites, options.files)
         yield (
             subscription,
-            replace(hints, unusable=subscription.unusable_files, evaluated_late=subscription.evaluated_late),
+            replace(
+                hints,
+                unusable=subscription.unusable_files,
+                evaluated_late=subscription.evaluated_late,
+                added_late=subscription.added_late,
+            ),
         )
 
 

@@ -84,12 +84,13 @@ from stapsdtd.client.server import (
     InventoryState,
     Limits,
     ServerInfo,
+    SpanAccount,
     SubscriptionInfo,
 )
 from stapsdtd.client.snapshots import Bucket, Snapshot, SnapshotRow
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
-from stapsdtd.subscribe_options import Aggregate, Scope, SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, Scope, Span, SubscribeOptions
 
 __all__ = [
     "Access",
@@ -152,6 +153,8 @@ __all__ = [
     "Snapshot",
     "SnapshotComplete",
     "SnapshotRow",
+    "Span",
+    "SpanAccount",
     "Status",
     "StillSubscribedError",
     "StreamTakenOverError",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stapsdtd.client.messages import Event, Message
     from stapsdtd.client.probes import ProbeListing, WatchMessage
     from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
-    from stapsdtd.subscribe_options import Aggregate
+    from stapsdtd.subscribe_options import Aggregate, Span
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
 
 _DEFAULTS = SubscribeOptions()
@@ -122,22 +122,33 @@ class AsyncClient:
             call.cancel()
 
     @entering
-    async def subscribe(self, selectors: Selectors, options: SubscribeOptions = _DEFAULTS) -> AsyncSubscription:
-        """Arm all probes that match, and later every new one that does."""
-        request = encode.subscribe_request(selectors, options)
+    async def subscribe(
+        self, selectors: Selectors, options: SubscribeOptions = _DEFAULTS, span: Span | None = None
+    ) -> AsyncSubscription:
+        """Arm all probes that match, and later every new one that does.
+
+        span: pair their hits with earlier ones of other probes; events are the pairs.
+        """
+        request = encode.subscribe_request(selectors, options, span)
         with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout)
 
     @entering
     async def aggregate(
-        self, selectors: Selectors, aggregate: Aggregate, options: SubscribeOptions = _DEFAULTS
+        self,
+        selectors: Selectors,
+        aggregate: Aggregate,
+        options: SubscribeOptions = _DEFAULTS,
+        span: Span | None = None,
     ) -> AsyncSubscription:
         """Arm all probes that match, and have the server compute of their hits what snapshots() yields.
 
+        span: as for subscribe(), to compute something of the pairs, such as of `elapsed`.
+
         Raises InvalidAggregateError, too.
         """
-        request = encode.aggregate_request(selectors, aggregate, options)
+        request = encode.aggregate_request(selectors, aggregate, options, span)
         with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout, aggregate.functions)

@@ -151,6 +151,7 @@ def subscription_info(message: pb.Subscription) -> server.SubscriptionInfo:
         lease_left_ms=message.lease_left_ms,
         account=account(message.account),
         where=message.where,
+        added_late={late.reason: late.sites for late in message.added_late},
     )
 
 
@@ -167,6 +168,16 @@ def account(message: pb.Account) -> server.Account:
         sites=message.sites,
         aggregated=message.aggregated,
         lost_table_full=message.lost_table_full,
+        spans=server.SpanAccount(
+            starts=message.spans.starts,
+            paired=message.spans.paired,
+            nested=message.spans.nested,
+            died=message.spans.died,
+            timed_out=message.spans.timed_out,
+            table_full=message.spans.table_full,
+            open=message.spans.open,
+            unmatched=message.spans.unmatched,
+        ),
     )
 
 
@@ -191,7 +202,9 @@ def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSi
     for description in descriptions.probes:
         decoded = probe(description.probe)
         captures = tuple(
-            messages.CapturedArgument(capture.index, capture.is_string, capture.missing, capture.is_hex, capture.field)
+            messages.CapturedArgument(
+                capture.index, capture.is_string, capture.missing, capture.is_hex, capture.field, capture.of_start
+            )
             for capture in description.captures
         )
         described += [messages.DescribedSite(decoded, site, captures) for site in decoded.sites]

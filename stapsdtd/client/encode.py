@@ -12,7 +12,7 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
 Selectors: TypeAlias = "str | Iterable[str]"
 
@@ -64,15 +64,18 @@ def watch_request(
     return pb.WatchProbesRequest(selectors=_as_iterable(selectors), pids=pids, containers=containers, cgroups=cgroups)
 
 
-def subscribe_request(selectors: Selectors, options: SubscribeOptions) -> pb.SubscribeRequest:
+def subscribe_request(selectors: Selectors, options: SubscribeOptions, span: Span | None = None) -> pb.SubscribeRequest:
     values = asdict(options)
     scope = pb.Scope(**{field.name: values.pop(field.name) for field in fields(Scope)})
-    return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, **values)
+    of_span = None if span is None else pb.Span(**asdict(span))
+    return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, span=of_span, **values)
 
 
-def aggregate_request(selectors: Selectors, aggregate: Aggregate, options: SubscribeOptions) -> pb.SubscribeRequest:
+def aggregate_request(
+    selectors: Selectors, aggregate: Aggregate, options: SubscribeOptions, span: Span | None = None
+) -> pb.SubscribeRequest:
     """Raises InvalidAggregateError."""
-    request = subscribe_request(selectors, options)
+    request = subscribe_request(selectors, options, span)
     values = asdict(aggregate)
     functions = map(_function, values.pop("functions"))
     request.aggregation.CopyFrom(pb.Aggregation(functions=functions, **values))

@@ -64,7 +64,8 @@ class CapturedArgument:
     """Describes one value of an event.
 
     index: of the argument, from 0. missing: why some events lack the value. is_hex: the selector says `arg0:hex`.
-    field: what it is if it is no argument, one of `SubscribeOptions.fields`.
+    field: what it is if it is no argument, one of `SubscribeOptions.fields`, or "elapsed", of a span. of_start: whether
+    it is an argument of the start of a span.
     """
 
     index: int
@@ -72,6 +73,7 @@ class CapturedArgument:
     missing: str
     is_hex: bool = False
     field: str = ""
+    of_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,11 @@ class DescribedSite:
     probe: Probe
     site: Site
     captures: tuple[CapturedArgument, ...]
+
+    @property
+    def of_start(self) -> int:
+        """Return how many values are arguments of the start of a span; they follow those of the site."""
+        return sum(capture.of_start for capture in self.captures)
 
     @property
     def fields(self) -> tuple[str, ...]:

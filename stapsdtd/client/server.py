@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stapsdtd.subscribe_options import Scope
 
 
@@ -113,8 +115,30 @@ class ServerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanAccount:
+    """What became of a span's starts, where starts = paired + nested + died + timed_out + table_full + open.
+
+    nested: while an earlier one with their key was waiting. died: their threads ended, or executed another program.
+    table_full: there was no room. open: wait for their ends. unmatched: ends that no start waited for.
+    """
+
+    starts: int = 0
+    paired: int = 0
+    nested: int = 0
+    died: int = 0
+    timed_out: int = 0
+    table_full: int = 0
+    open: int = 0
+    unmatched: int = 0
+
+
+_NO_SPANS = SpanAccount()
+
+
+@dataclass(frozen=True, slots=True)
 class Account:
-    """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight.
+    """Numbers of events, where fired = delivered + aggregated + filtered + lost + in_flight + spans.starts +
+    spans.unmatched.
 
     aggregated: counted in rows of an aggregation. sites: how many are, or were, armed.
     """
@@ -130,6 +154,7 @@ class Account:
     lost_quota: int = 0
     aggregated: int = 0
     lost_table_full: int = 0
+    spans: SpanAccount = _NO_SPANS
 
     @property
     def lost(self) -> int:
@@ -138,7 +163,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered."""
+    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered.
+    added_late: why the server adds hits up itself, each reason with the number of sites that it concerns.
+    """
 
     id: str
     selectors: tuple[str, ...]
@@ -148,3 +175,4 @@ class SubscriptionInfo:
     lease_left_ms: int
     account: Account
     where: str = ""
+    added_late: Mapping[str, int] = field(default_factory=dict)

@@ -58,6 +58,7 @@ class SubscriptionState:
     still_disarming: whether unsubscribe() returned before everything was disarmed.
     unusable_files: why expected files cannot be used, by path.
     evaluated_late: why parts of the filter are evaluated by the server rather than at the hit, by their text.
+    added_late: why the server adds hits up itself, each reason with the number of sites that it concerns.
     appeared: how long after the server noticed them objects were armed, in nanoseconds, by path; without those of the
         beginning.
     next_seq: the sequence number, of an event or a snapshot, from which the next stream starts.
@@ -71,6 +72,7 @@ class SubscriptionState:
         self.lease_seconds: int = response.lease_seconds
         self.unusable_files: dict[str, str] = {file.path: file.reason for file in response.unusable_files}
         self.evaluated_late: dict[str, str] = {late.text: late.reason for late in response.evaluated_late}
+        self.added_late: dict[str, int] = {late.reason: late.sites for late in response.added_late}
         self.appeared: dict[str, int] = {}
         self.described: dict[int, DescribedSite] = {}
         self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stapsdtd.kernel.libbpf import MAP_TYPE_HASH, last_error, library
 
-_ENTRIES_AT_ONCE = 4096
+ENTRIES_AT_ONCE = 4096
 """More than any hash bucket has, since the kernel makes as many buckets as entries."""
 
 Octets = npt.NDArray[np.uint8]
@@ -36,12 +36,12 @@ class RowMap:
         """Remove all entries while no program adds any. Return keys and rows, an entry in each line, and whether these
         are all: if the kernel fails behind some, the others stay.
         """
-        keys, rows = (np.empty((_ENTRIES_AT_ONCE, size), np.uint8) for size in self._sizes)
+        keys, rows = (np.empty((ENTRIES_AT_ONCE, size), np.uint8) for size in self._sizes)
         position, count = ctypes.c_uint32(), ctypes.c_uint32()
         parts: list[tuple[Octets, Octets]] = []
         is_first, is_last, has_failed = True, False, False
         while not is_last:
-            count.value = _ENTRIES_AT_ONCE
+            count.value = ENTRIES_AT_ONCE
             result = library().bpf_map_lookup_and_delete_batch(
                 self.descriptor,
                 None if is_first else ctypes.byref(position),

@@ -102,6 +102,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_update_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer, ctypes.c_uint64),
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
     "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
+    "bpf_map_lookup_and_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),

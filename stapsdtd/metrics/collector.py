@@ -57,6 +57,8 @@ class StapsdtdCollector(Collector):
                 "delivered": account.delivered,
                 "aggregated": account.aggregated,
                 "filtered": account.filtered,
+                "started": account.spans.starts,
+                "unmatched": account.spans.unmatched,
                 "unread": totals.unread,
             },
         )

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stapsdtd.model import Constant, ObjectKey, SiteCapture, Unavailable
+from stapsdtd.model import Constant, ObjectKey, SiteCapture, StartArgument, Unavailable
 from stapsdtd.plan.fetch import Fetch, SlotKind, fetch
 
 _SIZES = (2, 6, 14)
@@ -127,7 +127,10 @@ def _site_plan(capture: SiteCapture, architecture: str, no_strings: str) -> tupl
     sources: list[Field | Constant | Unavailable] = []
     fetched = []
     for position, wanted in enumerate(capture.captures):
-        source = fetch(wanted, capture.subject(position), architecture)
+        subject = capture.subject(position)
+        if isinstance(subject, StartArgument):
+            raise TypeError("the ftrace engine pairs nothing")
+        source = fetch(wanted, subject, architecture)
         if no_strings and wanted.is_string:
             source = Unavailable(no_strings)
         if isinstance(source, Fetch):

@@ -10,19 +10,29 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from stapsdtd.arch import word_bytes
-from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Unavailable
+from stapsdtd.model import MAX_STRING_BYTES, Argument, BuiltIn, Capture, Constant, Subject, Unavailable
 
 _NUMBER_BYTES = frozenset({1, 2, 4, 8})
+
+
+class OfPair(NamedTuple):
+    """A number that is known of a span's start and end. pairing: which of those at a site pairs them. word: of what was
+    kept of the start; None for the time elapsed.
+    """
+
+    pairing: int
+    word: int | None
+    is_signed: bool
 
 
 class Value(NamedTuple):
     """What a record holds: an argument as a number, as the string it points to, or as its raw bytes; or a built-in as a
     number, of which CGROUP is the cgroup's id.
 
-    subject: the argument's index, or the built-in. limit: of a string or raw bytes, in bytes.
+    subject: the argument's index, the built-in, or what is of a pair. limit: of a string or raw bytes, in bytes.
     """
 
-    subject: int | BuiltIn
+    subject: Subject | OfPair
     is_string: bool = False
     limit: int = 0
 
@@ -57,7 +67,7 @@ def value_of_built_in(built_in: BuiltIn) -> Value:
 
 def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
     """Return each subject at most once as a number and once as a string, with the largest limit; numbers first."""
-    limits: dict[tuple[int | BuiltIn, bool], int] = {}
+    limits: dict[tuple[Subject | OfPair, bool], int] = {}
     for subject, is_string, limit in wanted:
         limits[subject, is_string] = max(limit, limits.get((subject, is_string), 0))
     values = [Value(subject, is_string, limit) for (subject, is_string), limit in limits.items()]

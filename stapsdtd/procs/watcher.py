@@ -20,21 +20,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from stapsdtd.catalog.registry import Registry
-from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.model import Object, ObjectKey, ParsedObject
-from stapsdtd.procs.budgets import CpuBudget, MemoryBudget, user_of
+from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.collector import Collector
 from stapsdtd.procs.copies import FileCopies
 from stapsdtd.procs.file_keys import may_lead_to
 from stapsdtd.procs.kernel_events import KernelEvents
 from stapsdtd.procs.look_queue import LookQueue
+from stapsdtd.procs.looking import Looker
 from stapsdtd.procs.objects import ObjectStore, Parse
 from stapsdtd.procs.parsed_files import ParsedFiles
 from stapsdtd.procs.process_maps import Proc, ProcessMaps
 from stapsdtd.runtime.futures import finished, unfinished
-from stapsdtd.runtime.latency import Latency
 from stapsdtd.runtime.timer import Timer
 
 _log = logging.getLogger(__name__)
@@ -102,9 +101,9 @@ class Watcher:
         self._queue = LookQueue(proc.stat, self._later_timer.set)
         self._collector = Collector(kernel, self._queue, registry, store, maps, proc=proc)
         maps.on_room = self._look_later
-        self._cpu = CpuBudget()
+        self._looker = Looker(self._queue, maps)
+        self.looking = self._looker.latency
         self._turn: asyncio.TimerHandle | None = None
-        self.looking = Latency()
 
     @property
     def rescans(self) -> int:
@@ -172,7 +171,7 @@ class Watcher:
         with self._gathering():
             self._collector.collect()
             self._queue.settle_forks(self._queue.forked_lately())
-            self._look_until(None)
+            self._looker.look_until(None)
 
     def object_of(self, key: ObjectKey, path: str, parsed: ParsedObject) -> Object:
         """Return the object of a file with notes that a client named."""
@@ -180,18 +179,18 @@ class Watcher:
 
     def charge(self, user: int, seconds: float) -> None:
         """Charge a user for time that another thread spent on its processes."""
-        self._cpu.charge(user, seconds)
+        self._looker.charge(user, seconds)
 
     def rescan(self) -> None:
         """Look at every process."""
         with self._gathering():
             self._collector.rescan()
-            self._look_until(None)
+            self._looker.look_until(None)
 
     def look_at(self, pids: Iterable[int]) -> None:
         """Update the registry with what these processes map now."""
         for pid in pids:
-            self._look_at(pid)
+            self._looker.look_at(pid)
 
     def parsed(self, pids: Iterable[int]) -> None:
         """Look again at processes whose files were pending and are known now. Safe to call from any thread."""
@@ -230,7 +229,7 @@ class Watcher:
         with self._gathering():
             any_events = self._collector.collect()
             self._queue.settle_forks(forked_before)
-            self._look_until(time.monotonic() + self._pace.turn_seconds)
+            self._looker.look_until(time.monotonic() + self._pace.turn_seconds)
         if any_events or self._queue.forked_lately() or self._queue.first() is not None:
             self._schedule_turn()
         else:
@@ -251,25 +250,3 @@ class Watcher:
                 yield
         except OSError as error:
             _log.warning("some changed processes could not be looked at: %s", error)
-
-    def _look_until(self, deadline: float | None) -> None:
-        while (pid := self._queue.first()) is not None:
-            self._look_at(pid)
-            if deadline is not None and time.monotonic() > deadline:
-                break
-
-    def _look_at(self, pid: int) -> None:
-        user = user_of(pid)
-        if self._cpu.left(user) <= 0:
-            self._queue.defer(pid)
-            return
-        records = self._queue.take(pid)
-        try:
-            with self.looking.measured(), self._cpu.taken(user):
-                self._queue.looked(pid, self._maps.look_at(pid, user, records, self._cpu.slice(user)))
-        except ObjectPendingError:
-            # `parsed` is called when it is worth another look
-            self._queue.hold_up(pid, records)
-        except OSError as error:
-            _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error)
-            self._queue.add_later(pid, *records)

@@ -4,5 +4,6 @@ text ──parse──► Condition ──SiteFilter.of(site)─┬─► tested
                                                 │     ├─ the BPF engine runs them in the kernel
                                                 │     └─ columns.evaluate runs them on columns, for ftrace
                                                 └─► evaluated: evaluate.accepted, on columns of captures, in the daemon
-text ──parse_value──► Expression ──needs──► captures ──evaluate──► a column
+text ──parse_value──► Expression ──sources─┬─► Capture, HitField: the engine adds up by it
+                                           └─► ExpressionSource ──needs──► captures ──evaluate──► a column
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.model import Capture
+from stapsdtd.spans.span import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +27,30 @@ class Aggregate:
         return self.aggregation.captures
 
 
-Action = Emit | Aggregate
+@dataclass(frozen=True, slots=True)
+class BeginSpan:
+    """Keep the hit until the end that has its key. All sites of a subscription have the same span."""
+
+    span: Span
+
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        return self.span.start_captures
+
+
+@dataclass(frozen=True, slots=True)
+class EndSpan:
+    """If a start waits for this hit, carry out another action, whose captures may be of the pair; see
+    `spans.span.is_of_pair`.
+    """
+
+    span: Span
+    action: Emit | Aggregate
+
+    @property
+    def captures(self) -> tuple[Capture, ...]:
+        return self.action.captures
+
+
+Action = Emit | Aggregate | BeginSpan | EndSpan
 """A union that other actions can join; an engine that supports an action matches it where it plans a site."""

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import Bools, Numbers, Strings, ValueColumn
+from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.model import BuiltIn, Capture, Site
 from stapsdtd.query.expression import (
     And,
@@ -71,16 +71,6 @@ _Column = Numbers | Truth | Texts
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class SiteEvents:
-    """Events of one site. captures: what their values are, in order. module: the name of the site's file."""
-
-    site: Site
-    module: str
-    captures: Sequence[Capture]
-    batch: EventBatch
-
-
 def evaluate(expression: Expression, events: SiteEvents) -> ValueColumn:
     """Return the expression's value for each event; a condition's is 1 or 0. Its needs must be among the captures."""
     column = _Evaluator(events).evaluate(expression)
@@ -103,7 +93,6 @@ class _Evaluator:
     def __init__(self, events: SiteEvents) -> None:
         self._events = events
         self._batch = events.batch
-        self._columns = events.batch.tables[0].columns
         self._count = len(events.batch)
 
     def evaluate(self, expression: Expression) -> _Column:
@@ -191,7 +180,7 @@ class _Evaluator:
         return Texts([one if first else other for first, one, other in choices]).without(which.unavailable)
 
     def _captured(self, kind: type[_T], capture: Capture) -> _T:
-        return _only(kind, self._columns[self._events.captures.index(capture)])
+        return _only(kind, self._events.captured(capture))
 
     def _argument(self, index: int) -> Numbers:
         column = self._captured(Numbers, Capture(index))
@@ -209,7 +198,7 @@ class _Evaluator:
         return Texts(cut).without(lengths.unavailable)
 
     def _field(self, field: Field) -> Numbers | Texts:
-        batch, site = self._batch, self._events.site
+        batch = self._batch
         match field:
             case Field.PID:
                 return Numbers(batch.pid.astype(np.int64))
@@ -221,17 +210,23 @@ class _Evaluator:
                 return Numbers(batch.time_ns)
             case Field.EXECNAME:
                 return Texts(list(batch.comm.tolist()))
+            case Field.ELAPSED:
+                return self._captured(Numbers, Capture(BuiltIn.ELAPSED))
             case Field.UID | Field.GID:
                 column = self._captured(Numbers, Capture(BuiltIn(field.value)))
                 return Numbers(column.data.view(np.int64), column.unavailable)
             case Field.CGROUP | Field.CONTAINER:
                 return Texts(self._captured(Strings, Capture(BuiltIn(field.value))).tolist())
             case Field.PROVIDER | Field.MODULE | Field.FUNCTION | Field.NAME:
-                names = {
-                    Field.PROVIDER: site.provider, Field.MODULE: self._events.module,
-                    Field.FUNCTION: site.function or "", Field.NAME: site.name,
-                }  # fmt: skip
-                return self._same(names[field].encode(errors="surrogateescape"))
+                return self._same(site_text(field, self._events.site, self._events.module))
+
+
+def site_text(field: Field, site: Site, module: str) -> bytes:
+    """Return a property of a probe: PROVIDER, MODULE, FUNCTION or NAME."""
+    names = {
+        Field.PROVIDER: site.provider, Field.MODULE: module, Field.FUNCTION: site.function or "", Field.NAME: site.name,
+    }  # fmt: skip
+    return names[field].encode(errors="surrogateescape")
 
 
 @lru_cache(maxsize=256)

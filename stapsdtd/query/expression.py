@@ -12,7 +12,10 @@ from enum import Enum
 
 
 class Field(Enum):
-    """A property of every hit, or of its probe. The value is the name in the expression language."""
+    """A property of every hit, of its probe or, as ELAPSED, of the span that it ends.
+
+    The value is the name in the expression language.
+    """
 
     PID = "pid"
     TID = "tid"
@@ -23,6 +26,7 @@ class Field(Enum):
     CONTAINER = "container"
     CPU = "cpu"
     TIMESTAMP = "timestamp"
+    ELAPSED = "elapsed"
     PROVIDER = "provider"
     MODULE = "module"
     FUNCTION = "function"
@@ -30,7 +34,7 @@ class Field(Enum):
 
 
 TESTED_NUMBERS = frozenset({Field.PID, Field.TID, Field.UID, Field.GID})
-STRING_FIELDS = frozenset(Field) - TESTED_NUMBERS - {Field.CPU, Field.TIMESTAMP}
+STRING_FIELDS = frozenset(Field) - TESTED_NUMBERS - {Field.CPU, Field.TIMESTAMP, Field.ELAPSED}
 
 
 class Operator(Enum):

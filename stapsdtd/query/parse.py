@@ -23,7 +23,7 @@ from lark.exceptions import VisitError
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.query.expression import Condition, Expression
-from stapsdtd.query.nodes import Node
+from stapsdtd.query.nodes import Kind, Node
 from stapsdtd.query.parse_error import ParseError, unexpected_character, unexpected_token
 from stapsdtd.query.tree_builder import FindCgroup, TreeBuilder
 
@@ -87,6 +87,18 @@ def parse(text: str, find_cgroup: FindCgroup, field: str = "where") -> Condition
 def parse_value(text: str, find_cgroup: FindCgroup, field: str = "value") -> Expression:
     """Like parse, for any expression: a number, a string, or a condition."""
     return _parse(text, find_cgroup, field, lambda _, node: node.expression)
+
+
+def parse_number(text: str, find_cgroup: FindCgroup, field: str = "value") -> Expression:
+    """Like parse_value, for a number, or a condition, whose value is 1 or 0."""
+    return _parse(text, find_cgroup, field, _number)
+
+
+def _number(builder: TreeBuilder, node: Node) -> Expression:
+    del builder
+    if node.kind is Kind.STRING:
+        raise ParseError(f"{node.name} is a string, and a number is needed", node.column)
+    return node.expression
 
 
 def _parse(text: str, find_cgroup: FindCgroup, field: str, finish: Callable[[TreeBuilder, Node], _Parsed]) -> _Parsed:

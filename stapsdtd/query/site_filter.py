@@ -48,6 +48,11 @@ class SiteFilter:
             len(captures),
         )
 
+    @property
+    def wanted(self) -> SiteCapture:
+        """What is captured for other reasons than the filter."""
+        return SiteCapture(self.site, self.captures[: self.width])
+
     def why_not(self, why_not_captured: WhyNotCaptured) -> str | None:
         """Return why the daemon cannot evaluate its part; None if it can. What is tested is the engine's to refuse."""
         if self.evaluated is None:
@@ -55,9 +60,8 @@ class SiteFilter:
         if reason := why_not_at(self.evaluated, self.site):
             return reason
         for capture in self.captures[self.width :]:
-            subject = self.site.arguments[capture.subject] if isinstance(capture.subject, int) else capture.subject
-            if reason := why_not_captured(capture, subject):
-                return f"cannot filter by {_subject_text(capture)}: {reason}"
+            if reason := why_not_at_hit(capture, self.site, why_not_captured):
+                return f"cannot filter by {subject_text(capture)}: {reason}"
         return None
 
 
@@ -80,7 +84,18 @@ def _is_tested(condition: Condition, site: Site) -> bool:
     return program.why_not(condition, site) is None or why_not_at(condition, site) is not None
 
 
-def _subject_text(capture: Capture) -> str:
+def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCaptured) -> str | None:
+    """Return why something that is of a hit, rather than a pair, cannot be captured at a site, or None if it can."""
+    match capture.subject:
+        case int(index):
+            return why_not_captured(capture, site.arguments[index])
+        case BuiltIn() as built_in if built_in is not BuiltIn.ELAPSED:
+            return why_not_captured(capture, built_in)
+        case _:
+            return None
+
+
+def subject_text(capture: Capture) -> str:
     if isinstance(capture.subject, BuiltIn):
         return capture.subject.value
     return f"str(arg{capture.subject})" if capture.is_string else f"arg{capture.subject}"

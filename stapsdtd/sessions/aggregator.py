@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, HitField, Key, Row
 from stapsdtd.aggregate.grouping import group
 from stapsdtd.aggregate.table import Table
-from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.batch import EventBatch, ValueTable, unite
+from stapsdtd.events.site_events import SiteEvents
+from stapsdtd.model import Capture
+from stapsdtd.query.evaluate import site_text
+from stapsdtd.query.expression import Field
 from stapsdtd.sessions.site_ids import KnownSite
 
 KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
@@ -23,6 +27,8 @@ class Aggregator:
         self.table = Table(aggregation, time.monotonic_ns(), max_bytes)
         self._aggregation = aggregation
         self._known_sites = known_sites
+        self._captures, self._columns = aggregation.captures, aggregation.columns
+        self._computes = bool(aggregation.computed)
         self._site_fields = [
             (position, key)
             for position, key in enumerate(aggregation.keys)
@@ -31,29 +37,33 @@ class Aggregator:
 
     def add(self, batch: EventBatch) -> int:
         """Add events. Return how many had no room."""
-        return self.table.add(group(self._aggregation, batch, self._site_value))
+        events = self._computed(batch) if self._computes else batch
+        return self.table.add(group(self._aggregation, events, self._site_value))
+
+    def _computed(self, batch: EventBatch) -> EventBatch:
+        """Return events whose values are the aggregation's columns, instead of what these need."""
+        sites = self._known_sites(batch.site_ids())
+        tables: list[ValueTable] = []
+        for site_id, positions, events in batch.by_site():
+            known = sites[site_id]
+            of_site = SiteEvents(known.capture.site, known.module, self._captures, events)
+            columns = (
+                of_site.captured(column) if isinstance(column, Capture) else column.column(of_site)
+                for column in self._columns
+            )
+            tables.append(ValueTable(tuple(columns), positions))
+        return replace(batch, tables=unite(tables))
 
     def add_rows(self, site_id: int, rows: Mapping[Key, Row]) -> int:
         """Add rows, as `RowSink.aggregated` takes them. Return how many hits had no room."""
         if not self._site_fields:
             return self.table.add(rows)
-        values = [(position, self._site_value(site_id, field).encode()) for position, field in self._site_fields]
+        values = [(position, self._site_value(site_id, field)) for position, field in self._site_fields]
         return self.table.add({_replaced(key, values): row for key, row in rows.items()})
 
-    def _site_value(self, site_id: int, field: HitField) -> str:
+    def _site_value(self, site_id: int, field: HitField) -> bytes:
         known = self._known_sites([site_id]).get(site_id)
-        if known is None:
-            return ""
-        site = known.capture.site
-        match field:
-            case HitField.PROVIDER:
-                return site.provider
-            case HitField.NAME:
-                return site.name
-            case HitField.MODULE:
-                return os.path.basename(known.object.path)
-            case _:
-                return site.function or ""
+        return site_text(Field(field.value), known.capture.site, known.module) if known else b""
 
 
 def _replaced(key: Key, values: Sequence[tuple[int, bytes]]) -> Key:

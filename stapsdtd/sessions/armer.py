@@ -21,13 +21,13 @@ from stapsdtd.runtime.futures import when_done
 from stapsdtd.sessions.attacher import Attacher, Closed, Outcome
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess
+from stapsdtd.sessions.lateness import Lateness
 from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 from stapsdtd.sessions.targets import ArmRequest
 
 _log = logging.getLogger(__name__)
 
-_LATE_SECONDS = 1.0
 _MAX_MAPPERS = 8
 
 CallSoon = Callable[[Callable[[], None]], object]
@@ -35,7 +35,7 @@ Charge = Callable[[int, float], None]
 
 
 class Armer:
-    """Runs in the control thread."""
+    """Runs in the control thread. late: tells clients what takes long."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Armer:
         self._call_soon = call_soon
         self._charge = charge
         self._clock = clock
+        self.late = Lateness(clock)
 
     def open(self, live: LiveSubscription, first: FirstArming) -> None:
         """Open a subscription in the engine."""
@@ -129,7 +130,7 @@ class Armer:
         obj = considered.object
         if isinstance(error, ObjectPendingError):
             live.pending[obj.key] = considered
-            self._report_late(live, considered)
+            self.late.report_arming(live, considered)
             return None
         if isinstance(error, ObjectGoneError):
             _log.debug("%s", error)
@@ -218,31 +219,6 @@ class Armer:
         """Release the object's file watch and quota, though its sites may stay armed for a moment."""
         self._file_writes.disarmed(considered.object.key)
         live.subscription.client.free_sites(len(considered.armed))
-
-    def report_late(self, live: LiveSubscription, seconds: float = _LATE_SECONDS) -> None:
-        """Report what has been arming or disarming for that many seconds, each once."""
-        before = self._clock() - seconds
-        for considered in live.considered.values():
-            if considered.outcome is None and considered.since <= before:
-                self._report_late(live, considered)
-        for disarming in live.disarming:
-            if not disarming.is_late and disarming.since <= before:
-                disarming.is_late = True
-                live.report([replace(status, state=SiteState.DISARMING, reason="") for status in disarming.statuses])
-
-    def _report_late(self, live: LiveSubscription, considered: ConsideredObject) -> None:
-        if not considered.is_late and not considered.is_quiet:
-            considered.is_late = True
-            sites = considered.selected_sites
-            live.report([live.status(SiteState.ARMING, considered.object, each) for each in sites])
-
-    def arming_of(self, live: LiveSubscription) -> list[Future[Outcome]]:
-        """Return the results to come of what is being armed, except what is late."""
-        return [considered.arming for considered in live.considered.values() if self.is_awaited(considered)]
-
-    def is_awaited(self, considered: ConsideredObject) -> bool:
-        """Report whether an object is being armed, and has not been for long."""
-        return considered.outcome is None and considered.since > self._clock() - _LATE_SECONDS
 
 
 def _statuses(

@@ -102,7 +102,7 @@ class Arming:
     def for_client(self, client: str) -> Future[None]:
         """Return a future that is done when everything now being armed for a client is armed, except what is late."""
         of_client = [live for live in self._live.values() if live.subscription.client.name == client]
-        return all_done([arming for live in of_client for arming in self.armer.arming_of(live)])
+        return all_done([arming for live in of_client for arming in self.armer.late.awaited(live)])
 
     def in_process(self, pid: int) -> Future[None]:
         """Look at a process now, and return a future that is done when the probes that it maps are armed for everyone

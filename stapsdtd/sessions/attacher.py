@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from stapsdtd import model
@@ -35,7 +36,7 @@ from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
-from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of
+from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_not_computed
 
 _log = logging.getLogger(__name__)
 
@@ -157,8 +158,8 @@ class Attacher:
             refusals: dict[Site, str] = {}
             armable: list[FilteredSite] = []
             for each in selected:
-                site_filter = SiteFilter.of(subscription.spec.predicate, each.capture)
-                if reason := self._why_refused(descriptor, obj, each, site_filter):
+                site_filter = subscription.spec.filter_at(each.capture)
+                if reason := self._why_refused(subscription, descriptor, obj, each, site_filter):
                     refusals[each.capture.site] = reason
                 else:
                     armable.append((each, site_filter))
@@ -187,13 +188,23 @@ class Attacher:
                     raise
         return self._open_object(obj, request.mappings.items(), self._parse, self._filesystems)
 
-    def _why_refused(self, descriptor: int, obj: Object, selected: SelectedSite, site_filter: SiteFilter) -> str | None:
+    def _why_refused(
+        self,
+        subscription: Subscription,
+        descriptor: int,
+        obj: Object,
+        selected: SelectedSite,
+        site_filter: SiteFilter,
+    ) -> str | None:
         """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
         architecture = obj.parsed.architecture
+        why_not = partial(self._engine.why_not, architecture=architecture)
         return (
             why_foreign(architecture)
-            or missing_argument(selected.capture)
-            or site_filter.why_not(lambda capture, subject: self._engine.why_not(capture, subject, architecture))
+            or missing_argument(site_filter.wanted)
+            or site_filter.why_not(why_not)
+            or why_not_computed(subscription.spec.aggregation, selected.capture, why_not)
+            or subscription.why_not_paired(obj.path, selected.capture, why_not)
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )
 

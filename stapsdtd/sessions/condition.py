@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
-from stapsdtd.query.evaluate import SiteEvents, accepted
-from stapsdtd.query.expression import Condition
+from stapsdtd.events.site_events import SiteEvents
+from stapsdtd.model import SiteCapture
+from stapsdtd.query.evaluate import accepted
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.site_ids import KnownSite
 
@@ -22,9 +22,9 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 class ConditionFilter:
     """Leaves out events that do not satisfy a condition, and takes off what was captured for that alone."""
 
-    def __init__(self, condition: Condition, known_sites: KnownSites) -> None:
-        """condition: the whole filter; what the engine tests of it at a site is not evaluated again."""
-        self._condition = condition
+    def __init__(self, filter_at: Callable[[SiteCapture], SiteFilter], known_sites: KnownSites) -> None:
+        """filter_at: returns the whole filter at a site; what the engine tests of it is not evaluated again."""
+        self._filter_at = filter_at
         self._known_sites = known_sites
         self._filters: dict[int, tuple[SiteFilter, str]] = {}
 
@@ -48,6 +48,5 @@ class ConditionFilter:
             self._filters.clear()
             new = site_ids
         for site_id, known in self._known_sites(new).items():
-            module = os.path.basename(known.object.path)
-            self._filters[site_id] = SiteFilter.of(self._condition, known.capture), module
+            self._filters[site_id] = self._filter_at(known.capture), known.module
         return {site_id: self._filters[site_id] for site_id in site_ids}

@@ -197,7 +197,7 @@ class ObjectFollower:
             considered.arming
             for live in self._live.values()
             for key in mapped & live.considered.keys()
-            if self._armer.is_awaited(considered := live.considered[key])
+            if self._armer.late.is_awaited(considered := live.considered[key])
             and is_mapped_in_scope(live.subscription, considered.selected_sites, (pid,))
         ]
 

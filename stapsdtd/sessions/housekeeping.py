@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -90,7 +91,8 @@ class Housekeeping:
         for live in self._live.values():
             # Subscribe reports what it waits for
             if live.first is None:
-                self._armer.report_late(live)
+                self._armer.late.report(live)
+            self._sweep(live.subscription)
         if not self._principal_of:
             # the next rate is not to be of all the time in which nobody subscribed
             self._foreign.judge({}, {})
@@ -98,6 +100,21 @@ class Housekeeping:
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
             self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))
+
+    def _sweep(self, subscription: Subscription) -> None:
+        """Remove starts of spans that no end can come for."""
+        pairing = subscription.pairing
+        if pairing is None:
+            return
+        ended, now_ns = pairing.ended_threads(), time.monotonic_ns()
+
+        def finish(collected: Future[None]) -> None:
+            if not collected.cancelled() and collected.exception() is None:
+                subscription.sink.spanned(pairing.sweep(ended, now_ns))
+
+        if ended or pairing.has_late(now_ns):
+            # the last hits may be on their way
+            self._engine.collect(subscription.subscription_key).add_done_callback(finish)
 
     def _on_foreign_hits(
         self, closed: list[Subscription], done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]

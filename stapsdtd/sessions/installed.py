@@ -23,7 +23,7 @@ from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.matcher import selected_sites
-from stapsdtd.sessions.subscription import SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
 
 _log = logging.getLogger(__name__)
 

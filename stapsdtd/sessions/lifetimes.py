@@ -73,15 +73,19 @@ class Lifetimes:
         if following:
             self._followed_timer.set()
 
-    def stream_opened(self, live: LiveSubscription) -> None:
-        live.streams += 1
-        self._cancel_lease(live)
-        self._end_if_over(live)
+    def stream_opened(self, ident: str) -> None:
+        """Suspend the lease, unless the subscription ended."""
+        if live := self._live.get(ident):
+            live.streams += 1
+            self._cancel_lease(live)
+            self._end_if_over(live)
 
-    def stream_closed(self, live: LiveSubscription) -> None:
-        live.streams -= 1
-        if live.streams == 0:
-            self.start(live)
+    def stream_closed(self, ident: str) -> None:
+        """Begin the lease if this was the last stream, unless the subscription ended."""
+        if live := self._live.get(ident):
+            live.streams -= 1
+            if live.streams == 0:
+                self.start(live)
 
     def seconds_left(self, live: LiveSubscription) -> float:
         """Return the rest of the lease, or 0 while a stream is open."""

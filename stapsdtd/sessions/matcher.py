@@ -9,8 +9,9 @@ from stapsdtd import model
 from stapsdtd.capture.engine import Scope
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Capture, Object
+from stapsdtd.model import Object, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 
 
@@ -24,20 +25,29 @@ def selected_sites(
     names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
     if named is not None:
         names[named.path] = None
-    by_name = (choose(subscription.spec.selectors, name, obj.parsed.sites) for name in names)
+    spec = subscription.spec
+    by_name = (_chosen(spec, name, obj) for name in names)
     chosen = next(filter(None, by_name), [])
-    wanted = (selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
-    aggregation = subscription.spec.aggregation
-    if aggregation is not None:
-        captures = aggregation.captures
-        return tuple(replace(each, capture=replace(each.capture, captures=captures)) for each in wanted)
-    built_ins = tuple(map(Capture, subscription.spec.built_ins))
-    if not built_ins:
-        return tuple(wanted)
-    return tuple(
-        replace(selected, capture=replace(selected.capture, captures=selected.capture.captures + built_ins))
-        for selected in wanted
-    )
+    return tuple(selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
+
+
+def _chosen(spec: SubscriptionSpec, name: str, obj: Object) -> list[SelectedSite]:
+    """Return the sites of an object of this name that a subscription selects, and what is captured at each."""
+    sites = obj.parsed.sites
+    chosen = [
+        replace(each, capture=replace(each.capture, captures=spec.captured(each.capture.captures)))
+        for each in choose(spec.selectors, name, sites)
+    ]
+    if spec.span is None:
+        return chosen
+    ends = {each.capture.site for each in chosen}
+    captures = spec.span.span.start_captures
+    return chosen + [
+        replace(each, capture=SiteCapture(each.capture.site, captures, is_start=True))
+        for each in choose(spec.span.selectors, name, sites)
+        # a site that is both is refused as an end
+        if each.capture.site not in ends
+    ]
 
 
 def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,9 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
+from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.principal import Principal
+from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
 
@@ -22,11 +25,13 @@ _RESERVE = 8
 _ALWAYS_ROOM = 16
 """... with at least so many events for each, even if the oldest events are discarded for it."""
 
+_NO_SPANS = SpanCounts()
+
 
 @dataclass(frozen=True, slots=True)
 class Account:
     """fired = delivered + aggregated + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota +
-    lost_table_full + in_flight.
+    lost_table_full + in_flight + spans.consumed.
     """
 
     delivered: int = 0
@@ -39,10 +44,12 @@ class Account:
     lost_table_full: int = 0
     in_flight: int = 0
     sites: int = 0
+    spans: SpanCounts = _NO_SPANS
 
     @property
     def fired(self) -> int:
-        return self.delivered + self.aggregated + self.filtered + self.lost + self.in_flight
+        accounted = self.delivered + self.aggregated + self.filtered + self.lost + self.spans.consumed
+        return accounted + self.in_flight
 
     @property
     def lost(self) -> int:
@@ -69,10 +76,13 @@ class EventSink:
         *,
         aggregator: Aggregator | None = None,
         condition: EventFilter | None = None,
+        pairing: Pairing | None = None,
+        pair_condition: EventFilter | None = None,
     ) -> None:
         """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
-        takes time, so that it is only asked about those within the client's quota.
+        takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
+        pair_condition: leaves out pairs.
         """
         self._name = name
         self._log = log
@@ -81,7 +91,11 @@ class EventSink:
         self._on_loss = on_loss
         self._aggregator = aggregator
         self._conditions = [condition] if condition else []
+        self._pairing = pairing
+        self._pair_conditions = [pair_condition] if pair_condition else []
+        self._spans = _NO_SPANS
         self._admission = Admission()
+        self._lock = threading.Lock()
         self._fired = 0
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
@@ -95,6 +109,10 @@ class EventSink:
             batch = self._within_quota(batch)
             rest = len(batch)
             batch = self._filter(batch, self._conditions)
+            rest = len(batch)
+            batch = self._paired(batch)
+            rest = len(batch)
+            batch = self._filter(batch, self._pair_conditions)
             rest = len(batch)
             if not rest:
                 return
@@ -122,6 +140,15 @@ class EventSink:
             kept = event_filter.rest(kept)
         self._filtered += len(batch) - len(kept)
         return kept
+
+    def _paired(self, batch: EventBatch) -> EventBatch:
+        if self._pairing is None or not len(batch):
+            return batch
+        paired = self._pairing.add(batch)
+        self.spanned(paired.counts)
+        if paired.unread:
+            self.lost(LossStage.DECODE, paired.unread)
+        return paired.pairs
 
     def _within_quota(self, batch: EventBatch) -> EventBatch:
         # read once, since another policy may replace it in the meantime
@@ -161,6 +188,10 @@ class EventSink:
         self._lost[stage] += count
         self._on_loss()
 
+    def spanned(self, counts: SpanCounts) -> None:
+        with self._lock:
+            self._spans += counts
+
     def losses(self) -> dict[LossStage, int]:
         """Return how many events were lost so far, by stage."""
         in_log = self._log.counts().lost
@@ -174,7 +205,8 @@ class EventSink:
         if aggregated is None:
             aggregated = self._aggregator.table.hits if self._aggregator else 0
         counts = self._log.counts()
-        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values())
+        spans = self._spans.settled()
+        accounted = counts.received + aggregated + self._filtered + sum(self._lost.values()) + spans.consumed
         return Account(
             delivered=counts.delivered,
             aggregated=aggregated,
@@ -186,4 +218,5 @@ class EventSink:
             lost_table_full=self._lost[LossStage.TABLE_FULL],
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
+            spans=spans,
         )

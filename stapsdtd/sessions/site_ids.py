@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, StartArgument
 
 _RETIRED_KEPT = 10_000
 _RETIRED_SECONDS = 60.0
@@ -27,9 +28,16 @@ class KnownSite:
     capture: SiteCapture
     why_not: WhyNot
 
+    @property
+    def module(self) -> str:
+        """The name of the site's file, as expressions have it."""
+        return os.path.basename(self.object.path)
+
     def why_missing(self, position: int) -> str:
         """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
         subject = self.capture.subject(position)
+        if isinstance(subject, StartArgument):
+            return "the memory it points to could not be read when the span began"
         reason = self.why_not(self.capture.captures[position], subject, self.object.parsed.architecture)
         if isinstance(subject, BuiltIn):
             return reason or "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"
@@ -62,16 +70,22 @@ class SiteIds:
         self._arming: set[int] = set()
         self._armed: set[int] = set()
         self._retired: OrderedDict[int, _Retired] = OrderedDict()
+        self._late: dict[int, str] = {}
 
     def id_of(self, found: Object, capture: SiteCapture) -> int:
         """Return the id of a site, the same for the same site."""
         with self._lock:
             return self._id_of(found, capture)
 
-    def id_to_arm(self, found: Object, capture: SiteCapture) -> int:
-        """Like id_of, for a site whose events may come from now on: it is known until it is retired."""
+    def id_to_arm(self, found: Object, capture: SiteCapture, added_late: str | None = None) -> int:
+        """Like id_of, for a site whose events may come from now on: it is known until it is retired.
+
+        added_late: why the daemon adds its hits up, if it does.
+        """
         with self._lock:
             site_id = self._id_of(found, capture)
+            if added_late is not None:
+                self._late[site_id] = added_late
             self._arming.add(site_id)
             self._retired.pop(site_id, None)
             return site_id
@@ -94,6 +108,11 @@ class SiteIds:
     def armed(self) -> int:
         """How many sites are armed."""
         return len(self._armed)
+
+    def added_late(self) -> dict[str, int]:
+        """Return why the daemon adds hits up, each reason with the number of sites that it concerns."""
+        with self._lock:
+            return Counter(reason for site_id, reason in self._late.items() if site_id in self._armed)
 
     def arm(self, site_id: int) -> None:
         with self._lock:
@@ -125,6 +144,7 @@ class SiteIds:
 
     def _forget(self, site_id: int) -> None:
         self._retired.pop(site_id, None)
+        self._late.pop(site_id, None)
         site = self._sites.pop(site_id, None)
         if site is not None:
             self._ids.pop((site.object.key, site.capture), None)

@@ -10,61 +10,26 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, Scope, SubscriptionKey
-from stapsdtd.catalog.selectors import SelectedSite, Selector
-from stapsdtd.model import BuiltIn, Object, Site
-from stapsdtd.procs.named_files import Credentials
-from stapsdtd.query.expression import Condition
+from stapsdtd.catalog.selectors import SelectedSite
+from stapsdtd.model import Object, Site, SiteCapture
+from stapsdtd.query.site_filter import WhyNotCaptured
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.log import EventLog
-from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
+from stapsdtd.sessions.own_clients import ConnectedClients
+from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.scoped_processes import ScopedProcesses
 from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds, WhyNot
-from stapsdtd.subscribe_options import Scope as RequestedScope
+from stapsdtd.sessions.spec import SubscriptionSpec
 
 _log = logging.getLogger(__name__)
 
 _STATUSES_KEPT = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionSpec:
-    """What a client asked for, validated and with the server's defaults.
-
-    where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
-    whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
-    own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
-    restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
-    with whose rights installed files are opened; None to wait until a process maps them. aggregation: what is computed
-    instead of delivering events, None for events.
-    """
-
-    selectors: tuple[Selector, ...]
-    scope: RequestedScope
-    lease_seconds: int
-    queue_bytes: int
-    kernel_buffer_kib: int
-    where: str = ""
-    predicate: Condition | None = None
-    owners: frozenset[int] | None = None
-    subscriber_pid: int | None = None
-    files: frozenset[str] | None = None
-    built_ins: tuple[BuiltIn, ...] = ()
-    credentials: Credentials | None = None
-    aggregation: Aggregation | None = None
-
-    def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
-        """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""
-        if self.scope.include_clients or self.scope.pids or self.scope.execnames:
-            return None
-        named = {selector.provider_of_pid[1] for selector in self.selectors if selector.provider_of_pid}
-        return ClientFilter(clients, named if self.subscriber_pid is None else named | {self.subscriber_pid})
 
 
 class SiteState(Enum):
@@ -112,8 +77,11 @@ class Subscription:
         client: Principal | None = None,
         clients: ConnectedClients | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        engine_pairs: bool = False,
     ) -> None:
-        """why_not: the engine's. clients: whose events are left out unless the spec says otherwise.
+        """why_not: the engine's. clients: whose events are left out unless the spec says otherwise. engine_pairs: if
+        there is a span, the engine delivers pairs.
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
@@ -135,6 +103,8 @@ class Subscription:
         self._aggregator = (
             Aggregator(spec.aggregation, self._sites.known, spec.queue_bytes) if spec.aggregation else None
         )
+        self.engine_pairs = engine_pairs
+        self.pairing = Pairing(spec.span.span, self._sites.known) if spec.span and not engine_pairs else None
         self.sink = EventSink(
             ident,
             self.log,
@@ -142,7 +112,9 @@ class Subscription:
             filters,
             self._notify,
             aggregator=self._aggregator,
-            condition=None if spec.predicate is None else ConditionFilter(spec.predicate, self._sites.known),
+            condition=None if spec.is_unfiltered else ConditionFilter(spec.filter_at, self._sites.known),
+            pairing=self.pairing,
+            pair_condition=ConditionFilter(spec.filter_of_pairs, self._sites.known) if spec.filters_pairs else None,
         )
         self._lock = threading.Lock()
         self._statuses: deque[SiteStatus] = deque(maxlen=_STATUSES_KEPT)
@@ -150,6 +122,10 @@ class Subscription:
         self.is_ending = False
         self.ended = unfinished()
         self._waiters: list[Callable[[], object]] = []
+
+    def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:
+        """See `SubscriptionSpec.why_not_paired`."""
+        return self.spec.why_not_paired(path, wanted, why_not, in_engine=self.engine_pairs)
 
     def wake_with(self, waiter: Callable[[], object]) -> Callable[[], None]:
         """Call waiter, in any thread, whenever there is something new to read. Return a function that ends that."""
@@ -189,9 +165,12 @@ class Subscription:
         """Return the id of a site in this subscription's events, the same for the same site."""
         return self._sites.id_of(found, selected.capture)
 
-    def id_to_arm(self, found: Object, selected: SelectedSite) -> int:
-        """Like site_id, for a site that is about to be armed. Call this from the arming thread."""
-        return self._sites.id_to_arm(found, selected.capture)
+    def id_to_arm(self, found: Object, selected: SelectedSite, added_late: str | None = None) -> int:
+        """Like site_id, for a site that is about to be armed. Call this from the arming thread.
+
+        added_late: see `SiteIds.id_to_arm`.
+        """
+        return self._sites.id_to_arm(found, selected.capture, added_late)
 
     def not_wanted(self, found: Object, selected_sites: Iterable[SelectedSite]) -> None:
         """Sites that were armed were not wanted any more by then, and the client is told nothing of them."""
@@ -231,6 +210,10 @@ class Subscription:
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""
         return self._sites.known(site_ids)
+
+    def added_late(self) -> dict[str, int]:
+        """See `SiteIds.added_late`."""
+        return self._sites.added_late()
 
     def new_statuses(self) -> list[SiteStatus]:
         """Return what changed since the last call."""

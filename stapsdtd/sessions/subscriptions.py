@@ -32,7 +32,8 @@ from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.lifetimes import Lifetimes
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
-from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription
 from stapsdtd.sessions.totals import AccountTotals
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ _ENDED_KEPT_SECONDS = 10.0
 class Subscriptions:
     """Runs on the control thread's event loop; `get` and `all` may be called from any thread.
 
-    arming: of what is wanted. totals: any thread may read them.
+    arming: of what is wanted. lifetimes: when subscriptions end by themselves, which open streams put off. totals: any
+    thread may read them.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Subscriptions:
         self._engine = engine
         self._watcher = watcher
         self._file_limits = file_limits
-        self._loop = asyncio.get_running_loop()
+        self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
         self._subscription_keys = itertools.count(1)
         self._live: dict[str, LiveSubscription] = {}
         self._closing = False
@@ -95,7 +97,7 @@ class Subscriptions:
             open_object=open_object,
             clock=clock,
         )
-        self._lifetimes = Lifetimes(self._live, self.unsubscribe)
+        self.lifetimes = Lifetimes(self._live, self.unsubscribe)
         armer, follower = self.arming.armer, self.arming.follower
         self._ending = EndingSubscriptions(armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds)
         self.housekeeping = Housekeeping(
@@ -125,7 +127,7 @@ class Subscriptions:
         held = ((live.subscription.client.name, file) for live in self._live.values() for file in live.named_files())
         self._file_limits.check(client, files, held)
         # which may end some
-        unfollow = self._lifetimes.follow(ident, spec.scope.pids)
+        unfollow = self.lifetimes.follow(ident, spec.scope.pids)
         others = [live.subscription for live in self._live.values()]
         try:
             principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
@@ -137,6 +139,9 @@ class Subscriptions:
                 self._engine.why_not,
                 principal,
                 self._connected,
+                engine_pairs=spec.is_tested
+                and spec.span is not None
+                and self._engine.why_not_paired(spec.span.span) is None,
             )
         except BaseException:
             unfollow()
@@ -163,9 +168,9 @@ class Subscriptions:
         live = self._live.get(ident)
         if live is None:
             raise UnknownSubscriptionError(ident)
-        self.arming.armer.report_late(live, seconds=0)
+        self.arming.armer.late.report(live, seconds=0)
         # not before: the client cannot open a stream while Subscribe arms
-        self._lifetimes.start(live)
+        self.lifetimes.start(live)
         statuses = live.first.statuses if live.first else []
         live.first = None
         return statuses
@@ -184,7 +189,7 @@ class Subscriptions:
         # in this order, since another thread may look for it in between
         self._ending.add(live.subscription)
         del self._live[ident]
-        self._lifetimes.stop(live)
+        self.lifetimes.stop(live)
         ending = self._ending.begin(live, reason, self.arming.follower.unmapped(live))
         self.arming.follower.let_go_all(live)
         return ending
@@ -223,25 +228,12 @@ class Subscriptions:
     def all(self) -> list[tuple[Subscription, bool, float]]:
         """Return each live subscription, whether a stream is open, and the seconds left of its lease."""
         return [
-            (live.subscription, live.streams > 0, self._lifetimes.seconds_left(live))
+            (live.subscription, live.streams > 0, self.lifetimes.seconds_left(live))
             for live in list(self._live.values())
         ]
-
-    def stream_opened(self, ident: str) -> None:
-        """Suspend the lease, unless the subscription ended."""
-        if live := self._live.get(ident):
-            self._lifetimes.stream_opened(live)
-
-    def stream_closed(self, ident: str) -> None:
-        if live := self._live.get(ident):
-            self._lifetimes.stream_closed(live)
 
     def revoke(self, is_allowed: Callable[[Subscription], bool]) -> int:
         """End the subscriptions that are not allowed any more. Return how many."""
         ended = [live.subscription.id for live in self._live.values() if not is_allowed(live.subscription)]
         self._unsubscribe_each(ended, EndReason.ACCESS_REVOKED)
         return len(ended)
-
-    def _call_soon(self, work: Callable[[], None]) -> None:
-        """Have the control thread do work. Safe to call from any thread."""
-        self._loop.call_soon_threadsafe(work)

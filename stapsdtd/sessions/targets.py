@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from stapsdtd import model
+from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.engine import Engine, Target, TargetSite
 from stapsdtd.catalog.selectors import SelectedSite
-from stapsdtd.model import Object
+from stapsdtd.model import Object, SiteCapture
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.query.actions import Action, Aggregate, Emit
-from stapsdtd.query.site_filter import SiteFilter
+from stapsdtd.query.actions import Action, Aggregate, BeginSpan, Emit, EndSpan
+from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, why_not_at_hit
 from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.subscription import Subscription
 
@@ -43,19 +44,16 @@ def target_of(
 ) -> Target:
     """Return what an engine is to arm. selected: the sites, and how their hits are filtered."""
     obj, pids = request.object, request.mappings.keys()
+    sites: list[TargetSite] = []
+    for each, site_filter in selected:
+        action, late = _action(engine, subscription, obj, each.capture, site_filter)
+        site_id = subscription.id_to_arm(obj, each, late)
+        wanted = wanted_in(subscription, each)
+        sites.append(TargetSite(each.capture.site, site_id, action, wanted, site_filter.tested))
     return Target(
         obj,
         file_path,
-        tuple(
-            TargetSite(
-                each.capture.site,
-                subscription.id_to_arm(obj, each),
-                _action(engine, subscription, obj, site_filter),
-                wanted_in(subscription, each),
-                site_filter.tested,
-            )
-            for each, site_filter in selected
-        ),
+        tuple(sites),
         exclude_pids=subscription.excluded & pids,
         exclude_later=subscription.excluded - pids,
         is_ephemeral=request.is_ephemeral,
@@ -64,17 +62,52 @@ def target_of(
     )
 
 
-def _action(engine: Engine, subscription: Subscription, obj: Object, site_filter: SiteFilter) -> Action:
-    """Return what the engine is to do at a site: of an aggregation, as much as it can.
+def _action(
+    engine: Engine, subscription: Subscription, obj: Object, wanted: SiteCapture, hits: SiteFilter
+) -> tuple[Action, str | None]:
+    """Return what the engine is to do at a site, and why the daemon has to add up, if it does. hits: see target_of."""
+    spec = subscription.spec
+    if spec.span is None:
+        return _made_of(engine, spec.aggregation, obj, hits)
+    if not subscription.engine_pairs:
+        reason = engine.why_not_paired(spec.span.span) or "its filter is evaluated after the hit"
+        return Emit(hits.captures), reason if spec.aggregation else None
+    if wanted.is_start:
+        return BeginSpan(spec.span.span), None
+    action, late = _made_of(engine, spec.aggregation, obj, spec.filter_of_pairs(wanted))
+    return EndSpan(spec.span.span, action), late
 
-    It cannot add up hits that the daemon has to filter.
-    """
-    aggregation = subscription.spec.aggregation
-    if aggregation is None or site_filter.evaluated is not None:
-        return Emit(site_filter.captures)
-    if engine.why_not_aggregated(aggregation, site_filter.site, obj.parsed.architecture) is not None:
-        return Emit(site_filter.captures)
-    return Aggregate(aggregation)
+
+def _made_of(
+    engine: Engine, aggregation: Aggregation | None, obj: Object, events: SiteFilter
+) -> tuple[Emit | Aggregate, str | None]:
+    """Return what is to be made of events, or pairs: rows, as far as the engine can."""
+    if aggregation is None:
+        return Emit(events.captures), None
+    late = _why_added_late(engine, aggregation, obj, events)
+    return (Emit(events.captures), late) if late is not None else (Aggregate(aggregation), None)
+
+
+def _why_added_late(engine: Engine, aggregation: Aggregation, obj: Object, site_filter: SiteFilter) -> str | None:
+    """Return why the daemon has to add up a site's hits, or None if the engine can."""
+    if site_filter.evaluated is not None:
+        return "its filter is evaluated after the hit"
+    return engine.why_not_aggregated(aggregation, site_filter.site, obj.parsed.architecture)
+
+
+def why_not_computed(
+    aggregation: Aggregation | None, wanted: SiteCapture, why_not_captured: WhyNotCaptured
+) -> str | None:
+    """Return why a key or a value cannot be computed of a site's hits, or None if all can be."""
+    if aggregation is None or wanted.is_start:
+        return None
+    for computed in aggregation.computed:
+        if reason := computed.why_not_at(wanted.site):
+            return reason
+        for capture in computed.captures:
+            if reason := why_not_at_hit(capture, wanted.site, why_not_captured):
+                return f"cannot compute {computed.text}: {reason}"
+    return None
 
 
 def _objects_owner(pids: Iterable[int]) -> str:

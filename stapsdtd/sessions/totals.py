@@ -83,4 +83,5 @@ def _sum(one: Account, other: Account) -> Account:
         lost_table_full=one.lost_table_full + other.lost_table_full,
         in_flight=one.in_flight + other.in_flight,
         sites=0,
+        spans=one.spans + other.spans,
     )

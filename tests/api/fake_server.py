@@ -86,6 +86,7 @@ class FakeServer(StapsdtServiceServicer):
         self.sites = [armed()]
         self.lease_seconds = 30
         self.late: list[pb.LateCondition] = []
+        self.added_late: list[pb.LateAggregation] = []
         self.values: list[pb.Value] = [pb.Value(string=b"SELECT 1"), pb.Value(signed=42)]
         self.missing = "page not resident"
         self.account = pb.Account(sites=1)
@@ -175,6 +176,7 @@ class FakeServer(StapsdtServiceServicer):
             lease_seconds=self.lease_seconds,
             engine="ftrace",
             evaluated_late=self.late,
+            added_late=self.added_late,
         )
 
     def Stream(self, request: Any, context: Any) -> Iterator[pb.StreamResponse]:  # noqa: N802

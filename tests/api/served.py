@@ -76,6 +76,7 @@ from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
+from stapsdtd.spans.span import Span
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.support import wait_for
@@ -121,7 +122,7 @@ class FakeFollowed:
 
 class FakeEngine:
     """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
-    `arm 1` is for that subscription_key alone.
+    `arm 1` is for that subscription_key alone. uncaptured: why it cannot tell some fields.
 
     held: until which events the method of a name waits. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
@@ -137,6 +138,7 @@ class FakeEngine:
         self.followed: FakeFollowed | None = None
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
+        self.uncaptured: dict[BuiltIn, str] = {}
         self.held: dict[str, Hold] = {}
         self.last_events: list[EventBatch] = []
         self.calls: list[str] = []
@@ -154,6 +156,9 @@ class FakeEngine:
         self.calls.append(method)
         if method in self.failures:
             raise self.failures[method]
+
+    def why_not_paired(self, span: Span) -> str | None:  # noqa: ARG002
+        return "it sends events"
 
     def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
         return "it sends events"
@@ -206,7 +211,7 @@ class FakeEngine:
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         assert architecture == "x86-64"
         if isinstance(subject, BuiltIn):
-            return None
+            return self.uncaptured.get(subject)
         assert not capture.is_string or subject.size == 8
         return subject.operand.reason if isinstance(subject.operand, Unavailable) else None
 

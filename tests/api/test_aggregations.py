@@ -11,13 +11,22 @@ import grpc
 import pytest
 
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.client import Account, Aggregate, Client, InvalidAggregateError, InvalidRequestError, Snapshot
+from stapsdtd.client import (
+    Account,
+    Aggregate,
+    Client,
+    InvalidAggregateError,
+    InvalidRequestError,
+    Snapshot,
+    SubscribeOptions,
+)
 from stapsdtd.events.batch import EventBatch
-from stapsdtd.model import Object
+from stapsdtd.model import BuiltIn, Capture, Object
+from stapsdtd.query.actions import Emit
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import Served, processes
 from tests.support import wait_for
-from tests.unit.samples import argument, batch, signed, site, strings
+from tests.unit.samples import argument, batch, signed, site, strings, unsigned
 
 COUNT = pb.AggregateFunction(function=pb.AggregateFunction.FUNCTION_COUNT)
 SUM = pb.AggregateFunction(function=pb.AggregateFunction.FUNCTION_SUM)
@@ -65,9 +74,26 @@ def keys_of(snapshot: Snapshot) -> dict[Any, Any]:
         (pb.Aggregation(functions=[COUNT, COUNT]), "aggregation.functions", "only one count is possible"),
         (pb.Aggregation(functions=[SUM]), "aggregation.value", "say of which value, such as arg0"),
         (pb.Aggregation(functions=[COUNT], value="arg0"), "aggregation.value", "count needs none"),
-        (pb.Aggregation(functions=[SUM], value="arg0:str"), "aggregation.value", "is not an argument that is a number"),
-        (pb.Aggregation(functions=[SUM], value="pid"), "aggregation.value", "is not an argument that is a number"),
-        (pb.Aggregation(functions=[COUNT], by=["comm"]), "aggregation.by", "one of uid, gid, cgroup, container, pid"),
+        (
+            pb.Aggregation(functions=[SUM], value="arg0:str"),
+            "aggregation.value",
+            "arg0:str is a string, and",
+        ),
+        (
+            pb.Aggregation(functions=[SUM], value="execname"),
+            "aggregation.value",
+            "execname is a string, and",
+        ),
+        (
+            pb.Aggregation(functions=[SUM], value="arg0:word"),
+            "aggregation.value",
+            "'arg0:word' is not a capture",
+        ),
+        (
+            pb.Aggregation(functions=[COUNT], by=["common"]),
+            "aggregation.by",
+            "unknown name 'common'; the names",
+        ),
         (pb.Aggregation(functions=[COUNT], by=["arg0:int[3]"]), "aggregation.by", "only str takes a length"),
         (pb.Aggregation(functions=[COUNT], by=["pid"] * 9), "aggregation.by", "there are 9 keys; the limit is 8"),
         (pb.Aggregation(functions=[COUNT], max_keys=10_001), "aggregation.max_keys", "more than the 10000 allowed"),
@@ -84,6 +110,26 @@ def test_what_cannot_be_computed_is_refused(
     details = raised.value.details() or ""
     assert details.startswith(f"{field}: ")
     assert reason in details
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field", "caret"),
+    [
+        (Aggregate(by=["pid", "arg0 +"]), "aggregation.by", 6),
+        (Aggregate(by=["arg0 / 0"]), "aggregation.by", 7),
+        (Aggregate(by=["  arg0:str[0]"]), "aggregation.by", 0),
+        (Aggregate(functions=["sum"], value="arg0 + x"), "aggregation.value", 7),
+        (Aggregate(functions=["sum"], value="arg0 ? str(arg0) : 'x'"), "aggregation.value", 0),
+        (Aggregate(by=['cgroup == "/no/such/cgroup"']), "aggregation.by", 10),
+    ],
+)
+@pytest.mark.usefixtures("app")
+def test_wrong_expressions_are_told_with_the_place(client: Client, wanted: Aggregate, field: str, caret: int) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        client.aggregate("app:call", wanted)
+    (violation,) = raised.value.violations
+    assert (violation.field, violation.caret) == (field, caret)
+    assert violation.excerpt
 
 
 @pytest.mark.parametrize(
@@ -145,6 +191,47 @@ def test_one_snapshot_at_the_end(server: Served, client: Client) -> None:
         fired=7, delivered=0, filtered=2, lost_kernel_buffer=0, lost_queue=0, lost_decode=0, in_flight=0, sites=1,
         aggregated=5,
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("app")
+def test_keys_and_values_can_be_expressions(server: Served, client: Client) -> None:
+    by = ["arg0 / 10", 'arg0 > 14 ? "big" : str(arg1)', "arg0 == 3 && pid > 0", "arg0 / 4.0"]
+    subscription = client.aggregate("app:call", Aggregate(functions=["count", "sum"], value="arg0 * 2 - 1", by=by))
+    ((armed,),) = [target.sites for target in server.engine.armed.values()]
+    assert armed.action == Emit((Capture(0), Capture(1, is_string=True, max_bytes=64)))
+    values, texts = signed(3, 3, 12, 16), strings(b"x", b"x", None, b"y")
+    server.fire(batch(range(4), values, texts))
+    subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    assert keys_of(snapshot) == {
+        (0, "x", 1, 0.75): {"count": 2, "sum": 10},
+        (1, None, 0, 3.0): {"count": 1, "sum": 23},
+        (1, "big", 0, 4.0): {"count": 1, "sum": 31},
+    }
+
+
+@pytest.mark.usefixtures("app")
+def test_what_the_filter_needs_is_not_taken_for_a_key(server: Served, client: Client) -> None:
+    options = SubscribeOptions(where="arg1 + arg0 == 7")
+    subscription = client.aggregate("app:call", Aggregate(by=["arg0 + 1"]), options)
+    server.fire(batch(range(3), signed(1, 2, 3), unsigned(6, 6, 4)))
+    account = subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    assert keys_of(snapshot) == {(2,): {"count": 1}, (4,): {"count": 1}}
+    assert (account.aggregated, account.filtered) == (2, 1)
+
+
+def test_what_the_server_adds_up_is_told(server: Served, client: Client, pids: list[int]) -> None:
+    server.map(pids[0], server.file_object(site("one", 1), site("two", 2), site("three", 3)))
+    server.engine.refuse = {"three": "for a reason"}
+    with client.aggregate("app:*", Aggregate()) as subscription:
+        assert subscription.added_late == {"it sends events": 2}
+        (held,) = client.subscriptions()
+        assert held.added_late == {"it sends events": 2}
+    with client.aggregate("app:*", Aggregate(), SubscribeOptions(where="pid * 2 == 8")) as subscription:
+        assert subscription.added_late == {"its filter is evaluated after the hit": 2}
+    with client.subscribe("app:*") as events:
+        assert events.added_late == {}
 
 
 @pytest.mark.usefixtures("app")
@@ -244,6 +331,20 @@ def test_sites_without_the_argument_are_refused(client: Client) -> None:
     with client.aggregate("app:call", Aggregate(by=["arg2"])) as subscription:
         (refused,) = subscription.sites
     assert refused.reason == "it has 2 arguments, so there is no arg2"
+
+
+@pytest.mark.usefixtures("app")
+def test_sites_at_which_an_expression_cannot_be_computed_are_refused(server: Served, client: Client) -> None:
+    server.engine.uncaptured = {BuiltIn.UID: "it knows no users"}
+    for by, reason in (
+        ("arg2 + 1", "it has 2 arguments, so there is no arg2"),
+        ("uid / 1000", "cannot compute uid / 1000: it knows no users"),
+    ):
+        with client.aggregate("app:call", Aggregate(by=[by])) as subscription:
+            (refused,) = subscription.sites
+        assert refused.reason == reason
+    with client.aggregate("app:call", Aggregate(by=["uid"])) as subscription:
+        assert [each.reason for each in subscription.sites] == [""]
 
 
 @pytest.mark.usefixtures("app")

@@ -291,7 +291,7 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
     assert values == {
         ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
-        ("outcome", "aggregated"), ("stage", "table_full"),
+        ("outcome", "aggregated"), ("outcome", "started"), ("outcome", "unmatched"), ("stage", "table_full"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
     }  # fmt: skip

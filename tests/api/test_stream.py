@@ -24,7 +24,8 @@ from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Served, processes, served

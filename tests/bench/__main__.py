@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stapsdtd.client import Client
 from tests.bench import (
+    adding,
     against,
     arming,
     delay,
@@ -36,6 +37,7 @@ from tests.support import running_daemon
 _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "hit": hit.run,
     "questions": questions.run,
+    "adding": adding.run,
     "rate": rate.run,
     "delay": delay.run,
     "subscribers": subscribers.run,

@@ -8,7 +8,7 @@ import shlex
 import signal
 import statistics
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +153,76 @@ def test_commands(daemon: Daemon, ticker_program: Path) -> None:
         "buckets": [[0, 499, 500], [500, 999, 500]],
     }
     assert json.loads(found.stderr.splitlines()[-1])["aggregated"] == 1000
+
+
+@pytest.mark.vm
+def test_keys_and_values_that_are_expressions(
+    daemon: Daemon, client: Client, ticker: Ticker, ticker_program: Path
+) -> None:
+    """Of a probe that is fired with a number, the same negated, and its name."""
+    selector = of(ticker_program, "tick")
+    by = ["arg0 / 300", 'arg0 >= 900 ? "late" : str(arg2)', "arg0 == 7", "str(arg2, arg0 % 3)", "arg0 / 500.0 > 1.0"]
+    wanted = Aggregate(functions=["count", "sum"], value="arg0 - arg1 * 2", by=by)
+    snapshot = finished(client, selector, wanted, ticker, "fire 1000")
+    expected: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number in range(1000):
+        text = "late" if number >= 900 else "tick"
+        expected[number // 300, text, int(number == 7), "tick"[: number % 3], int(number > 500)].append(3 * number)
+    assert {row.key: (row.values["count"], row.values["sum"]) for row in snapshot.rows} == {
+        key: (len(values), sum(values)) for key, values in expected.items()
+    }
+    with client.aggregate(selector, wanted) as subscription:
+        (reason,) = subscription.added_late
+        assert subscription.added_late == {reason: 1}
+        (held,) = client.subscriptions()
+        assert held.added_late == subscription.added_late
+        shown = stapsdt(daemon.target, "info").stdout
+        assert f"each hit of 1 site is sent to the server, which adds them up: {reason}" in " ".join(shown.split())
+    with client.aggregate(selector, Aggregate(by=["str(arg2)", "arg0", "pid", "uid"])) as subscription:
+        short = subscription.added_late
+    on_bpf = subscription.engine == "bpf"
+    assert reason == ("the kernel does not evaluate arg0 / 300" if on_bpf else "the ftrace engine adds nothing up")
+    assert short == ({} if on_bpf else {reason: 1})
+
+
+def test_values_of_the_process(client: Client, ticker: Ticker, ticker_program: Path) -> None:
+    selector = of(ticker_program, "tick")
+    functions = ["count", "min", "max", "sum"]
+    by_pid = finished(client, selector, Aggregate(functions=functions, value="pid"), ticker, "fire 10")
+    assert [tuple(row.values.values()) for row in by_pid.rows] == [(10, ticker.pid, ticker.pid, 10 * ticker.pid)]
+    by_share = finished(client, selector, Aggregate(functions=["avg"], value="arg0 < 4"), ticker, "fire 10")
+    assert [dict(row.values) for row in by_share.rows] == [{"avg": 0.4}]
+
+
+def test_values_that_the_kernel_knows_of_the_thread(
+    client: Client, engine: str, ticker: Ticker, ticker_program: Path
+) -> None:
+    """The ftrace engine does not tell."""
+    wanted = Aggregate(functions=["count", "min", "max", "sum"], value="uid")
+    snapshot = finished(client, of(ticker_program, "tick"), wanted, ticker, "fire 10")
+    uid = os.getuid()
+    expected = (10, uid, uid, 10 * uid) if engine == "bpf" else (10, None, None, None)
+    assert [tuple(row.values.values()) for row in snapshot.rows] == [expected]
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_commands_with_expressions(daemon: Daemon, ticker_program: Path, *, is_json: bool) -> None:
+    run = [*(["--json"] if is_json else []), "--", str(ticker_program), "1000"]
+    selector = of(ticker_program, "tick")
+    by = 'arg0 > 100 ? "big, (very)" : "small", str(arg2, 2)'
+    counted = stapsdt(daemon.target, "count", selector, "--by", by, *run)
+    hist = stapsdt(daemon.target, "hist", selector, "arg0 - arg1", "--linear", "0", "2000", "1000", *run)
+    if is_json:
+        rows = [json.loads(line) for line in counted.stdout.splitlines()]
+        assert rows == [{"key": ["big, (very)", "ti"], "count": 899}, {"key": ["small", "ti"], "count": 101}]
+        assert list(json.loads(counted.stderr.splitlines()[0])["added_late"].values()) == [1]
+        assert json.loads(hist.stdout)["buckets"] == [[0, 999, 500], [1000, 1999, 500]]
+    else:
+        head, big, small = counted.stdout.splitlines()
+        assert head.split(maxsplit=1) == ["COUNT", 'arg0 > 100 ? "big, (very)" : "small"  str(arg2, 2)']
+        assert (big.split(), small.split()) == (["899", "big,", "(very)", "ti"], ["101", "small", "ti"])
+        assert counted.stderr.count("each hit of 1 site is sent to the server, which adds them up: ") == 1
+        assert hist.stdout.startswith("1,000 values  p50 999  p90 1,998  p99 1,998  max 1,998\n")
 
 
 def test_limit_and_intervals(daemon: Daemon, ticker: Ticker, ticker_program: Path) -> None:

@@ -27,6 +27,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import BuiltIn, Capture, Object, ObjectKey
 from stapsdtd.query.actions import Action, Aggregate, Emit
 from stapsdtd.query.parse import parse
+from stapsdtd.spans.span import SpanCounts
 from tests.bench.setup import Firing
 from tests.support import compile_target, wait_for
 
@@ -55,7 +56,7 @@ class AddingSink:
     def deliver(self, batch: EventBatch) -> None:
         self.delivered_count += len(batch)
         if self._aggregation is not None:
-            self.aggregated(0, group(self._aggregation, batch, lambda _, field: field.value))
+            self.aggregated(0, group(self._aggregation, batch, lambda _, field: field.value.encode()))
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         for key, row in rows.items():
@@ -68,6 +69,9 @@ class AddingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count

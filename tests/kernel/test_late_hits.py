@@ -24,6 +24,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Capture, Object, ObjectKey
 from stapsdtd.query.actions import Emit
+from stapsdtd.spans.span import SpanCounts
 from tests.bench.setup import Firing
 
 pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
@@ -49,6 +50,9 @@ class CountingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count

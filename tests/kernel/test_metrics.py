@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from tests.support import (
 
 pytestmark = pytest.mark.kernel
 
+_NOTHING = Account(
+    fired=0, delivered=0, filtered=0, lost_kernel_buffer=0, lost_queue=0, lost_decode=0, in_flight=0, sites=0
+)
 Figures = dict[str, float]
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -77,12 +81,15 @@ def fates(figures: Figures) -> Account:
         "in_flight": figures["stapsdtd_events_in_flight"],
     }
     assert figures[f"{events}[unread]"] == 0
-    return Account(fired=int(sum(numbers.values())), sites=0, **{name: int(number) for name, number in numbers.items()})
+    assert figures[f"{events}[started]"] == figures[f"{events}[unmatched]"] == 0
+    counts: dict[str, Any] = {name: int(number) for name, number in numbers.items()}
+    return replace(_NOTHING, fired=sum(counts.values()), **counts)
 
 
 def summed(*accounts: Account) -> Account:
-    fields = [field for field in Account.__dataclass_fields__ if field != "sites"]
-    return Account(sites=0, **{field: sum(getattr(each, field) for each in accounts) for field in fields})
+    fields = [field for field in Account.__dataclass_fields__ if field not in {"sites", "spans"}]
+    sums: dict[str, Any] = {field: sum(getattr(each, field) for each in accounts) for field in fields}
+    return replace(_NOTHING, **sums)
 
 
 def test_metrics_agree_exactly_with_the_accounts(daemon: Daemon, ticker: Ticker, engine: str, tmp_path: Path) -> None:

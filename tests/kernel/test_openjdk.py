@@ -139,6 +139,23 @@ def test_classes_have_their_names_without_being_asked(daemon: Daemon, java: Java
     assert record.total() > 100
 
 
+def test_classes_are_counted_by_their_name(daemon: Daemon, java: Java, tmp_path: Path) -> None:
+    """Which comes with its length."""
+    log = tmp_path / "classes"
+    command = [str(java.home / "bin/java"), f"-Xlog:class+load:file={log}:none", "--list-modules"]
+    options = ("--by", "class, shared * 1", "--file", java.libjvm, "--json")
+    counted = stapsdt(daemon.target, "count", "hotspot:class__loaded", *options, "--", *command)
+    record = Counter(slashed(line.partition(" source: ")[0]) for line in log.read_text().splitlines())
+    told: Counter[str] = Counter()
+    for line in counted.stdout.splitlines():
+        if line.startswith('{"key"'):
+            row = json.loads(line)
+            told[slashed(row["key"][0])] += row["count"]
+            assert row["key"][1] in {0, 1}
+    assert told == record
+    assert record.total() > 100
+
+
 def test_what_is_known_of_it_fits_every_note(daemon: Daemon, java: Java) -> None:
     done = stapsdt(daemon.target, "list", "--json", "--details", "--file", java.libjvm)
     probes = [json.loads(line) for line in done.stdout.splitlines()]

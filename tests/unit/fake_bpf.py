@@ -31,9 +31,12 @@ from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanId, PlanSpec,
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
+from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
+from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
+from tests.unit.fake_spans import FakeSpans, MemoryEntries, packed, thread_key
 from tests.unit.samples import event_rows
 
 P = ParamSpec("P")
@@ -79,6 +82,9 @@ class RecordingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses[stage] += count
@@ -202,11 +208,13 @@ class FakeLoaded(Loaded):
             ".bss.tests": mmap.mmap(-1, layout.TEST.itemsize * layout.MAX_TESTS),
             ".bss.recipes": mmap.mmap(-1, layout.RECIPE.itemsize * layout.MAX_RECIPES),
             ".bss.edges": mmap.mmap(-1, 8 * layout.MAX_EDGES),
+            ".bss.pairings": mmap.mmap(-1, layout.PAIRING.itemsize * layout.MAX_PAIRING_ROWS),
             "counters": mmap.mmap(-1, 8 * layout.MAX_COUNTERS * CPUS),
         }
         self.reader_waits = False
         self.is_closed = False
         self.row_tables = FakeRowTables()
+        self.spans = FakeSpans()
         self.made: list[MemoryRing] = []
         self.rings: dict[int, MemoryRing] = {}
         self.puts: list[tuple[int, int]] = []
@@ -269,6 +277,29 @@ class FakeLoaded(Loaded):
 
     def set_empty(self, bank: int) -> None:
         self.row_tables.filled[bank] = 0
+
+    def make_span(self, max_entries: int) -> MemoryEntries:
+        if self.spans.refuse is not None:
+            raise self.spans.refuse
+        return MemoryEntries(max_entries)
+
+    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool) -> None:
+        assert isinstance(entries, MemoryEntries)
+        self.spans.tables[span] = entries
+        self.spans.died[span] = 0
+        if is_of_thread:
+            self.spans.of_threads.add(span)
+
+    def take_span(self, span: int) -> None:
+        del self.spans.tables[span]
+        self.spans.of_threads.discard(span)
+
+    def died(self, span: int) -> int:
+        return self.spans.died[span]
+
+    def attach_to_ends_of_threads(self) -> list[int]:
+        self.spans.attached = [os.eventfd(0) for _ in range(2)]
+        return list(self.spans.attached)
 
     @property
     def parity(self) -> int:
@@ -490,6 +521,8 @@ class _Hit:
         self._registers = registers
         self._plan: Any = None
         self._generation = self._parity = 0
+        # what is known of each pair that it makes: time elapsed, missing and words
+        self._pairs: dict[int, tuple[int, ...]] = {}
 
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
         return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
@@ -511,12 +544,52 @@ class _Hit:
     def _end(self) -> None:
         matched = self._matched()
         self._count(layout.Counter.HITS)
-        matched = self._aggregate(matched) & int(self._plan["emitted"])
+        matched = self._aggregate(self._pair(matched)) & int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
                     self._count(layout.Counter.LOST, bit)
         self._loaded.hit_is_over(self)
+
+    def _pair(self, matched: int) -> int:
+        """Answer the filters that accepted the hit, without those of ends that end nothing."""
+        for number in range(int(self._plan["pairing_count"])):
+            pairing = self._row(".bss.pairings", layout.PAIRING, int(self._plan["pairings"]) + number)
+            bit, first, cells = (int(pairing[name]) for name in ("filter", "operands", "cells"))
+            if not matched >> bit & 1:
+                continue
+            behind = first + int(pairing["parts"])
+            key, missing = self._words(first, behind)
+            pair = None
+            if missing:
+                counted = [layout.SpanCounter.LOST]
+            else:
+                as_key = thread_key(self._pid) if pairing["is_of_thread"] else packed(key, layout.PAIR_KEY_WORDS)
+                if pairing["is_end"]:
+                    counted, pair = self._loaded.spans.end(pairing, as_key, time.monotonic_ns())
+                else:
+                    kept, missing = self._words(behind, behind + int(pairing["words"]))
+                    entry = packed([time.monotonic_ns(), missing, *kept], layout.SPAN_ENTRY.itemsize // 8)
+                    counted = self._loaded.spans.begin(pairing, as_key, entry)
+            for counter in counted:
+                self._count_cell(int(self._plan["counters"]) + cells + counter)
+            if pair is not None:
+                self._pairs[number] = pair
+            elif pairing["is_end"]:
+                matched &= ~(1 << bit)
+        return matched
+
+    def _words(self, first: int, end: int) -> tuple[list[int], int]:
+        """The numbers of some operands, and a bit for each that could not be read."""
+        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
+        words: list[int] = []
+        missing = 0
+        for number in range(first, end):
+            operand = self._row(".bss.operands", layout.OPERAND, number)
+            value, is_there = self._fetched(operand) if operand["kind"] not in head else (head[operand["kind"]], True)
+            missing |= (not is_there) << len(words)
+            words.append(value)
+        return words, missing
 
     def _aggregate(self, matched: int) -> int:
         """Answer the filters that accepted the hit, without those of recipes that added it to a row of their own."""
@@ -582,6 +655,12 @@ class _Hit:
     def _fetched(self, operand: Any) -> tuple[int, bool]:
         """The value, or what could not be read and False."""
         value = int(operand["constant"])
+        if operand["kind"] in {OperandKind.ELAPSED, OperandKind.START_WORD}:
+            elapsed_ns, missing, *kept = self._pairs[int(operand["base"])]
+            word = int(operand["index"])
+            if operand["kind"] == OperandKind.ELAPSED:
+                return elapsed_ns, True
+            return (layout.UNREAD_OPERAND, False) if missing >> word & 1 else (kept[word], True)
         base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))
         if operand["kind"] == OperandKind.REGISTER:
             value = base

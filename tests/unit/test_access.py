@@ -19,7 +19,8 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
 

@@ -55,8 +55,8 @@ def batch_of(hits: Sequence[Hit], *, signed: bool = True) -> EventBatch:
     )  # fmt: skip
 
 
-def site_value(site_id: int, field: HitField) -> str:
-    return f"{field}{site_id}"
+def site_value(site_id: int, field: HitField) -> bytes:
+    return f"{field}{site_id}".encode()
 
 
 def one_by_one(hits: Sequence[Hit]) -> dict[Key, list[int | None]]:
@@ -86,6 +86,13 @@ def check(rows: dict[Key, Row], hits: Sequence[Hit]) -> None:
 @given(st.lists(signed_hits, min_size=1, max_size=60))
 def test_a_batch_is_grouped_as_its_events_are_one_by_one(hits: list[Hit]) -> None:
     check(group(ALL, batch_of(hits), site_value), hits)
+
+
+def test_sites_of_one_probe_have_one_key() -> None:
+    aggregation = Aggregation((Function.COUNT,), (HitField.NAME, TEXT), VALUE)
+    hits = batch_of([(1, b"x", 1, b"a", 0, site_id) for site_id in (1, 2, 3)])
+    rows = group(aggregation, hits, lambda site_id, _: b"even" if site_id == 2 else b"odd")
+    assert {key: row.count for key, row in rows.items()} == {(b"odd", b"x"): 2, (b"even", b"x"): 1}
 
 
 @given(st.lists(st.lists(signed_hits, min_size=1, max_size=20), min_size=1, max_size=5))

@@ -18,6 +18,8 @@ from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.query.expression import ArgumentValue, Arithmetic, Calculation, Literal
+from stapsdtd.query.sources import ExpressionSource
 from tests.support import wait_for
 from tests.unit.bpf_rig import FOUND, A, closed, free, nothing_is_left, slots, target, where
 from tests.unit.fake_bpf import GID, PATIENCE_SECONDS, UID, FakeKernel, RecordingSink
@@ -44,7 +46,7 @@ class AddingSink(RecordingSink):
     def deliver(self, batch: EventBatch) -> None:
         super().deliver(batch)
         if self.aggregation is not None:
-            self.aggregated(0, group(self.aggregation, batch, lambda _, field: field.value))
+            self.aggregated(0, group(self.aggregation, batch, lambda _, field: field.value.encode()))
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         self.before_rows()
@@ -306,6 +308,7 @@ def test_sums_exceed_64_bits(kernel: FakeKernel, engine: BpfEngine) -> None:
     assert sink.added[0, ()].average == float(most)
 
 
+HALF = ExpressionSource(Calculation(Arithmetic.DIVIDE, ArgumentValue(0), Literal(2)))
 LONG = Capture(0, is_string=True, max_bytes=248)
 
 
@@ -313,6 +316,8 @@ LONG = Capture(0, is_string=True, max_bytes=248)
     ("aggregation", "argument_", "reason"),
     [
         (Aggregation((STDDEV,), (), Capture(0)), argument(), "the kernel computes no standard deviation"),
+        (Aggregation((COUNT,), (HALF,)), argument(), "the kernel does not evaluate arg0 / 2"),
+        (Aggregation((SUM,), (Capture(0),), HALF), argument(), "the kernel does not evaluate arg0 / 2"),
         (Aggregation((COUNT,), (LONG,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
         (Aggregation((COUNT,), (HitField.PID,) * 16), argument(), "its key has 16 parts, and in the kernel at most 15"),
         (Aggregation((SUM,), (), Capture(0)), argument(size=12), "8@%rdi is no integer"),
@@ -353,7 +358,7 @@ def test_one_owner_cannot_take_all_tables(kernel: FakeKernel, engine: BpfEngine)
     sink = AddingSink()
     engine.open(limit, sink, 64, "me", sink)
     (refusal,) = engine.arm(limit, Target(FOUND, kernel.path, (TargetSite(A, 1, Aggregate(BY_ARGUMENT)),)))
-    assert "as much of the kernel's memory as one client's may" in refusal.reason
+    assert "has aggregations in 32 subscriptions, which is the limit" in refusal.reason
     adding(engine, kernel, limit + 1, BY_ARGUMENT, owner="another")
 
 

@@ -17,6 +17,7 @@ from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.spans.span import SpanCounts
 from tests.unit.samples import batch, channels_of, columns_of, event_rows, no_cgroups, signed, strings, value_list
 
 STRIDE = layout.STRIDES[3]
@@ -56,6 +57,9 @@ class Recorder:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         raise AssertionError(stage, count)

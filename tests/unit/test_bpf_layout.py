@@ -36,6 +36,8 @@ def members(dtype: np.dtype[Any]) -> dict[str, Member]:
         ("plan", layout.PLAN),
         ("slot", layout.SLOT),
         ("recipe", layout.RECIPE),
+        ("pairing", layout.PAIRING),
+        ("span_entry", layout.SPAN_ENTRY),
         ("row", layout.ROW),
     ],
 )
@@ -50,6 +52,7 @@ def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) ->
         (layout.PACKED_TEST, layout.TEST),
         (layout.PACKED_PLAN, layout.PLAN),
         (layout.PACKED_RECIPE, layout.RECIPE),
+        (layout.PACKED_PAIRING, layout.PAIRING),
     ],
 )
 def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any]) -> None:
@@ -78,7 +81,8 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "INDEX_ENTRIES", "MAX_SLOTS", "MAX_PLANS", "PLAN_BITS", "MAX_OPERANDS", "MAX_TESTS", "MAX_COUNTERS",
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
-        "KEY_WORDS", "KEY_CLASSES", "WORKSPACES",
+        "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
+        "START_WORDS", "PAIR_SPACES", "COUNTERS_OF_PAIRING",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
@@ -109,7 +113,7 @@ def test_what_marks_an_unread_operand_is_no_part_of_an_address() -> None:
     [
         ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
         ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("MEMBER_", layout.Membership),
-        ("BUCKETS_", layout.BucketKind),
+        ("BUCKETS_", layout.BucketKind), ("SPAN_", layout.SpanCounter),
     ],
 )  # fmt: skip
 def test_enums_are_the_same(btf: Btf, prefix: str, members_of: type[enum.IntEnum]) -> None:
@@ -132,6 +136,8 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
         (".bss.tests", layout.TEST.itemsize * layout.MAX_TESTS), (".bss.reader", 4),
         (".bss.unfollowed", 8 * layout.MAX_FOLLOWING), (".bss.recipes", layout.RECIPE.itemsize * layout.MAX_RECIPES),
         (".bss.edges", 8 * layout.MAX_EDGES), (".bss.filled", 16 * layout.MAX_TABLES), (".bss.epoch", 4),
+        (".bss.pairings", layout.PAIRING.itemsize * layout.MAX_PAIRING_ROWS), (".bss.threads", 8),
+        (".bss.died", 8 * layout.MAX_SPANS),
     ],
 )  # fmt: skip
 def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:

@@ -33,6 +33,7 @@ DTYPES = {
     ".bss.tests": (layout.TEST, layout.MAX_TESTS),
     ".bss.recipes": (layout.RECIPE, layout.MAX_RECIPES),
     ".bss.edges": (np.dtype("i8"), layout.MAX_EDGES),
+    ".bss.pairings": (layout.PAIRING, layout.MAX_PAIRING_ROWS),
     "counters": (np.dtype("u8"), CPUS * layout.MAX_COUNTERS),
 }
 

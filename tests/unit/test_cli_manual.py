@@ -63,4 +63,4 @@ def test_what_roff_would_interpret_is_escaped() -> None:
 
 def test_pages_of_what_runs_commands_tell_their_exit_codes() -> None:
     telling = {name for name, page in PAGES.items() if "127 if there is no such command" in page}
-    assert telling == {f"stapsdt-{name}" for name in ("trace", "top", "count", "stats", "hist")}
+    assert telling == {f"stapsdt-{name}" for name in ("trace", "top", "count", "stats", "hist", "latency", "spans")}

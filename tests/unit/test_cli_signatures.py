@@ -9,7 +9,7 @@ import pytest
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
-from stapsdtd.cli.named_filter import RESERVED, by_position, key_by_position
+from stapsdtd.cli.named_filter import RESERVED, by_position, key_by_position, key_has_names, split_keys
 from stapsdtd.cli.named_values import ArgumentNames, cut_at
 from stapsdtd.cli.signatures import Resolved, with_captures
 from stapsdtd.client import (
@@ -172,10 +172,44 @@ def test_names_of_keys_become_positions(known: Catalog) -> None:
     assert key_by_position("item", [[later]]) == "arg0:str"
     assert key_by_position("item:str[9]", [[later]]) == "arg0:str[9]"
     assert key_by_position("paid", [[sale]]) == "arg4"
-    with pytest.raises(click.UsageError, match="--by: item is not terminated"):
-        key_by_position("item", [[sale]])
+    assert [key_by_position(key, [[sale]]) for key in ("item", "item:str", "item:hex")] == [
+        "str(arg0, arg1)", "str(arg0, arg1)", "arg0:hex",
+    ]  # fmt: skip
+    with pytest.raises(click.UsageError, match="--by: the length of item is not the same argument of all"):
+        key_by_position("item", [[sale, later]])
     with pytest.raises(click.UsageError, match="--by: took is not the same argument of all selected probes"):
         key_by_position("took", [[wrap], [sale]])
+
+
+@pytest.mark.parametrize(
+    ("key", "by_positions"),
+    [
+        ("size / 10", "arg1 / 10"),
+        ('paid > 100 ? "paid" : str(item, size)', 'arg4 > 100 ? "paid" : str(arg0, arg1)'),
+        ("str(item, 9)", "str(arg0, 9)"),
+        ("pid * 2", "pid * 2"),
+    ],
+)
+def test_names_in_keys_that_are_expressions(known: Catalog, key: str, by_positions: str) -> None:
+    assert key_has_names(key) == (key != by_positions)
+    assert key_by_position(key, [known.of("shop", "sale")[:1]]) == by_positions
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a,b", ["a", "b"]),
+        (" arg0:str[64] , pid,", ["arg0:str[64]", "pid"]),
+        ("str(arg1, arg2), (arg0 + (1, 2)), cpu", ["str(arg1, arg2)", "(arg0 + (1, 2))", "cpu"]),
+        ("arg0 ? \"a,(\" : 'b\\',\"', cpu", ["arg0 ? \"a,(\" : 'b\\',\"'", "cpu"]),
+        # the server says what is wrong
+        ('"a, b', ['"a, b']),
+        ("arg0), cpu", ["arg0)", "cpu"]),
+        ("", []),
+    ],
+)
+def test_keys_are_split_at_the_commas_between_them(text: str, keys: list[str]) -> None:
+    assert split_keys(text) == keys
 
 
 def test_what_is_shipped_calls_no_argument_as_the_language_of_filters_calls_something_else() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from stapsdtd.catalog.selectors import parse
-from stapsdtd.cli.unmatched import Unmatched, why_unmatched
+from stapsdtd.cli.unmatched import Hints, Unmatched, why_unmatched
 from stapsdtd.client import Probe
 
 PROBES = [
@@ -78,3 +78,13 @@ def test_host_without_probes_that_run() -> None:
 )
 def test_in_words(nearest: tuple[str, ...], hint: str) -> None:
     assert str(Unmatched("x:y", "no such probe yet", nearest)) == f"x:y: no such probe yet{hint}"
+
+
+def test_what_the_server_adds_up_is_told_unless_the_filter_says_so_already() -> None:
+    late = {"for a reason": 1, "for\nanother": 2}
+    told = "each hit of {} is sent to the server, which adds them up: {}"
+    assert Hints(added_late=late).lines == [
+        told.format("1 site", "for a reason"), told.format("2 sites", "for\\nanother"),
+    ]  # fmt: skip
+    (line,) = Hints(added_late=late, evaluated_late={"pid * 2 == 4": "for a reason"}).lines
+    assert line.startswith("the server evaluates pid * 2 == 4 after the hit")

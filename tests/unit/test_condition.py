@@ -13,10 +13,12 @@ from stapsdtd.events.batch import EventBatch, join
 from stapsdtd.model import Capture, SiteCapture
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
+from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, event_rows, sample_object, signed, site, strings, unsigned
 
@@ -30,7 +32,7 @@ def filter_of(text: str, sites: Mapping[int, SiteCapture] = SITES) -> ConditionF
     def known(site_ids: Iterable[int]) -> dict[int, KnownSite]:
         return {each: KnownSite(FOUND, sites[each], lambda *_: None) for each in site_ids if each in sites}
 
-    return ConditionFilter(where(text), known)
+    return ConditionFilter(lambda captured: SiteFilter.of(where(text), captured), known)
 
 
 def where(text: str) -> Condition:

@@ -9,7 +9,9 @@ import inspect
 import itertools
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,6 +23,7 @@ import stapsdtd.config.file
 import stapsdtd.query.parse
 from stapsdtd.catalog.selectors import parse as parse_selector
 from stapsdtd.cli.named_filter import by_position
+from stapsdtd.cli.pairs import Pair
 from stapsdtd.cli.signatures import meant, with_captures
 from stapsdtd.cli.stapsdt import cli
 from stapsdtd.config.file import load
@@ -78,6 +81,10 @@ def test_commands_in_the_help_are_accepted() -> None:
         accept(command)
 
 
+def pair_of(options: Mapping[str, Any]) -> Pair | None:
+    return Pair(options["start"], options["end"] or "") if "start" in options else None
+
+
 def accept(command: str) -> None:
     """Raise an error unless a command line of stapsdt is valid, up to a pipe or a redirection."""
     program, *arguments = itertools.takewhile(lambda word: word not in {"|", ">"}, shlex.split(command))
@@ -86,10 +93,12 @@ def accept(command: str) -> None:
     name, subcommand, rest = cli.resolve_command(context, click.Command.parse_args(cli, context, arguments))
     assert subcommand is not None
     options = subcommand.make_context(name, rest, parent=context).params
-    for selector in options.get("selectors", ()):
+    ends = [pair.known_end(Catalog()).end] if (pair := pair_of(options)) else []
+    selectors = options.get("selectors", ends)
+    for selector in [*selectors, *([pair.start] if pair else [])]:
         parse_selector(with_captures(selector, (), Catalog()).text)
     if where := options.get("where"):
-        chosen = [meant(selector, Catalog()) for selector in options["selectors"]]
+        chosen = [meant(selector, Catalog()) for selector in selectors]
         parse_predicate(by_position(where, [Catalog().of(*each[1]) if each else () for each in chosen]), _find_cgroup)
 
 

@@ -28,6 +28,7 @@ from stapsdtd.procs.descendants import Descendants
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.runtime.mailbox import ThreadEndedError
+from stapsdtd.spans.span import SpanCounts
 from tests.support import descriptors, wait_for
 from tests.unit.fake_tracefs import FakeTracefs
 from tests.unit.ring_pages import Data, Kernel, page
@@ -59,6 +60,9 @@ class RecordingSink:
 
     def filtered(self, count: int) -> None:
         self.filtered_count += count
+
+    def spanned(self, counts: SpanCounts) -> None:
+        del counts
 
     def lost(self, stage: LossStage, count: int) -> None:
         self.losses.append((stage, count))

@@ -8,7 +8,8 @@ import pytest
 
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import batch
 

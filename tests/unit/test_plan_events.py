@@ -6,7 +6,17 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.model import Argument, Capture, Constant, Memory, Operand, Register, SiteCapture, Unavailable
+from stapsdtd.model import (
+    Argument,
+    Capture,
+    Constant,
+    Memory,
+    Operand,
+    Register,
+    SiteCapture,
+    StartArgument,
+    Unavailable,
+)
 from stapsdtd.plan.events import MAX_SITES_PER_EVENT, EventSpec, Field, group_sites, split
 from stapsdtd.plan.fetch import Fetch, SlotKind, fetch
 from tests.unit.samples import argument, captured, key, site
@@ -71,7 +81,9 @@ def test_values_come_from_where_the_operand_says(captures: list[SiteCapture]) ->
             named = [source.name for source in plan.sources if isinstance(source, Field)]
             assert len(named) == len(set(named))
             for number, (capture, source) in enumerate(zip(plan.capture.captures, plan.sources, strict=True)):
-                wanted = fetch(capture, plan.capture.subject(number), ARCHITECTURE)
+                subject = plan.capture.subject(number)
+                assert not isinstance(subject, StartArgument)
+                wanted = fetch(capture, subject, ARCHITECTURE)
                 if isinstance(source, Field):
                     assert isinstance(wanted, Fetch)
                     assert (wanted.kind, wanted.expression) == (source.kind, fields[source.name])

@@ -9,7 +9,8 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import batch

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.events.columns import Numbers, Strings, ValueColumn
+from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
 from stapsdtd.query.columns import Hits, Values
 from stapsdtd.query.columns import evaluate as run_tests
-from stapsdtd.query.evaluate import SiteEvents, accepted, evaluate
+from stapsdtd.query.evaluate import accepted, evaluate
 from stapsdtd.query.expression import Arithmetic, Condition, Expression
 from stapsdtd.query.needs import needs, why_not_at
 from stapsdtd.query.numbers import folded

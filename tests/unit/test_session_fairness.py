@@ -14,7 +14,8 @@ from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.events.columns import Numbers
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import batch, columns_of, unsigned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from stapsdtd.client import encode
-from stapsdtd.subscribe_options import Aggregate, Scope, SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, Scope, Span, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 NO_DEFAULT = SubscribeOptions(
@@ -39,8 +39,9 @@ def test_request_carries_every_option() -> None:
 def test_each_field_of_the_messages_is_an_option() -> None:
     assert set(pb.Scope.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Scope)}
     options = {field.name for field in fields(SubscribeOptions)} - {field.name for field in fields(Scope)}
-    assert set(pb.SubscribeRequest.DESCRIPTOR.fields_by_name) == options | {"selectors", "scope", "aggregation"}
+    assert set(pb.SubscribeRequest.DESCRIPTOR.fields_by_name) == options | {"selectors", "scope", "aggregation", "span"}
     assert set(pb.Aggregation.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Aggregate)}
+    assert set(pb.Span.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Span)}
 
 
 def test_defaults_leave_the_request_empty() -> None:

@@ -11,7 +11,8 @@ from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.model import Capture
 from stapsdtd.sessions import log
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription, SubscriptionSpec
+from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, sample_object, site
 

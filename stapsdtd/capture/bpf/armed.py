@@ -9,13 +9,14 @@ from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.hit_tables import HitTable
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.span_tables import SpanTable
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
 from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
 from stapsdtd.plan.groups import Window
-from stapsdtd.query.actions import Aggregate
+from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 
 _NOBODY = frozenset[int]()
 
@@ -38,17 +39,35 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What one subscription wants of a site. table: where its hits are added up, if that is what it wants."""
+    """What one subscription wants of a site. table: where its hits are added up, if that is what it wants. span: where
+    starts wait, if it wants pairs.
+    """
 
     channel: Channel
     target: TargetSite
     filter: Filter
     table: HitTable | None = None
+    span: SpanTable | None = None
+
+    @property
+    def outcome(self) -> Emit | Aggregate | None:
+        """What becomes of its hits, or of the pairs that they make; None if they are starts."""
+        match self.target.action:
+            case BeginSpan():
+                return None
+            case EndSpan(action=outcome):
+                return outcome
+            case outcome:
+                return outcome
+
+    @property
+    def is_end(self) -> bool:
+        return isinstance(self.target.action, EndSpan)
 
     @property
     def is_added(self) -> bool:
         """Whether its hits are added up rather than recorded."""
-        return isinstance(self.target.action, Aggregate)
+        return isinstance(self.outcome, Aggregate)
 
     @property
     def patched(self) -> Scope:

@@ -10,11 +10,12 @@ import numpy as np
 
 from stapsdtd.aggregate.aggregation import Row
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.layout import Counter, SpanCounter
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.columns import U64
+from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
 _REPORT_NS = 200_000_000
@@ -123,9 +124,35 @@ class _RecipeCounter:
         self._lost = lost
 
 
+class _PairingCounters:
+    """What became of starts, or of ends, of one subscription at a site."""
+
+    def __init__(self, plan: ActivePlan, pairing: int) -> None:
+        self._paired = plan.paired[pairing]
+        self._cells = {counter: plan.entry.pairing_cell(counter, pairing) for counter in SpanCounter}
+        self._told = dict.fromkeys(SpanCounter, 0)
+
+    @property
+    def cells(self) -> list[int]:
+        return list(self._cells.values())
+
+    def report(self, totals: U64) -> None:
+        found = {counter: int(totals[cell]) for counter, cell in self._cells.items()}
+        more = {counter: found[counter] - told for counter, told in self._told.items()}
+        self._told = found
+        channel = self._paired.channel
+        if lost := more.pop(SpanCounter.LOST):
+            channel.lost(LossStage.DECODE, lost)
+        if any(more.values()):
+            channel.spanned(SpanCounts(**{counter.name.lower(): count for counter, count in more.items()}))
+        if (counted := self._paired.counted) and (pairs := more[SpanCounter.PAIRED]):
+            channel.aggregated(counted.site_id, {counted.key: Row(pairs)})
+
+
 def _counters_of(plan: ActivePlan) -> list[_Counters]:
     filters = [_FilterCounters(plan, bit) for bit in plan.entry.bits]
-    return [*filters, *(_RecipeCounter(plan, recipe) for recipe in range(len(plan.added)))]
+    recipes = (_RecipeCounter(plan, recipe) for recipe in range(len(plan.added)))
+    return [*filters, *recipes, *(_PairingCounters(plan, pairing) for pairing in range(len(plan.paired)))]
 
 
 def write_off(plan: ActivePlan, totals: U64) -> None:
@@ -140,8 +167,14 @@ def write_off(plan: ActivePlan, totals: U64) -> None:
 
 
 def _unaccounted(plan: ActivePlan, bit: int, totals: U64) -> int:
-    """Return how many of a filter's hits were neither read, filtered, excluded nor lost."""
+    """Return how many of a filter's hits were neither read, filtered, excluded, lost nor ends without a start."""
     others = sum(
         int(totals[plan.entry.cell(counter, bit)]) for counter in (Counter.FILTERED, Counter.EXCLUDED, Counter.LOST)
+    )
+    others += sum(
+        int(totals[plan.entry.pairing_cell(counter, pairing)])
+        for pairing, paired in enumerate(plan.paired)
+        if paired.bit == bit
+        for counter in (SpanCounter.UNMATCHED, SpanCounter.LOST)
     )
     return int(totals[plan.entry.cell(Counter.HITS)]) - others - plan.received.get(bit, 0)

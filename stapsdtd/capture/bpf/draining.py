@@ -24,10 +24,11 @@ from stapsdtd.capture.bpf.hit_tables import HitTable, HitTables
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.row_decoder import RowDecoder, Rows
+from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.engine import LossStage, TargetSite
 from stapsdtd.kernel.bpf_rows import Octets
 from stapsdtd.kernel.cgroup_ids import CgroupIds
-from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.query.actions import Aggregate, EndSpan
 from stapsdtd.runtime.futures import unfinished
 
 _log = logging.getLogger(__name__)
@@ -55,10 +56,11 @@ class Epoch(Protocol):
 class Drainer:
     """Owns the thread that drains tables."""
 
-    def __init__(self, kernel: Epoch, tables: HitTables, post: Post, settle: Ends) -> None:
-        """post, settle: as `Reader.post` and `Reader.end`."""
+    def __init__(self, kernel: Epoch, tables: HitTables, spans: SpanWatch, post: Post, settle: Ends) -> None:
+        """spans: looked at in the same thread. post, settle: as `Reader.post` and `Reader.end`."""
         self._kernel = kernel
         self._tables = tables
+        self._spans = spans
         self._post = post
         self._settle = settle
         self._cgroup_ids = CgroupIds()
@@ -76,15 +78,18 @@ class Drainer:
         Raises TableFullError, ValueError and OSError.
         """
         match wanted.action:
-            case Aggregate(aggregation):
+            case Aggregate(aggregation) | EndSpan(action=Aggregate(aggregation)):
                 if Recipe.of(aggregation, wanted.site, wanted.site_id, architecture).is_counted:
                     return None
                 table = self._tables.open(channel, owner, aggregation)
-                # from now on it drains by itself
-                self._requests.put(lambda: None)
+                self.wake()
                 return table
-            case Emit():
+            case _:
                 return None
+
+    def wake(self) -> None:
+        """Look at tables from now on: there is a new one."""
+        self._requests.put(lambda: None)
 
     def collect(self) -> Future[None]:
         """Return a future that is done when the sinks have all hits so far. For any thread."""
@@ -96,17 +101,20 @@ class Drainer:
         """Take what is left of subscriptions whose last hit is over. For any thread."""
         for table in self._tables.of(channels):
             self._drain(table, (0, 1))
+        self._spans.look_last(channels)
 
     def finish(self) -> None:
         self._requests.put(None)
         self._thread.join()
         self._tables.remove_all()
+        self._spans.finish()
         self._cgroup_ids.close()
 
     def _run(self) -> None:
         while True:
             if self._handle_requests():
                 return
+            self._spans.look()
             if self._collecting or self._is_due():
                 self._drain_all()
             for table in self._tables.unused():
@@ -116,7 +124,7 @@ class Drainer:
     def _handle_requests(self) -> bool:
         """Wait for requests as long as there is nothing else to do, and return whether to stop."""
         try:
-            request = self._requests.get(timeout=_LOOK_SECONDS if self._tables.all() else None)
+            request = self._requests.get(timeout=_LOOK_SECONDS if self._tables.all() or self._spans.is_needed else None)
             while request is not None:
                 request()
                 request = self._requests.get_nowait()

@@ -9,7 +9,7 @@ from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, PACKED_OPERAND, PACKED_TEST, OperandKind, Take
 from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import Value
+from stapsdtd.plan.values import OfPair, Value
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
 _NO_REGISTER = 0xFF
@@ -36,6 +36,12 @@ def _built_in(built_in: BuiltIn) -> bytes:
     # the helper returns gid << 32 | uid
     left, right = {BuiltIn.UID: (32, 32), BuiltIn.GID: (0, 32)}.get(built_in, (0, 0))
     return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, left, right, 0, 0)
+
+
+def encode_of_pair(value: OfPair) -> bytes:
+    """Encode a number that is known of a span's start and end."""
+    kind = OperandKind.ELAPSED if value.word is None else OperandKind.START_WORD
+    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, value.pairing, value.word or 0, 1, 0, 0, 0, 0, 0)
 
 
 def encode_hit_field(field: HitField) -> bytes:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.aggregate.aggregation import Aggregation
-from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Consumer
-from stapsdtd.capture.bpf.constants import ReadOnlyFile
+from stapsdtd.capture.bpf import layout, pairs
+from stapsdtd.capture.bpf.armed import ArmedSite
+from stapsdtd.capture.bpf.armed_objects import ArmedObjects
+from stapsdtd.capture.bpf.consumers import Consumers
 from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
-from stapsdtd.capture.bpf.filters import filter_of
 from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups, MakeEvent
@@ -33,7 +32,10 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.recipes import why_not
 from stapsdtd.capture.bpf.reconciler import Reconciler
 from stapsdtd.capture.bpf.ring_set import RingSet
+from stapsdtd.capture.bpf.span_tables import SpanTables
+from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.bpf.subjects import source_of
+from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
 from stapsdtd.capture.engine import (
@@ -51,6 +53,7 @@ from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
+from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +65,14 @@ class _Subscription:
     owner: str
     followed: FollowedProcesses | None = None
     sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[ArmedSite]:
+        """Return the sites at which its spans end."""
+        key = self.channel.subscription_key
+        sites = [site for sites in self.sites.values() for site in sites]
+        # an earlier attempt that ran out of memory may have removed it there
+        return [site for site in sites if key in site.consumers and site.consumers[key].is_end]
 
 
 class BpfEngine:
@@ -87,8 +98,12 @@ class BpfEngine:
         self._tables = tables or Tables(loaded.table, loaded.cpus)
         self._paging = paging
         self._reader = Reader(self._tables, loaded.set_reader_waits, paging.request)
-        self._hit_tables = HitTables(loaded)
-        self._drainer = Drainer(loaded, self._hit_tables, self._reader.post, self._reader.end)
+        self._memory = TableMemory()
+        self._hit_tables = HitTables(loaded, self._memory)
+        self._spans = SpanTables(loaded, self._memory)
+        watch = SpanWatch(self._spans, self._reader.post)
+        self._drainer = Drainer(loaded, self._hit_tables, watch, self._reader.post, self._reader.end)
+        self._consumers = Consumers(self._drainer, self._spans)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
         groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
@@ -103,9 +118,10 @@ class BpfEngine:
             endings=self._endings,
             foreign=self._foreign,
             hit_tables=self._hit_tables,
+            spans=self._spans,
         )
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
-        self._objects: dict[ObjectKey, ArmedObject] = {}
+        self._objects = ArmedObjects(self._tables, self._endings)
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         source = source_of(capture, subject, architecture)
@@ -113,6 +129,9 @@ class BpfEngine:
 
     def why_not_aggregated(self, aggregation: Aggregation, site: ModelSite, architecture: str) -> str | None:
         return why_not(aggregation, site, architecture)
+
+    def why_not_paired(self, span: Span) -> str | None:
+        return pairs.why_not(span)
 
     def open(
         self,
@@ -139,16 +158,15 @@ class BpfEngine:
         reason = self._reaper.why_not(target.owner, MAX_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._reaper.why_not(subscription.owner):
             return [Refusal(wanted.site, reason) for wanted in target.sites]
-        armed = self._object(target)
+        armed = self._objects.of(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
         sites = []
         for wanted in target.sites:
             try:
-                site = self._site(armed, wanted.site)
-                table = self._drainer.table_for(subscription.channel, subscription.owner, wanted, armed.architecture)
-                site.consumers[subscription_key] = Consumer(
-                    subscription.channel, wanted, filter_of(target, wanted), table
+                site = self._objects.site(armed, wanted.site)
+                site.consumers[subscription_key] = self._consumers.make(
+                    subscription.channel, subscription.owner, target, wanted, partial(self._plan_ends, subscription_key)
                 )
             except (TableFullError, ValueError, OSError) as error:
                 refusals[wanted.site] = str(error)
@@ -161,14 +179,12 @@ class BpfEngine:
             self._release(subscription_key, sites, is_awaited=False)
             raise
         subscription.sites[armed.key] = [site for site in sites if subscription_key in site.consumers]
-        self._forget_unwanted(armed)
+        self._objects.forget_unwanted(armed)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]
 
     def renew(self, pid: int) -> None:
-        sites = [site for armed in self._objects.values() for site in armed.sites.values()]
-        groups = dict.fromkeys(site.group for site in sites if site.group is not None)
-        for group in groups:
+        for group in dict.fromkeys(self._objects.groups()):
             if group.scope is not None and pid in group.scope:
                 group.event.renew_in(pid)
 
@@ -186,6 +202,7 @@ class BpfEngine:
         if not self._subscriptions:
             self._rings.drop_large()
         self._hit_tables.close(subscription.channel)
+        self._spans.close(subscription.channel)
         delivered = self._endings.begin([], [subscription.channel])
         if subscription.followed is not None:
             self._following.end(subscription.followed, delivered)
@@ -205,7 +222,13 @@ class BpfEngine:
         for site, reason in refused.items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
-            self._forget_unwanted(armed)
+            self._objects.forget_unwanted(armed)
+
+    def _plan_ends(self, subscription_key: SubscriptionKey) -> None:
+        """Raises TableFullError."""
+        subscription = self._subscriptions[subscription_key]
+        for reason in self._reconciler.reconcile(subscription.ends, subscription.owner, self._buffer_bytes).values():
+            raise TableFullError(reason)
 
     @property
     def _buffer_bytes(self) -> int:
@@ -222,19 +245,14 @@ class BpfEngine:
         return self._reader.problem() or self._tracefs.problem()
 
     def metrics(self) -> EngineMetrics:
-        sites = [site for armed in list(self._objects.values()) for site in list(armed.sites.values())]
-        groups = [site.group for site in sites if site.group is not None]
+        groups = self._objects.groups()
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
         paging = self._paging.metrics()
         unread = UnreadMetrics(
             self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
         )
-        events, rings, table_bytes = (
-            len({id(group) for group in groups}),
-            self._rings.metrics(),
-            self._hit_tables.byte_count,
-        )
-        return EngineMetrics(len(groups), events, rings, strays, unread, table_bytes)
+        rings, table_bytes = self._rings.metrics(), self._memory.byte_count
+        return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, table_bytes)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)
@@ -257,31 +275,3 @@ class BpfEngine:
             steps.callback(self._endings.finish)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
-
-    def _object(self, target: Target) -> ArmedObject:
-        key = target.object.key
-        armed = self._objects.get(key)
-        if armed is None:
-            descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
-            parsed = target.object.parsed
-            constants = ReadOnlyFile(descriptor, parsed.read_only)
-            armed = ArmedObject(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
-            self._objects[key] = armed
-            with contextlib.suppress(OSError):
-                constants.read_ahead()
-        return armed
-
-    def _site(self, armed: ArmedObject, site: ModelSite) -> ArmedSite:
-        """Raises TableFullError."""
-        armed_site = armed.sites.get(site)
-        if armed_site is None:
-            armed_site = armed.sites[site] = ArmedSite(armed, site, self._tables.allocate_slot())
-        return armed_site
-
-    def _forget_unwanted(self, armed: ArmedObject) -> None:
-        for site in [site for site in armed.sites.values() if not site.consumers and site.group is None]:
-            self._tables.free_slot(site.slot)
-            del armed.sites[site.site]
-        if not armed.sites and self._objects.pop(armed.key, None) is not None:
-            # records of plans that ended before may still need constants from the file
-            self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.engine import Target, TargetSite
-from stapsdtd.query.actions import Aggregate
+from stapsdtd.query.actions import Emit
 from stapsdtd.query.program import compile_for
 
 
@@ -17,7 +17,7 @@ def filter_of(target: Target, wanted: TargetSite) -> Filter:
         followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
         pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
     excluded = frozenset(target.exclude_pids)
-    if isinstance(wanted.action, Aggregate):
-        # the reader, which filters others' events, cannot take a hit out of a row
+    if not isinstance(wanted.action, Emit):
+        # the reader, which filters others' events, cannot take a hit out of a row, nor part a pair
         excluded |= target.exclude_later if pids is None else target.exclude_later & pids
     return Filter(pids, excluded, program, target.owners, followed)

@@ -20,14 +20,13 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.recipes import KeyLayout, key_class
+from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.kernel.bpf_rows import Octets, RowMap
 
 _log = logging.getLogger(__name__)
 
 _PER_OWNER = layout.MAX_TABLES // 4
 _MAX_BANK_BYTES = 8 << 20
-_MAX_BYTES = 256 << 20
-_PER_OWNER_BYTES = _MAX_BYTES // 4
 _PER_OWNER_EDGES = layout.MAX_EDGES // 4
 _ENTRY_BYTES = 64
 """struct htab_elem and its share of the buckets."""
@@ -88,15 +87,11 @@ class HitTable:
 class HitTables:
     """Tables are opened and closed by one thread, and read and removed by another."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, memory: TableMemory) -> None:
         self._kernel = kernel
+        self._memory = memory
         self._lock = threading.Lock()
         self._tables: dict[int, HitTable] = {}
-
-    @property
-    def byte_count(self) -> int:
-        """Return about how much of the kernel's memory they take."""
-        return sum(table.byte_count for table in self.all())
 
     def all(self) -> list[HitTable]:
         with self._lock:
@@ -114,7 +109,9 @@ class HitTables:
                 return table
         size_class = key_class(aggregation)
         entries = _entries(aggregation, size_class)
-        number = self._free_number(owner, aggregation, 2 * entries * _row_bytes(size_class))
+        number = self._free_number(owner, aggregation)
+        byte_count = 2 * entries * _row_bytes(size_class)
+        self._memory.take(owner, byte_count)
         banks: list[RowMap] = []
         try:
             for parity in (0, 1):
@@ -127,21 +124,20 @@ class HitTables:
                 with contextlib.suppress(OSError):
                     self._kernel.take_rows(size_class, 2 * number + parity)
                 rows.close()
+            self._memory.give_back(owner, byte_count)
             raise
         table = HitTable(number, channel, owner, aggregation, size_class, (banks[0], banks[1]))
         with self._lock:
             self._tables[number] = table
         return table
 
-    def _free_number(self, owner: str, aggregation: Aggregation, byte_count: int) -> int:
+    def _free_number(self, owner: str, aggregation: Aggregation) -> int:
         tables = self.all()
         own = [table for table in tables if table.owner == owner]
         if sum(_edge_count(table.aggregation) for table in own) + _edge_count(aggregation) > _PER_OWNER_EDGES:
             raise TableFullError(f"{owner}'s histograms have as many edges as one client's may")
-        if len(own) >= _PER_OWNER or sum(table.byte_count for table in own) + byte_count > _PER_OWNER_BYTES:
-            raise TableFullError(f"{owner}'s aggregations take as much of the kernel's memory as one client's may")
-        if sum(table.byte_count for table in tables) + byte_count > _MAX_BYTES:
-            raise TableFullError("aggregations take as much of the kernel's memory as they may")
+        if len(own) >= _PER_OWNER:
+            raise TableFullError(f"{owner} has aggregations in {_PER_OWNER} subscriptions, which is the limit")
         used = {table.number for table in tables}
         free = next(number for number in itertools.count() if number not in used)
         if free >= layout.MAX_TABLES:
@@ -204,6 +200,7 @@ class HitTables:
                 except OSError as error:
                     _log.warning("a table of rows stays in the kernel until its place is used again: %s", error)
                 rows.close()
+        self._memory.give_back(table.owner, table.byte_count)
         with self._lock:
             del self._tables[table.number]
 

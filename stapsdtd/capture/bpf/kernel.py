@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.libbpf import BpfObject, NumberMap, attach_to_tracepoint, create_ring, put_map, remove_map
@@ -35,7 +36,12 @@ class Loaded:
             )
         self.cpus = max(possible_cpus()) + 1
         constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
-        sizes = {"counters": self.cpus, "scratches": 2 * self.cpus, "workspaces": layout.WORKSPACES * self.cpus}
+        sizes = {
+            "counters": self.cpus,
+            "scratches": 2 * self.cpus,
+            "workspaces": layout.WORKSPACES * self.cpus,
+            "pair_spaces": layout.PAIR_SPACES * self.cpus,
+        }
         with nullcontext(object_path) if object_path else _packaged() as path:
             self._object = BpfObject(path, sizes, {".rodata": constants})
         self.program = self._object.program("on_hit")
@@ -47,6 +53,9 @@ class Loaded:
         self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
         self._epoch = np.frombuffer(self.table(".bss.epoch"), "u4", 1)
         self._filled = np.frombuffer(self.table(".bss.filled"), "u8", 2 * layout.MAX_TABLES)
+        self._spans = self._object.map("spans")
+        self._spans_of_threads = np.frombuffer(self.table(".bss.threads"), "u8", 1)
+        self._died = np.frombuffer(self.table(".bss.died"), "u8", layout.MAX_SPANS)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
         self._any_map = create_ring(mmap.PAGESIZE)
 
@@ -74,9 +83,19 @@ class Loaded:
 
         Raises OSError.
         """
+        return self._attach("on_exit", "on_fork")
+
+    def attach_to_ends_of_threads(self) -> list[int]:
+        """Have starts taken out of tables whose threads end. Return descriptors, which end that when they are closed.
+
+        Raises OSError.
+        """
+        return self._attach("on_thread_exit", "on_exec")
+
+    def _attach(self, *programs: str) -> list[int]:
         with ExitStack() as undo:
             links = []
-            for program in ("on_exit", "on_fork"):
+            for program in programs:
                 links.append(attach_to_tracepoint(self._object.program(program)))
                 undo.callback(os.close, links[-1])
             undo.pop_all()
@@ -114,6 +133,26 @@ class Loaded:
     def set_empty(self, bank: int) -> None:
         """Note that a bank that no hit uses has no rows."""
         self._filled[bank] = 0
+
+    def make_span(self, max_entries: int) -> EntryMap:
+        """Raises OSError where the kernel has no memory for it."""
+        return EntryMap(8 * layout.PAIR_KEY_WORDS, layout.SPAN_ENTRY.itemsize, max_entries)
+
+    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool) -> None:
+        """Keep starts in a table. Raises OSError."""
+        self._died[span] = 0
+        if is_of_thread:
+            self._spans_of_threads[0] |= np.uint64(1 << span)
+        put_map(self._spans, span, entries.descriptor)
+
+    def take_span(self, span: int) -> None:
+        """Have hits find no such table. Raises OSError."""
+        self._spans_of_threads[0] &= np.uint64(~(1 << span) & (1 << layout.MAX_SPANS) - 1)
+        remove_map(self._spans, span)
+
+    def died(self, span: int) -> int:
+        """Return how many starts were taken out of a table because their threads ended."""
+        return int(self._died[span])
 
     @property
     def parity(self) -> int:

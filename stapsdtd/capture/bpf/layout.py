@@ -28,6 +28,13 @@ KEY_WORDS = 32
 KEY_CLASSES = 6
 WORKSPACES = 16
 
+MAX_SPANS = 64
+MAX_PAIRING_ROWS = 1 << 13
+MAX_PAIRINGS = 4
+PAIR_KEY_WORDS = 3
+START_WORDS = 4
+PAIR_SPACES = 16
+
 MAX_FOLLOWING = 64
 MAX_FOLLOWED = 1 << 16
 
@@ -45,6 +52,8 @@ class OperandKind(IntEnum):
     PID = 6
     TID = 7
     CPU = 8
+    ELAPSED = 9
+    START_WORD = 10
 
 
 class Take(IntEnum):
@@ -61,6 +70,16 @@ class Counter(IntEnum):
     LOST = 3
 
 
+class SpanCounter(IntEnum):
+    STARTS = 0
+    PAIRED = 1
+    NESTED = 2
+    TIMED_OUT = 3
+    TABLE_FULL = 4
+    UNMATCHED = 5
+    LOST = 6
+
+
 class BucketKind(IntEnum):
     NONE = 0
     LOG_LINEAR = 1
@@ -73,6 +92,7 @@ class Membership(IntEnum):
 
 
 COUNTERS_OF_FILTER = 3
+COUNTERS_OF_PAIRING = 7
 STRAY_HITS = 0
 
 UNREAD_OPERAND = 1 << 63
@@ -122,6 +142,8 @@ PLAN = np.dtype(
         ("counters", "u4"),
         ("recipes", "u4"),
         ("recipe_count", "u4"),
+        ("pairings", "u4"),
+        ("pairing_count", "u4"),
         ("values", "u1"),
         ("has_tests", "u1"),
         ("has_texts", "u1"),
@@ -152,19 +174,38 @@ RECIPE = np.dtype(
     ]
 )
 
+PAIRING = np.dtype(
+    [
+        ("timeout_ns", "u8"),
+        ("span", "u4"),
+        ("operands", "u4"),
+        ("cells", "u4"),
+        ("filter", "u1"),
+        ("is_end", "u1"),
+        ("is_of_thread", "u1"),
+        ("parts", "u1"),
+        ("words", "u1"),
+        ("unused", "u1", 7),
+    ]
+)
+
 VALUE_MISSING = 0x8000
 
 ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8"), ("high", "u8")])
 """A row of a table, behind its key."""
+
+SPAN_ENTRY = np.dtype([("time_ns", "u8"), ("missing", "u8"), ("words", "u8", START_WORDS)])
+"""What is kept of a start."""
 
 KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ5I4B")
+PACKED_PLAN = struct.Struct("=QQQ7I4B")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-"""As OPERAND, TEST, PLAN and RECIPE; packing a row takes a tenth of the time of filling one of numpy's."""
+PACKED_PAIRING = struct.Struct("=Q3I5B7x")
+"""As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
 

@@ -14,16 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
-from stapsdtd.capture.bpf.counters import CounterReader, write_off
 from stapsdtd.capture.bpf.decode import RecordDecoder
+from stapsdtd.capture.bpf.known_plans import KnownPlans
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.rings import Records, Ring
-from stapsdtd.capture.bpf.tables import Generation, Tables
+from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel.cgroup_ids import CgroupIds
@@ -37,16 +36,6 @@ _BYTES_PER_SWEEP = 16 << 20
 _PAUSE_MS = 4
 _SHORT_PAUSE_MS = 1
 _IDLE_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """Plans that no hit uses any more. filled_to: up to where each ring may hold their last records."""
-
-    plans: tuple[ActivePlan, ...]
-    closing: tuple[Channel, ...]
-    filled_to: dict[Ring, int]
-    done: Future[None] = field(default_factory=Future)
 
 
 class _Poller:
@@ -110,7 +99,6 @@ class Reader:
         """
         self._rows_per_sweep = rows_per_sweep
         self._idle_seconds = idle_seconds
-        self._counters = CounterReader(tables)
         self._bring_in = bring_in
         self._cgroup_ids = CgroupIds()
         self._cgroups = CgroupNames(self._cgroup_ids.path_of)
@@ -118,8 +106,7 @@ class Reader:
         self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
-        self._plans: dict[Generation, ActivePlan] = {}
-        self._endings: list[_Ending] = []
+        self._plans = KnownPlans(tables)
         self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
         self._poller = _Poller(self._jobs, set_waiting)
@@ -141,9 +128,7 @@ class Reader:
         """Learn plans. Must be called before a slot names them, so that no record is of an unknown plan."""
 
         def job() -> None:
-            for plan in plans:
-                self._plans[plan.entry.generation] = plan
-                self._counters.begin(plan)
+            self._plans.begin(plans)
 
         self._jobs.call(job)
 
@@ -155,8 +140,7 @@ class Reader:
         done: Future[None] = Future()
 
         def job() -> None:
-            filled_to = {ring: ring.produced for ring in self._rings}
-            self._endings.append(_Ending(tuple(plans), tuple(closing), filled_to, done))
+            self._plans.end(plans, closing, self._rings, done)
 
         def tell_failure(posted: Future[None]) -> None:
             if error := posted.exception():
@@ -195,20 +179,19 @@ class Reader:
             self._read_on()
         finally:
             self._jobs.abandon()
-            for ending in self._endings:
-                ending.done.set_exception(ThreadEndedError())
+            self._plans.abandon()
 
     def _read_on(self) -> None:
         while not self._stopping:
             try:
                 read = self._sweep()
-                self._counters.report_if_due()
-                self._finish_endings()
+                self._plans.settle()
                 self._close_retired()
             except Exception:  # noqa: BLE001 - later records may be readable
                 _log.exception("reading events failed")
                 read = 0
-            self._poller.wait(self._rings, read, self._idle_seconds if self._plans or self._retired else None)
+            is_counting = self._plans.by_generation or self._retired
+            self._poller.wait(self._rings, read, self._idle_seconds if is_counting else None)
             self._jobs.run()
 
     def _close_retired(self) -> None:
@@ -217,27 +200,6 @@ class Reader:
             self._rings.remove(ring)
             self._poller.remove(ring)
             ring.close()
-
-    def _finish_endings(self) -> None:
-        while self._endings and all(ring.consumed >= to for ring, to in self._endings[0].filled_to.items()):
-            ending = self._endings.pop(0)
-            try:
-                self._settle(ending)
-            finally:
-                # somebody waits for it, even if the last counters could not be reported
-                ending.done.set_result(None)
-
-    def _settle(self, ending: _Ending) -> None:
-        try:
-            totals = self._counters.report()
-            for plan in ending.plans:
-                write_off(plan, totals)
-        finally:
-            for plan in ending.plans:
-                del self._plans[plan.entry.generation]
-                self._counters.end(plan)
-            for channel in ending.closing:
-                channel.is_open = False
 
     def _sweep(self) -> int:
         """Read each ring once, deliver events in the order of time, and return how many bytes were read."""
@@ -272,7 +234,7 @@ class Reader:
             return []
         try:
             decoder = RecordDecoder(records, ring.raw(), ring.stride, self._cgroups)
-            batches, unknown = decoder.events(self._plans)
+            batches, unknown = decoder.events(self._plans.by_generation)
             self.from_file += decoder.from_file
             self.unavailable += decoder.unavailable
         except Exception:  # noqa: BLE001 - these records are written off when their plans end

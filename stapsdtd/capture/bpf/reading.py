@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage, RowSink, Sink, SubscriptionKey
 from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +112,9 @@ class Channel:
     def lost(self, stage: LossStage, count: int) -> None:
         self._report(partial(self.sink.lost, stage), count)
 
+    def spanned(self, counts: SpanCounts) -> None:
+        self._report(lambda _: self.sink.spanned(counts), 0)
+
     def _report(self, report: Callable[[int], None], count: int) -> None:
         if not self.is_open:
             return
@@ -166,6 +170,20 @@ class Added:
     table: int
 
 
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A consumer whose starts or ends the program pairs.
+
+    span: the number of its table. bit: of an end's filter, which no other consumer has; None of a start's. counted: if
+    pairs have to be counted only.
+    """
+
+    channel: Channel
+    span: int
+    bit: int | None
+    counted: Counted | None = None
+
+
 @dataclass(slots=True, eq=False)
 class ActivePlan:
     """A plan whose records may be in the rings.
@@ -173,7 +191,7 @@ class ActivePlan:
     channels: of all consumers, with their filters' bits. readings: of those that want events. constants: the read-only
     part of the file, for values that hits could not read; abs_ip_at: the position of the value that relates a hit to
     it. counted: consumers that aggregate without a table. added: those with one, in the order of the plan's recipes.
-    received: how many records each filter accepted, by its bit.
+    paired: those that pair, in the order of its pairings. received: how many records each filter accepted, by its bit.
     """
 
     entry: PlanEntry
@@ -184,4 +202,5 @@ class ActivePlan:
     abs_ip_at: int = 0
     counted: tuple[Counted, ...] = ()
     added: tuple[Added, ...] = ()
+    paired: tuple[Paired, ...] = ()
     received: dict[int, int] = field(default_factory=dict)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Function, HitField, KeySource
+from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_value
+from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
-from stapsdtd.plan.values import Value, value_of
+from stapsdtd.plan.values import OfPair, Value, value_of
+from stapsdtd.spans.span import is_of_pair
 
 _MAX_SUB_BITS = 8
 """The numbers of its buckets have 16 bits."""
+
+_MAX_SHOWN_CHARACTERS = 80
 
 _ADDING = frozenset({Function.SUM, Function.AVG})
 _COMPARING = frozenset({Function.MIN, Function.MAX})
@@ -106,12 +110,17 @@ class Recipe:
         return not _COMPARING.isdisjoint(self.aggregation.functions)
 
     @classmethod
-    def of(cls, aggregation: Aggregation, site: Site, site_id: int, architecture: str) -> Recipe:
-        """Raises ValueError if the program cannot aggregate the hits of this site."""
+    def of(
+        cls, aggregation: Aggregation, site: Site, site_id: int, architecture: str, pair: Pair | None = None
+    ) -> Recipe:
+        """pair: what is known of pairs at this site; None to ask only what there is, rather than where.
+
+        Raises ValueError if the program cannot aggregate the hits of this site.
+        """
         reason = _why_not(aggregation)
         if reason is not None:
             raise NotEncodableError(reason)
-        maker = _Maker(site, architecture)
+        maker = _Maker(site, architecture, pair)
         parts = tuple(maker.part(key) for key in aggregation.keys)
         is_signed = (
             None if aggregation.value is None or not _needs_value(aggregation) else maker.value(aggregation.value)
@@ -123,15 +132,20 @@ class Recipe:
 class _Maker:
     """Collects operands."""
 
-    def __init__(self, site: Site, architecture: str) -> None:
+    def __init__(self, site: Site, architecture: str, pair: Pair | None) -> None:
         self._site = site
         self._architecture = architecture
+        self._pair = pair
         self.operands: list[bytes] = []
 
-    def part(self, key: KeySource) -> Part:
+    def part(self, key: KeySource | Computed) -> Part:
         """Raises NotEncodableError."""
         if isinstance(key, HitField):
             return self._hit_field(key)
+        if not isinstance(key, Capture):
+            raise _not_computed(key)
+        if is_of_pair(key):
+            return NumberPart(self._of_pair(key))
         subject = self._subject(key)
         source = value_of(key, subject, self._architecture)
         match source:
@@ -152,8 +166,12 @@ class _Maker:
         _check_integer(source, subject)
         return NumberPart(subject.signed)
 
-    def value(self, capture: Capture) -> bool | None:
+    def value(self, capture: Capture | Computed) -> bool | None:
         """Return whether the value is signed, or None if it is unavailable. Raises NotEncodableError."""
+        if not isinstance(capture, Capture):
+            raise _not_computed(capture)
+        if is_of_pair(capture):
+            return self._of_pair(capture)
         subject = self._subject(capture)
         source = value_of(capture, subject, self._architecture)
         if isinstance(source, Unavailable) or capture.is_string:
@@ -174,12 +192,18 @@ class _Maker:
             return TextPart(2)
         return NumberPart(is_signed=False)
 
+    def _of_pair(self, capture: Capture) -> bool:
+        """Return whether the number is signed."""
+        value = self._pair.value_of(capture) if self._pair else OfPair(0, None, is_signed=True)
+        self.operands.append(encode_of_pair(value))
+        return value.is_signed
+
     def _subject(self, capture: Capture) -> Argument | BuiltIn:
-        return self._site.arguments[capture.subject] if isinstance(capture.subject, int) else capture.subject
+        return subject_at(self._site, capture.subject)
 
     def _append(self, value: Value, subject: Argument | BuiltIn) -> None:
         # a container's value is that of its cgroup
-        of_value = subject if isinstance(value.subject, int) else value.subject
+        of_value = value.subject if isinstance(value.subject, BuiltIn) else subject
         self.operands.append(encode_value(value, of_value, self._architecture))
 
 
@@ -194,7 +218,7 @@ def key_class(aggregation: Aggregation) -> int:
         ) from None
 
 
-def _words(key: KeySource) -> int:
+def _words(key: KeySource | Computed) -> int:
     if isinstance(key, Capture):
         limit = key.max_bytes or layout.MAX_TEXT
         return _text_words(limit) if key.is_string else 1
@@ -222,6 +246,11 @@ def _why_not(aggregation: Aggregation) -> str | None:
             return f"its histogram has {len(edges)} edges, and in the kernel fewer than {1 << 12}"
     key_class(aggregation)
     return None
+
+
+def _not_computed(source: Computed) -> NotEncodableError:
+    text = source.text if len(source.text) <= _MAX_SHOWN_CHARACTERS else f"{source.text[:_MAX_SHOWN_CHARACTERS]}…"
+    return NotEncodableError(f"the kernel does not evaluate {text}")
 
 
 def _check_integer(value: Value, argument: Argument) -> None:

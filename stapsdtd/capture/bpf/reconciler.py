@@ -20,6 +20,7 @@ from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.ring_set import RingSet
 from stapsdtd.capture.bpf.site_plans import SitePlan
+from stapsdtd.capture.bpf.span_tables import SpanTables
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import SubscriptionKey
 
@@ -42,6 +43,7 @@ class Reconciler:
         endings: Endings,
         foreign: ForeignHits,
         hit_tables: HitTables,
+        spans: SpanTables,
     ) -> None:
         self._tables = tables
         self._rings = rings
@@ -50,6 +52,7 @@ class Reconciler:
         self._endings = endings
         self._foreign = foreign
         self._hit_tables = hit_tables
+        self._spans = spans
 
     def reconcile(
         self,
@@ -89,6 +92,7 @@ class Reconciler:
         for plan in self._endings.collect():
             self._tables.free_plan(plan.entry)
             self._hit_tables.end(plan)
+            self._spans.end(plan)
 
     def _new_plans(
         self, sites: Iterable[ArmedSite], buffer_bytes: int, refused: dict[ArmedSite, str]
@@ -109,6 +113,7 @@ class Reconciler:
         self._rings.provide(plan.emission.record_classes, buffer_bytes)
         active = plan.active(self._tables.allocate_plan(plan.spec))
         self._hit_tables.begin(active)
+        self._spans.begin(active)
         return active
 
     def _switch(self, sites: Iterable[ArmedSite], plans: Mapping[ArmedSite, ActivePlan]) -> list[ActivePlan]:

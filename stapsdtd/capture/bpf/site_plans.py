@@ -2,9 +2,10 @@
 
     consumers ──► filters, each once ───────────────────► tests ────┐
               ├─► Emit: a record's values, each once ──► operands ──┼─► SitePlan ──Tables.allocate_plan──► ActivePlan
-              └─► Aggregate: keys, values ─────────────► recipes ───┘
+              ├─► Aggregate: keys, values ─────────────► recipes ───┤
+              └─► BeginSpan, EndSpan: keys, words ─────► pairings ──┘
 
-A new action gets a class of its own beside `Emission` and `Summing`, which ignore it.
+A new action gets a class of its own beside `Emission`, `Summing` and `Pairing`, which ignore it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
 from stapsdtd.capture.bpf.encode import Filter, encode_abs_ip
+from stapsdtd.capture.bpf.pairing import Pairing
+from stapsdtd.capture.bpf.pairs import Pair
 from stapsdtd.capture.bpf.reading import (
     ActivePlan,
     Added,
@@ -44,7 +47,7 @@ _RESTRICTED_CAPTURES = layout.MAX_VALUES // 2
 class SitePlan:
     """spec: for the program. filters: by bit. bits: of each consumer's filter, by subscription.
 
-    emission: the record that hits write. summing: what they add to.
+    emission: the record that hits write. summing: what they add to. pairing: which of them are starts and ends.
     """
 
     spec: PlanSpec
@@ -53,6 +56,7 @@ class SitePlan:
     bits: Mapping[SubscriptionKey, int]
     emission: Emission
     summing: Summing
+    pairing: Pairing
 
     @classmethod
     def of(cls, site: ArmedSite) -> SitePlan:
@@ -60,10 +64,16 @@ class SitePlan:
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
         subjects = Subjects(site)
-        emission = Emission.of(site)
-        # a record that one consumer's sum lacks is for this one alone, so that its filter has a bit of its own
+        pairs = Pairing.pairs_of(site)
+        emission = Emission.of(site, pairs)
+        # a record that one consumer's sum lacks is for this one alone, and an end may not be one, so that the filter of
+        # either has a bit of its own
         choices = [
-            (consumer.filter, consumer.is_added, consumer if hands_over(consumer, subjects) else None)
+            (
+                consumer.filter,
+                consumer.is_added,
+                consumer if consumer.is_end or hands_over(consumer, subjects) else None,
+            )
             for consumer in consumers
         ]
         distinct = list(dict.fromkeys(choices))
@@ -74,7 +84,8 @@ class SitePlan:
             consumer.channel.subscription_key: distinct.index(choice)
             for consumer, choice in zip(consumers, choices, strict=True)
         }
-        summing = Summing.of(site, bits)
+        summing = Summing.of(site, bits, pairs)
+        pairing = Pairing.of(site, bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
         read = {Value(index) for each in filters.values() for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
@@ -93,8 +104,9 @@ class SitePlan:
             has_texts=emission.max_bytes > emission.min_bytes,
             emitted=sum(1 << bit for bit in emitted),
             recipes=summing.recipes,
+            pairings=pairing.specs,
         )
-        return cls(spec, consumers, filters, bits, emission, summing)
+        return cls(spec, consumers, filters, bits, emission, summing, pairing)
 
     def active(self, entry: PlanEntry) -> ActivePlan:
         """Return the plan for the reader, once it is in the kernel's table."""
@@ -112,10 +124,12 @@ class SitePlan:
         tested = {bit for bit, each in self.filters.items() if not each.accepts_all}
         # that a filter accepts every hit does not say that every record is for a consumer that takes over some
         tested |= {reading.bit for reading in readings if not reading.is_complete}
+        tested |= {paired.bit for paired in self.pairing.paired if paired.bit is not None}
         tested_bits = sum(1 << bit for bit in tested)
         abs_ip_at = len(self.emission.operands) - 1
         constants, counted, added = self.emission.constants, self.summing.counted, self.summing.added
-        return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added)
+        paired = self.pairing.paired
+        return ActivePlan(entry, channels, readings, tested_bits, constants, abs_ip_at, counted, added, paired)
 
     def _bit(self, consumer: Consumer) -> int:
         return self.bits[consumer.channel.subscription_key]
@@ -139,17 +153,15 @@ class Emission:
     constants: SiteConstants | None
 
     @classmethod
-    def of(cls, site: ArmedSite) -> Emission:
-        """Raises ValueError if a record cannot hold all values."""
+    def of(cls, site: ArmedSite, pairs: Mapping[SubscriptionKey, Pair]) -> Emission:
+        """pairs: of the consumers whose hits are ends. Raises ValueError if a record cannot hold all values."""
         subjects = Subjects(site)
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
-            match consumer.target.action:
-                case Emit(captures):
-                    sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
-                case Aggregate(aggregation) if hands_over(consumer, subjects):
-                    captures = aggregation.captures
-                    sources.append((consumer, [(capture, subjects.source_of(capture)) for capture in captures]))
+            outcome = consumer.outcome
+            if isinstance(outcome, Emit) or (outcome is not None and hands_over(consumer, subjects)):
+                pair = pairs.get(consumer.channel.subscription_key)
+                sources.append((consumer, [(each, subjects.source_of(each, pair)) for each in outcome.captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [subjects.encode(value) for value in values]
         constants = None
@@ -191,17 +203,22 @@ class Summing:
     counted: tuple[Counted, ...]
 
     @classmethod
-    def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int]) -> Summing:
-        """bits: of the filters, by subscription. Raises ValueError if the program cannot add up what is wanted."""
+    def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int], pairs: Mapping[SubscriptionKey, Pair]) -> Summing:
+        """bits: of the filters, by subscription. pairs: as `Emission.of`.
+
+        Raises ValueError if the program cannot add up what is wanted.
+        """
         subjects = Subjects(site)
         recipes, added, counted = [], [], []
         for consumer in site.consumers.values():
-            match consumer.target.action:
+            match consumer.outcome:
                 case Aggregate(aggregation):
-                    bit, table = bits[consumer.channel.subscription_key], consumer.table
-                    recipe = Recipe.of(aggregation, site.site, consumer.target.site_id, site.object.architecture)
-                    if table is None:
+                    key, table, site_id = consumer.channel.subscription_key, consumer.table, consumer.target.site_id
+                    bit, architecture = bits[key], site.object.architecture
+                    recipe = Recipe.of(aggregation, site.site, site_id, architecture, pairs.get(key))
+                    if table is None and not consumer.is_end:
                         counted.append(Counted(consumer.channel, bit, recipe.layout.site_id, recipe.layout.fixed_key))
+                    if table is None:
                         continue
                     variant = table.variant(recipe.layout)
                     is_recorded = hands_over(consumer, subjects)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_value
+from stapsdtd.capture.bpf.encode import NotEncodableError, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
-from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Unavailable
-from stapsdtd.plan.values import Value, value_of, value_of_built_in
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Subject, Unavailable
+from stapsdtd.plan.values import OfPair, Value, value_of, value_of_built_in
+from stapsdtd.spans.span import is_of_pair
 
 
 def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
@@ -26,30 +28,39 @@ class Subjects:
     """Encodes what can be captured at a site for the program, and tells how to read it from a record."""
 
     def __init__(self, site: ArmedSite) -> None:
-        self._arguments = site.site.arguments
+        self._site = site.site
         self._architecture = site.object.architecture
 
-    def source_of(self, capture: Capture) -> Value | Constant | Unavailable:
+    def source_of(self, capture: Capture, pair: Pair | None = None) -> Value | Constant | Unavailable:
+        """pair: what is known of pairs, if these are what is recorded. Raises NotEncodableError."""
+        if pair is not None and is_of_pair(capture):
+            return Value(pair.value_of(capture))
         return source_of(capture, self._subject(capture.subject), self._architecture)
 
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
+        if isinstance(value.subject, OfPair):
+            return encode_of_pair(value.subject)
         return encode_value(value, self._subject(value.subject), self._architecture)
 
     def reads_memory(self, value: Value) -> bool:
+        if isinstance(value.subject, OfPair):
+            return False
         subject = self._subject(value.subject)
         return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
 
-    def _subject(self, subject: int | BuiltIn) -> Argument | BuiltIn:
-        return self._arguments[subject] if isinstance(subject, int) else subject
+    def _subject(self, subject: Subject) -> Argument | BuiltIn:
+        return subject_at(self._site, subject)
 
     def reading_of(
         self,
         capture: Capture,
         source: Value | Constant | Unavailable,
-        positions: Mapping[tuple[int | BuiltIn, bool], int],
+        positions: Mapping[tuple[Subject | OfPair, bool], int],
     ) -> Source:
         """positions: of the record's values, by subject and is_string."""
+        if isinstance(source, Value) and isinstance(source.subject, OfPair):
+            return NumberAt(positions[source[:2]], source.subject.is_signed)
         argument = self._subject(capture.subject)
         if isinstance(argument, BuiltIn):
             position = positions[value_of_built_in(argument)[:2]]
@@ -74,5 +85,6 @@ def hands_over(consumer: Consumer, subjects: Subjects) -> bool:
     """Report whether something that a consumer adds up may not be in memory."""
     if not consumer.is_added or consumer.table is None:
         return False
-    sources = map(subjects.source_of, consumer.target.action.captures)
+    of_hits = (capture for capture in consumer.target.action.captures if not is_of_pair(capture))
+    sources = map(subjects.source_of, of_hits)
     return any(isinstance(source, Value) and subjects.reads_memory(source) for source in sources)

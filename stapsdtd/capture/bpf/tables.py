@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import Filter, encode_filters
-from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.layout import Counter, SpanCounter
+from stapsdtd.capture.bpf.pairing_rows import PairingRows, PairingRun, PairingSpec
 from stapsdtd.capture.bpf.pool import Pool, Shared
 from stapsdtd.capture.bpf.recipe_rows import RecipePools, RecipeRows, RecipeRun, RecipeSpec
 from stapsdtd.events.columns import U64
@@ -33,6 +34,7 @@ Generation = int
 """Identifies a plan in its records; never used twice by one daemon."""
 
 _NO_RECIPES = RecipeRun()
+_NO_PAIRINGS = PairingRun()
 _ALL_FILTERS = (1 << layout.MAX_FILTERS) - 1
 
 
@@ -40,7 +42,7 @@ _ALL_FILTERS = (1 << layout.MAX_FILTERS) - 1
 class PlanEntry:
     """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order.
 
-    recipes: of its consumers that aggregate.
+    recipes: of its consumers that aggregate. pairings: of those that pair.
     """
 
     generation: Generation
@@ -50,6 +52,7 @@ class PlanEntry:
     tests: int
     bits: tuple[int, ...]
     recipes: RecipeRun = _NO_RECIPES
+    pairings: PairingRun = _NO_PAIRINGS
 
     @property
     def id(self) -> PlanId:
@@ -63,9 +66,13 @@ class PlanEntry:
         """Return the index of the counter of hits for which a table had no room."""
         return self.counters + _cells_of(self.bits) + recipe
 
+    def pairing_cell(self, counter: SpanCounter, pairing: int) -> int:
+        """Return the index of one of a pairing's counters."""
+        return self.lost_by(self.recipes.count) + layout.COUNTERS_OF_PAIRING * pairing + counter
+
     @property
     def cells(self) -> int:
-        return _cells_of(self.bits) + self.recipes.count
+        return _cells_of(self.bits) + self.recipes.count + self.pairings.cells
 
 
 def _is_of_one_process(filters: Mapping[int, Filter]) -> bool:
@@ -89,6 +96,7 @@ class PlanSpec:
     values: operands of the record's values. has_texts: there are strings or raw bytes among those. tested: operands
     that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
     emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
+    pairings: of those whose hits are starts or ends.
     """
 
     values: Sequence[bytes]
@@ -98,6 +106,7 @@ class PlanSpec:
     has_texts: bool
     emitted: int = _ALL_FILTERS
     recipes: Sequence[RecipeSpec] = ()
+    pairings: Sequence[PairingSpec] = ()
 
 
 class Pools:
@@ -111,6 +120,7 @@ class Pools:
         self.tests = Pool("tests", layout.MAX_TESTS, layout.FIRST_TEST)
         self.counters = Pool("counters", layout.MAX_COUNTERS, layout.FIRST_COUNTER)
         self.recipes = RecipePools()
+        self.pairings = Pool("spans", layout.MAX_PAIRING_ROWS)
 
 
 class Tables:
@@ -127,6 +137,7 @@ class Tables:
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
         self._pools = pools or Pools()
         self._recipes = RecipeRows(table, self._pools.recipes)
+        self._pairings = PairingRows(table(".bss.pairings"), self._pools.pairings)
         self._shared_operands = Shared[bytes](self._pools.operands)
         self._cells_used = layout.STRAY_HITS + 1
         self._generations = itertools.count(1)
@@ -162,7 +173,8 @@ class Tables:
         """Write a plan that no slot names yet. Raises TableFullError."""
         tested = [(bit, each) for bit, each in plan.filters.items() if not each.accepts_all]
         of_recipes = [operand for spec in plan.recipes for operand in spec.recipe.operands]
-        operands = b"".join((*plan.values, *plan.tested, *of_recipes))
+        of_pairings = [operand for pairing in plan.pairings for operand in pairing.operands]
+        operands = b"".join((*plan.values, *plan.tested, *of_recipes, *of_pairings))
         tests = encode_filters(tested, plan.operand_indexes)
         rows = np.frombuffer(tests, layout.TEST)
         with contextlib.ExitStack() as undo:
@@ -178,7 +190,10 @@ class Tables:
             first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
             recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
             undo.callback(self._recipes.free, recipes)
-            entry = PlanEntry(generation, 0, operands, first_test, len(rows), bits, recipes)
+            first_of_pairings = first_of_recipes + len(of_recipes)
+            pairings = self._pairings.allocate(plan.pairings, first_of_pairings, _cells_of(bits) + recipes.count)
+            undo.callback(self._pairings.free, pairings)
+            entry = PlanEntry(generation, 0, operands, first_test, len(rows), bits, recipes, pairings)
             first_counter = self._pools.counters.allocate(entry.cells)
             undo.pop_all()
         entry = replace(entry, counters=first_counter)
@@ -186,11 +201,13 @@ class Tables:
         self._counters[:, first_counter : first_counter + entry.cells] = 0
         self._tests[first_test : first_test + len(rows)] = rows
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
-        numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter, recipes.first, recipes.count
-        is_counted = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
+        numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter
+        runs = recipes.first, recipes.count, pairings.first, pairings.count
+        has_actions = plan.recipes or plan.emitted or plan.pairings
+        is_counted = not has_actions and _is_of_one_process(plan.filters)
         flags = len(plan.values), bool(tested), plan.has_texts, is_counted
         begin = plan_id * layout.PACKED_PLAN.size
-        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *flags)
+        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags)
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
@@ -210,6 +227,7 @@ class Tables:
         self._pools.tests.free(plan.first_test, plan.tests)
         self._pools.counters.free(plan.counters, plan.cells)
         self._recipes.free(plan.recipes)
+        self._pairings.free(plan.pairings)
 
     def totals(self) -> U64:
         """Return each counter's sum over all CPUs: a plan's at `PlanEntry.cell`, stray hits at `layout.STRAY_HITS`."""

@@ -147,7 +147,9 @@ class Unread:
                 if int(record["missing"]) >> position & 1:
                     address = int(record["values"][position])
                     wanted = operand["width"] if address & layout.UNREAD_OPERAND else operand["limit"]
-                    yield int(record["pid"]), address & layout.ADDRESS_MASK, int(wanted)
+                    # what was missing at a span's start has no address
+                    if wanted:
+                        yield int(record["pid"]), address & layout.ADDRESS_MASK, int(wanted)
 
 
 def _operands(plan: ActivePlan) -> np.ndarray[tuple[int], np.dtype[np.void]]:

@@ -6,11 +6,12 @@ from stapsdtd.capture.engine import Refusal, Target
 from stapsdtd.capture.ftrace.decode import EVERYTHING, SiteConsumer
 from stapsdtd.model import Capture, Site, SiteCapture, Unavailable
 from stapsdtd.plan.fetch import fetch
-from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.expression import ArgumentValue, Condition, Field
 from stapsdtd.query.program import comparisons, compile_for, why_not
 
-NOT_AGGREGATED = "the ftrace engine sends events"
+NOT_AGGREGATED = "the ftrace engine adds nothing up"
+NOT_PAIRED = "the ftrace engine pairs nothing"
 
 _TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
 
@@ -34,6 +35,8 @@ def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[
                 consumers[fetched] = SiteConsumer(wanted.site_id, len(captures), wanted.scope, program)
             case Aggregate():
                 refusals.append(Refusal(wanted.site, NOT_AGGREGATED))
+            case BeginSpan() | EndSpan():
+                refusals.append(Refusal(wanted.site, NOT_PAIRED))
     return consumers, refusals
 
 

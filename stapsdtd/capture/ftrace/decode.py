@@ -124,7 +124,7 @@ class Decoder:
         plan = self.spec.sites[position]
         argument = plan.capture.subject(number)
         source: Field | Constant | Unavailable = plan.sources[number]
-        if isinstance(argument, BuiltIn):
+        if not isinstance(argument, Argument):
             return Numbers(np.zeros(len(records), np.uint64), np.ones(len(records), np.bool_))
         match source:
             case Unavailable():

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.engine import EngineMetrics, Refusal, RowSink, Sink, SubscriptionKey, Target
-from stapsdtd.capture.ftrace.consumers import NOT_AGGREGATED, consumers_of
-from stapsdtd.capture.ftrace.decode import Decoder, PidsOf, SiteConsumer
+from stapsdtd.capture.ftrace.consumers import NOT_AGGREGATED, NOT_PAIRED, consumers_of
+from stapsdtd.capture.ftrace.decode import PidsOf
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.capture.ftrace.instances import Instances
 from stapsdtd.capture.ftrace.reader import Reader
+from stapsdtd.capture.ftrace.wanted_events import WantedEvents
 from stapsdtd.capture.names import Owner
-from stapsdtd.errors import LimitReachedError, TracefsRejectedError
+from stapsdtd.errors import LimitReachedError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site, SiteCapture, Unavailable
-from stapsdtd.plan.events import EventSpec, Instance, group_sites, split
+from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site, Unavailable
+from stapsdtd.plan.events import Instance, group_sites
 from stapsdtd.plan.fetch import fetch
-from stapsdtd.plan.steps import Enable, changes
 from stapsdtd.procs.descendants import Descendants, FollowedProcesses
 from stapsdtd.runtime.futures import finished
+from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,6 @@ class _Subscription:
     sink: Sink
     kernel_buffer_kib: int
     instances: dict[ObjectKey | None, Instance] = field(default_factory=dict)
-    wanted: dict[ObjectKey, set[EventSpec]] = field(default_factory=dict)
     excluded: set[int] = field(default_factory=set)
     followed: FollowedProcesses | None = None
 
@@ -78,8 +77,13 @@ class FtraceEngine:
         self._executor = Executor(tracefs, owner.group)
         self._instances = Instances(tracefs, owner, max_buffer_bytes, self._executor.instance_gone)
         self._reader = Reader(tracefs, pids_of)
+        self._events = WantedEvents(self._executor, self._reader)
         self._descendants = descendants
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
+
+    def why_not_paired(self, span: Span) -> str | None:
+        del span
+        return NOT_PAIRED
 
     def why_not_aggregated(self, aggregation: Aggregation, site: Site, architecture: str) -> str | None:  # noqa: ARG002
         return NOT_AGGREGATED
@@ -117,7 +121,7 @@ class FtraceEngine:
     def _discard(self, instance: Instance) -> None:
         """Remove an instance, and then the events whose removal would have emptied its rings."""
         self._instances.discard(instance)
-        self._reconcile()
+        self._events.reconcile()
 
     def _exclude(self, subscription: _Subscription, pids: frozenset[int]) -> None:
         """Keep processes from leaving events: a client traced while it handles events would cause more without end.
@@ -155,56 +159,16 @@ class FtraceEngine:
                 return refusals + [Refusal(capture.site, str(error)) for capture in consumers]
         no_strings = _NO_STRINGS if procfs.panics_on_warning() else ""
         instance = subscription.instance_of(key)
-        pending = list(group_sites(instance, key, target.object.parsed.architecture, tuple(consumers), no_strings))
-        while pending:
-            spec = pending.pop()
-            try:
-                self._arm_event(subscription_key, spec, consumers, target.file_path)
-            except TracefsRejectedError as error:
-                if len(spec.sites) > 1:
-                    pending += split(spec)
-                else:
-                    _log.info("%s: %s", target.object.path, error)
-                    refusals.append(Refusal(spec.sites[0].capture.site, str(error)))
-            else:
-                subscription.wanted.setdefault(key, set()).add(spec)
-        return refusals
-
-    def _arm_event(
-        self,
-        subscription_key: SubscriptionKey,
-        spec: EventSpec,
-        consumers: Mapping[SiteCapture, SiteConsumer],
-        file_path: str,
-    ) -> None:
-        """Define and enable an event. The reader learns of it in between, so that it never meets an unknown record."""
-        installed = {other: state for other, state in self._executor.state().items() if other == spec}
-        try:
-            for step in changes({spec}, installed):
-                if isinstance(step, Enable):
-                    sites = tuple(consumers[plan.capture] for plan in spec.sites)
-                    decoder = Decoder(spec, self._executor.installed[spec].format, sites)
-                    self._reader.decode_with(subscription_key, spec.instance, decoder)
-                self._executor.run([step], file_path)
-        except TracefsRejectedError:
-            self._reconcile()
-            raise
-
-    def _reconcile(self, log_level: int = logging.WARNING) -> None:
-        """Disarm and remove events that nobody wants. What the kernel refuses is tried again; see retry_cleanup()."""
-        for step in changes(_wanted(self._subscriptions.values()), self._executor.state()):
-            try:
-                self._executor.run([step])
-            except TracefsRejectedError as error:
-                _log.log(log_level, "%s; trying again later", error)
+        specs = group_sites(instance, key, target.object.parsed.architecture, tuple(consumers), no_strings)
+        return refusals + self._events.arm(subscription_key, target, specs, consumers)
 
     def renew(self, pid: int) -> None:
         """Nothing needs to be done: files are armed, not processes."""
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:  # noqa: ARG002
         subscription = self._subscriptions[subscription_key]
-        subscription.wanted.pop(target.key, None)
-        self._reconcile()
+        self._events.forget(subscription_key, target.key)
+        self._events.reconcile()
         instance = subscription.instances.pop(target.key, None)
         if instance is not None:
             self._remove_instance(subscription_key, subscription, instance)
@@ -212,13 +176,14 @@ class FtraceEngine:
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         """Close a subscription; its sink has all events on return."""
         subscription = self._subscriptions.pop(subscription_key)
+        self._events.forget_all(subscription_key)
         with contextlib.ExitStack() as steps:
             if subscription.followed is not None:
                 steps.callback(subscription.followed.close)
             steps.callback(self._reader.close, subscription_key)
             for instance in subscription.instances.values():
                 steps.callback(self._remove_instance, subscription_key, subscription, instance)
-            self._reconcile()
+            self._events.reconcile()
         return self.quiesced()
 
     def _remove_instance(
@@ -261,19 +226,15 @@ class FtraceEngine:
 
     def retry_cleanup(self) -> None:
         self._instances.remove_discarded(logging.DEBUG)
-        self._reconcile(logging.DEBUG)
+        self._events.reconcile(logging.DEBUG)
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._reader.stop)
-            steps.callback(self._reconcile)
+            steps.callback(self._events.reconcile)
             steps.callback(self._instances.remove_discarded)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
-
-
-def _wanted(subscriptions: Iterable[_Subscription]) -> set[EventSpec]:
-    return {spec for subscription in subscriptions for specs in subscription.wanted.values() for spec in specs}
 
 
 def _hits(executor: Executor, instance: Instance) -> int | None:

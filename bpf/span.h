@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+#ifndef STAPSDT_SPAN_H
+#define STAPSDT_SPAN_H
+
+/*
+ * Spans: a start is kept, in a table of the subscription's own, for the next end that has its key. That end takes it out,
+ * and what becomes of other hits becomes of the pair: it is written as a record, or added to a row.
+ *
+ *     start ─► key ─► entry: its time, words of it         (the first one stays; those after it are nested)
+ *     end ───► key ─► entry, which one hit takes out ─► struct pair_space ─► operands: time elapsed, words of the start
+ *
+ * The key is the thread by default, known by its task. What a thread began ends with it, and when it executes another
+ * program: two programs see to that, which are attached while there are such spans.
+ */
+
+#include "aggregate.h"
+
+#define EEXIST 17 /* include/uapi/asm-generic/errno-base.h */
+
+struct pairing pairings[MAX_PAIRING_ROWS] SEC(".bss.pairings");
+
+struct open_spans {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(key_size, PAIR_KEY_WORDS * sizeof(__u64));
+	__uint(value_size, sizeof(struct span_entry));
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_SPANS);
+	__type(key, __u32);
+	__array(values, struct open_spans);
+} spans SEC(".maps");
+
+/* A bit for each span whose key is the thread. */
+__u64 spans_of_threads SEC(".bss.threads");
+
+/* By span: starts whose threads ended. */
+__u64 died[MAX_SPANS] SEC(".bss.died");
+
+static __always_inline void count_span(const struct hit *hit, const struct pairing *pairing, enum span_counter counter)
+{
+	count(hit, pairing->cells + counter);
+}
+
+/* Return whether all of the key could be read. */
+static __always_inline bool make_pair_key(const struct hit *hit, const struct pairing *pairing, __u64 *key)
+{
+	key[0] = pairing->is_of_thread ? (__u64)hit->task : 0;
+	key[1] = 0;
+	key[2] = 0;
+	for (__u32 part = 0; part < PAIR_KEY_WORDS && part < pairing->parts; part++)
+		if (!fetch_part(hit, &operands[(pairing->operands + part) & (MAX_OPERANDS - 1)], &key[part]))
+			return false;
+	return true;
+}
+
+static __always_inline bool is_late(const struct pairing *pairing, __u64 begin_ns, __u64 now_ns)
+{
+	return pairing->timeout_ns && (__s64)(now_ns - begin_ns) > (__s64)pairing->timeout_ns;
+}
+
+/* Take out a start that has waited for too long. Return whether there was one. */
+static __always_inline bool expire(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
+				   void *entries)
+{
+	const struct span_entry *entry = bpf_map_lookup_elem(entries, space->key);
+
+	if (!entry || !is_late(pairing, entry->time_ns, space->start.time_ns))
+		return false;
+	if (bpf_map_delete_elem(entries, space->key))
+		return false;
+	count_span(hit, pairing, SPAN_TIMED_OUT);
+	return true;
+}
+
+static __always_inline void begin_span(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
+				       void *entries)
+{
+	struct span_entry *start = &space->start;
+	long error;
+
+	start->missing = 0;
+	for (__u32 word = 0; word < START_WORDS && word < pairing->words; word++)
+		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word) & (MAX_OPERANDS - 1)],
+			   &start->words[word]))
+			start->missing |= 1ULL << word;
+	count_span(hit, pairing, SPAN_STARTS);
+	start->time_ns = bpf_ktime_get_ns();
+	error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
+	if (error == -EEXIST && expire(hit, pairing, space, entries))
+		error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
+	if (error)
+		count_span(hit, pairing, error == -EEXIST ? SPAN_NESTED : SPAN_TABLE_FULL);
+}
+
+/* Return whether a start waited for this hit, which has it now. */
+static __always_inline bool end_span(const struct hit *hit, const struct pairing *pairing, struct pair_space *space,
+				     struct span_entry *pair, void *entries)
+{
+	const struct span_entry *entry = bpf_map_lookup_elem(entries, space->key);
+	__u64 now_ns;
+
+	if (!entry) {
+		count_span(hit, pairing, SPAN_UNMATCHED);
+		return false;
+	}
+	now_ns = bpf_ktime_get_ns();
+	/* first, since what is deleted may be another's at once */
+	*pair = *entry;
+	if (bpf_map_delete_elem(entries, space->key)) {
+		count_span(hit, pairing, SPAN_UNMATCHED);
+		return false;
+	}
+	if (is_late(pairing, pair->time_ns, now_ns)) {
+		count_span(hit, pairing, SPAN_TIMED_OUT);
+		count_span(hit, pairing, SPAN_UNMATCHED);
+		return false;
+	}
+	pair->time_ns = now_ns - pair->time_ns;
+	count_span(hit, pairing, SPAN_PAIRED);
+	return true;
+}
+
+/* Carry out one pairing. An end that ends nothing is over for its subscription. */
+static __noinline long carry_out(__u32 number, struct hit *hit)
+{
+	const struct pairing *pairing = &pairings[(hit->plan->pairings + number) & (MAX_PAIRING_ROWS - 1)];
+	struct pair_space *space = pair_space_of(hit);
+	__u64 bit = 1ULL << (pairing->filter & 63);
+	__u32 span = pairing->span;
+	void *entries;
+
+	if (!(hit->matched & bit))
+		return 0;
+	entries = bpf_map_lookup_elem(&spans, &span);
+	if (!entries || !space || !make_pair_key(hit, pairing, space->key)) {
+		count_span(hit, pairing, SPAN_LOST);
+		/* no other consumer has the filter of an end */
+		if (pairing->is_end)
+			hit->matched &= ~bit;
+		return 0;
+	}
+	if (!pairing->is_end)
+		begin_span(hit, pairing, space, entries);
+	else if (!end_span(hit, pairing, space, &space->pairs[number & (MAX_PAIRINGS - 1)], entries))
+		hit->matched &= ~bit;
+	return 0;
+}
+
+static __always_inline void pair(struct hit *hit)
+{
+	claim_pair_space(hit);
+	if (hit->plan->pairing_count == 1)
+		carry_out(0, hit);
+	else
+		bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
+}
+
+static long end_in(__u32 span, __u64 *key)
+{
+	void *entries;
+
+	if (!(spans_of_threads >> (span & (MAX_SPANS - 1)) & 1))
+		return 0;
+	entries = bpf_map_lookup_elem(&spans, &span);
+	if (entries && !bpf_map_delete_elem(entries, key))
+		__sync_fetch_and_add(&died[span & (MAX_SPANS - 1)], 1);
+	return 0;
+}
+
+static __always_inline void end_all_of(__u64 task)
+{
+	__u64 key[PAIR_KEY_WORDS] = { task };
+
+	bpf_loop(MAX_SPANS, end_in, key, 0);
+}
+
+/* args: the task. */
+SEC("tp_btf/sched_process_exit")
+int on_thread_exit(const __u64 *args)
+{
+	end_all_of(args[0]);
+	return 0;
+}
+
+/*
+ * args: the task. It may have another thread id than before, the main thread's, and its start time (de_thread() in
+ * fs/exec.c). The others of its process have ended.
+ */
+SEC("tp_btf/sched_process_exec")
+int on_exec(const __u64 *args)
+{
+	end_all_of(args[0]);
+	return 0;
+}
+
+#endif

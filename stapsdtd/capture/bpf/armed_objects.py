@@ -1,0 +1,58 @@
+"""The objects that have armed sites, each with its file, and the sites' slots."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite, Group
+from stapsdtd.capture.bpf.constants import ReadOnlyFile
+from stapsdtd.capture.bpf.endings import Endings
+from stapsdtd.capture.bpf.tables import Tables
+from stapsdtd.capture.engine import Target
+from stapsdtd.model import ObjectKey, Site
+
+
+class ArmedObjects:
+    """Called from one thread, except for `groups`."""
+
+    def __init__(self, tables: Tables, endings: Endings) -> None:
+        """tables: have a slot for each site. endings: say when a file's constants are needed no more."""
+        self._tables = tables
+        self._endings = endings
+        self._objects: dict[ObjectKey, ArmedObject] = {}
+
+    def of(self, target: Target) -> ArmedObject:
+        """Return the target's object, whose file is opened for its first site. Raises OSError."""
+        key = target.object.key
+        armed = self._objects.get(key)
+        if armed is None:
+            descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
+            parsed = target.object.parsed
+            constants = ReadOnlyFile(descriptor, parsed.read_only)
+            armed = ArmedObject(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
+            self._objects[key] = armed
+            with contextlib.suppress(OSError):
+                constants.read_ahead()
+        return armed
+
+    def site(self, armed: ArmedObject, site: Site) -> ArmedSite:
+        """Return a site, with a slot, armed or not. Raises TableFullError."""
+        armed_site = armed.sites.get(site)
+        if armed_site is None:
+            armed_site = armed.sites[site] = ArmedSite(armed, site, self._tables.allocate_slot())
+        return armed_site
+
+    def forget_unwanted(self, armed: ArmedObject) -> None:
+        """Free the slots of an object's sites that nobody wants and no event has, and close its file with the last."""
+        for site in [site for site in armed.sites.values() if not site.consumers and site.group is None]:
+            self._tables.free_slot(site.slot)
+            del armed.sites[site.site]
+        if not armed.sites and self._objects.pop(armed.key, None) is not None:
+            # records of plans that ended before may still need constants from the file
+            self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
+
+    def groups(self) -> list[Group]:
+        """Return the group of each site that is attached. Any thread may call this."""
+        sites = [site for armed in list(self._objects.values()) for site in list(armed.sites.values())]
+        return [site.group for site in sites if site.group is not None]

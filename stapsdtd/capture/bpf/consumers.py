@@ -1,0 +1,57 @@
+"""Makes consumers, with the tables that their hits need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stapsdtd.capture.bpf.armed import Consumer
+from stapsdtd.capture.bpf.draining import Drainer
+from stapsdtd.capture.bpf.encode import NotEncodableError
+from stapsdtd.capture.bpf.filters import filter_of
+from stapsdtd.capture.bpf.pairs import key_of, why_not
+from stapsdtd.capture.bpf.reading import Channel
+from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables
+from stapsdtd.capture.engine import Target, TargetSite
+from stapsdtd.query.actions import BeginSpan, EndSpan
+
+
+class Consumers:
+    """Called from one thread."""
+
+    def __init__(self, drainer: Drainer, spans: SpanTables) -> None:
+        self._drainer = drainer
+        self._spans = spans
+
+    def make(
+        self, channel: Channel, owner: str, target: Target, wanted: TargetSite, plan_ends: Callable[[], None]
+    ) -> Consumer:
+        """plan_ends: called where it becomes known what is kept of starts; plans the subscription's ends anew.
+
+        Raises TableFullError, ValueError and OSError.
+        """
+        architecture = target.object.parsed.architecture
+        hit_filter = filter_of(target, wanted)
+        span = self._span_for(channel, owner, wanted, architecture)
+        table = self._drainer.table_for(channel, owner, wanted, architecture)
+        if span is not None and span.signs is None and isinstance(wanted.action, BeginSpan):
+            span.signs = span.kept_of(wanted.site, architecture).signs
+            try:
+                plan_ends()
+            except BaseException:
+                span.signs = None
+                raise
+        return Consumer(channel, wanted, hit_filter, table, span)
+
+    def _span_for(self, channel: Channel, owner: str, wanted: TargetSite, architecture: str) -> SpanTable | None:
+        match wanted.action:
+            case BeginSpan(span) | EndSpan(span):
+                if reason := why_not(span):
+                    raise NotEncodableError(reason)
+                key_of(span, wanted.site, architecture)
+                table = self._spans.open(channel, owner, span)
+                self._drainer.wake()
+                if isinstance(wanted.action, BeginSpan):
+                    table.kept_of(wanted.site, architecture)
+                return table
+            case _:
+                return None

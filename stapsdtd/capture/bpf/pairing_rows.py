@@ -1,0 +1,69 @@
+"""The program's pairings, in the table that it reads."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class PairingSpec:
+    """bit: of the filter that chooses the hits. span: the number of its table. parts: operands of the key, none if that
+    is the thread. words: operands of what is kept of a start.
+    """
+
+    span: int
+    bit: int
+    is_end: bool
+    is_of_thread: bool
+    parts: tuple[bytes, ...]
+    words: tuple[bytes, ...]
+    timeout_ns: int
+
+    @property
+    def operands(self) -> tuple[bytes, ...]:
+        return self.parts + self.words
+
+
+@dataclass(frozen=True, slots=True)
+class PairingRun:
+    """A plan's pairings in the table."""
+
+    first: int = 0
+    count: int = 0
+
+    @property
+    def cells(self) -> int:
+        return self.count * layout.COUNTERS_OF_PAIRING
+
+
+class PairingRows:
+    """Changed by one thread."""
+
+    def __init__(self, rows: mmap.mmap, pool: Pool) -> None:
+        self._rows = rows
+        self._pool = pool
+
+    def allocate(self, specs: Sequence[PairingSpec], first_operand: int, first_cell: int) -> PairingRun:
+        """Write pairings: their operands follow each other from first_operand on, and counters from first_cell on.
+
+        Raises TableFullError.
+        """
+        if not specs:
+            return PairingRun()
+        first = self._pool.allocate(len(specs))
+        operand, cell = first_operand, first_cell
+        for number, spec in enumerate(specs, first):
+            flags = spec.bit, spec.is_end, spec.is_of_thread, len(spec.parts), len(spec.words)
+            begin = number * layout.PACKED_PAIRING.size
+            layout.PACKED_PAIRING.pack_into(self._rows, begin, spec.timeout_ns, spec.span, operand, cell, *flags)
+            operand += len(spec.operands)
+            cell += layout.COUNTERS_OF_PAIRING
+        return PairingRun(first, len(specs))
+
+    def free(self, run: PairingRun) -> None:
+        self._pool.free(run.first, run.count)

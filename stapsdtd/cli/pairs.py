@@ -1,0 +1,147 @@
+"""The span that `stapsdt latency` and `stapsdt spans` ask for: two probes, and what they have in common."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stapsdtd.cli import options, signatures
+from stapsdtd.cli.aggregates import keys
+from stapsdtd.cli.named_filter import key_by_position
+from stapsdtd.cli.unmatched import Wanted
+from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stapsdtd.client import AsyncClient
+    from stapsdtd.signatures import Catalog
+
+_OF_START = "start."
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Which hits to pair. end: empty for the probe that the start's signature names."""
+
+    start: str
+    end: str
+    key: tuple[str, ...] = ()
+    start_where: str = ""
+    nested: bool = False
+    timeout: float | None = None
+
+    def known_end(self, known: Catalog) -> Pair:
+        """Return the pair with its end. Raises click.UsageError if that is neither given nor known."""
+        if self.end:
+            return self
+        found = signatures.meant(self.start, known)
+        ends = {signature.ends_with for signature in known.of(*found[1])} if found else set()
+        if len(ends) != 1 or found is None or not (end := ends.pop()):
+            raise click.UsageError(f"which probe ends {self.start} is not known: name it after that, as END")
+        selector, _ = found
+        # the last part of a selector is the probe's name
+        head, colon, _ = selector.text.rpartition(":")
+        return replace(self, end=f"{head}{colon}{end}")
+
+    async def wanted(
+        self,
+        client: AsyncClient,
+        given: SubscribeOptions,
+        known: Catalog,
+        aggregate: Aggregate | None = None,
+        *,
+        is_named: bool = True,
+    ) -> Wanted:
+        """Return what to subscribe to, with names of arguments replaced, and for events with what signatures capture.
+
+        is_named: use signatures. Raises click.UsageError.
+        """
+        pair = self.known_end(known)
+        if not is_named:
+            span = pair.made(pair.start, pair.start_where, pair.key)
+            (start,) = signatures.as_given([pair.start])
+            return Wanted(signatures.as_given([pair.end]), given, aggregate, span, start)
+        of_start = replace(given, where=pair.start_where)
+        starts, of_start = await signatures.resolve(client, [pair.start], of_start, known)
+        ends, of_end = await signatures.resolve(client, [pair.end], given, known)
+        if aggregate is not None:
+            starts, ends = signatures.as_given([pair.start]), signatures.as_given([pair.end])
+            aggregate = replace(aggregate, by=await pair.keys(client, aggregate.by, given, known))
+        key = await _by_position(client, [pair.start, pair.end], pair.key, given, known)
+        return Wanted(ends, of_end, aggregate, pair.made(starts[0].text, of_start.where, key), starts[0])
+
+    def made(self, start: str, start_where: str, key: Sequence[str]) -> Span:
+        return Span(
+            start_selectors=[start],
+            start_where=start_where,
+            key=key,
+            nested=self.nested,
+            timeout_ms=round((self.timeout or 0) * 1000),
+        )
+
+    async def keys(self, client: AsyncClient, by: Sequence[str], given: SubscribeOptions, known: Catalog) -> list[str]:
+        """Replace names of arguments in keys, of which those of the start begin with `start.`."""
+        of_start = [key.removeprefix(_OF_START) for key in by if key.startswith(_OF_START)]
+        of_end = [key for key in by if not key.startswith(_OF_START)]
+        starts = iter(await _by_position(client, [self.start], of_start, given, known))
+        ends = iter(await _by_position(client, [self.end], of_end, given, known))
+        return [f"{_OF_START}{next(starts)}" if key.startswith(_OF_START) else next(ends) for key in by]
+
+
+async def _by_position(
+    client: AsyncClient, selectors: Sequence[str], keys: Sequence[str], wanted: SubscribeOptions, known: Catalog
+) -> list[str]:
+    if not keys:
+        return []
+    fitting = await signatures.fitting(client, selectors, wanted, known)
+    return [key_by_position(key, fitting) for key in keys]
+
+
+def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add START, END and the options of a span. The command receives them as `pair`."""
+
+    @functools.wraps(command)
+    def with_pair(
+        *args: Any,
+        start: str,
+        end: str | None,
+        key: tuple[str, ...],
+        start_where: str,
+        nested: bool,
+        timeout: float | None,
+        **parameters: Any,
+    ) -> Any:
+        return command(*args, pair=Pair(start, end or "", key, start_where, nested, timeout), **parameters)
+
+    wrapped: Callable[..., Any] = with_pair
+    for option in (
+        click.option(
+            "--timeout",
+            type=click.FloatRange(min=0.001, max=4_000_000),
+            metavar="SECONDS",
+            help="A start waits no longer for its end.",
+        ),
+        click.option(
+            "--nested",
+            is_flag=True,
+            help="An end belongs to the last start that has none yet, as of recursive calls, rather than to the first.",
+        ),
+        click.option(
+            "--start-where", metavar="EXPR", default="", help="Only starts that satisfy EXPR. --where is for ends."
+        ),
+        click.option(
+            "--key",
+            multiple=True,
+            metavar="KEY,...",
+            callback=keys,
+            help="What an end has in common with its start, such as arg0. By default, the thread. Repeatable.",
+        ),
+        click.argument("end", metavar="[END]", required=False, shell_complete=options.complete_selector),
+        click.argument("start", metavar="START", shell_complete=options.complete_selector),
+    ):
+        wrapped = option(wrapped)
+    return wrapped

@@ -1,0 +1,74 @@
+"""A hash map from keys to entries, which a program puts in and takes out."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+import numpy as np
+
+from stapsdtd.kernel.bpf_rows import ENTRIES_AT_ONCE, Octets
+from stapsdtd.kernel.libbpf import MAP_TYPE_HASH, last_error, library
+
+_UPDATE_NOEXIST = 1
+
+
+class EntryMap:
+    """Any thread may use it; methods raise OSError.
+
+    The memory of all entries is allocated at once: otherwise a hit might find none, though there is room.
+    """
+
+    def __init__(self, key_bytes: int, entry_bytes: int, max_entries: int) -> None:
+        self._sizes = key_bytes, entry_bytes
+        self.max_entries = max_entries
+        self.descriptor = int(
+            library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_spans", key_bytes, entry_bytes, max_entries, None)
+        )
+        if self.descriptor < 0:
+            raise last_error()
+
+    def look_up_all(self) -> tuple[Octets, Octets]:
+        """Return keys and entries, one in each line, among them each that is in the map all the time."""
+        keys, entries = (np.empty((ENTRIES_AT_ONCE, size), np.uint8) for size in self._sizes)
+        position, count = ctypes.c_uint32(), ctypes.c_uint32()
+        found: list[tuple[Octets, Octets]] = []
+        is_last = False
+        while not is_last:
+            count.value = ENTRIES_AT_ONCE
+            is_last = bool(
+                library().bpf_map_lookup_batch(
+                    self.descriptor,
+                    ctypes.byref(position) if found else None,
+                    ctypes.byref(position),
+                    keys.ctypes.data,
+                    entries.ctypes.data,
+                    ctypes.byref(count),
+                    None,
+                )
+            )
+            if is_last and ctypes.get_errno() != errno.ENOENT:
+                raise last_error()
+            found.append((keys[: count.value].copy(), entries[: count.value].copy()))
+        return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
+
+    def take(self, key: bytes) -> bytes | None:
+        """Remove an entry, and return it as it was then, or None if there is none."""
+        entry = ctypes.create_string_buffer(self._sizes[1])
+        if library().bpf_map_lookup_and_delete_elem(self.descriptor, key, entry):
+            if ctypes.get_errno() == errno.ENOENT:
+                return None
+            raise last_error()
+        return entry.raw
+
+    def put(self, key: bytes, entry: bytes) -> bool:
+        """Return whether there was no other one with this key."""
+        if library().bpf_map_update_elem(self.descriptor, key, entry, _UPDATE_NOEXIST):
+            if ctypes.get_errno() == errno.EEXIST:
+                return False
+            raise last_error()
+        return True
+
+    def close(self) -> None:
+        os.close(self.descriptor)

@@ -1,0 +1,118 @@
+"""What a client asked for, validated and with the server's defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stapsdtd.aggregate.aggregation import Aggregation
+from stapsdtd.catalog.selectors import Selector
+from stapsdtd.model import BuiltIn, Capture, SiteCapture
+from stapsdtd.procs.named_files import Credentials
+from stapsdtd.query.expression import Condition, conjuncts
+from stapsdtd.query.program import is_testable
+from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, subject_text, why_not_at_hit
+from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
+from stapsdtd.spans.span import Span, of_start
+from stapsdtd.subscribe_options import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSpec:
+    """selectors: choose the starts. predicate: what these and the scope require of a start, pair_predicate: of a pair;
+    None if all are wanted.
+    """
+
+    span: Span
+    selectors: tuple[Selector, ...]
+    predicate: Condition | None = None
+    pair_predicate: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """A subscription.
+
+    where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
+    whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
+    own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
+    restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
+    with whose rights installed files are opened; None to wait until a process maps them. aggregation: what is computed
+    instead of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
+    """
+
+    selectors: tuple[Selector, ...]
+    scope: Scope
+    lease_seconds: int
+    queue_bytes: int
+    kernel_buffer_kib: int
+    where: str = ""
+    predicate: Condition | None = None
+    owners: frozenset[int] | None = None
+    subscriber_pid: int | None = None
+    files: frozenset[str] | None = None
+    built_ins: tuple[BuiltIn, ...] = ()
+    credentials: Credentials | None = None
+    aggregation: Aggregation | None = None
+    span: SpanSpec | None = None
+
+    @property
+    def _predicates(self) -> list[Condition]:
+        """What is required of hits."""
+        predicates = [self.predicate, self.span.predicate if self.span else None]
+        return [each for each in predicates if each is not None]
+
+    @property
+    def is_unfiltered(self) -> bool:
+        """Report whether all hits are wanted."""
+        return not self._predicates
+
+    @property
+    def filters_pairs(self) -> bool:
+        """Report whether some pairs may not be wanted."""
+        return self.span is not None and self.span.pair_predicate is not None
+
+    @property
+    def is_tested(self) -> bool:
+        """Report whether engines can test all that is required of a hit, whatever its site."""
+        return all(is_testable(each) for predicate in self._predicates for each in conjuncts(predicate))
+
+    def captured(self, selected: tuple[Capture, ...]) -> tuple[Capture, ...]:
+        """Return what an event, or an aggregation, takes of a site. selected: by its selector."""
+        if self.aggregation is not None:
+            return self.aggregation.captures
+        built_ins = tuple(map(Capture, self.built_ins))
+        if self.span is None:
+            return selected + built_ins
+        of_starts = map(of_start, self.span.span.start_captures)
+        return *selected, *of_starts, Capture(BuiltIn.ELAPSED), *built_ins
+
+    def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured, *, in_engine: bool) -> str | None:
+        """Return why hits of a site cannot be paired, or None if they can. path: of its object."""
+        if self.span is None:
+            return None
+        if not wanted.is_start and any(selector.match(path, wanted.site) for selector in self.span.selectors):
+            return "it would be both the start and the end of a span"
+        if in_engine and self.filter_at(wanted).evaluated is not None:
+            return "its filter cannot be tested where it hits, so that the engine cannot pair it"
+        for part in self.span.span.key:
+            if isinstance(part, Capture) and (reason := why_not_at_hit(part, wanted.site, why_not)):
+                return f"cannot pair by {subject_text(part)}: {reason}"
+        return None if wanted.is_start else self.filter_of_pairs(wanted).why_not(why_not)
+
+    def filter_at(self, wanted: SiteCapture) -> SiteFilter:
+        """Return how hits of a site are filtered, and what has to be captured of them."""
+        if self.span is None:
+            return SiteFilter.of(self.predicate, wanted)
+        predicate = self.span.predicate if wanted.is_start else self.predicate
+        return SiteFilter.of(predicate, self.span.span.at_hit(wanted))
+
+    def filter_of_pairs(self, wanted: SiteCapture) -> SiteFilter:
+        """Return how the pairs of a span are filtered, whose end is at a site."""
+        return SiteFilter.of(self.span.pair_predicate if self.span else None, wanted)
+
+    def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
+        """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""
+        if self.scope.include_clients or self.scope.pids or self.scope.execnames:
+            return None
+        named = {selector.provider_of_pid[1] for selector in self.selectors if selector.provider_of_pid}
+        return ClientFilter(clients, named if self.subscriber_pid is None else named | {self.subscriber_pid})

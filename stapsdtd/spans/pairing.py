@@ -1,0 +1,250 @@
+"""Pair starts and ends among events, where no engine does."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from stapsdtd.aggregate.aggregation import HitField, KeySource
+from stapsdtd.events.batch import EventBatch, ValueTable, unite
+from stapsdtd.events.columns import I64, Numbers, Strings, ValueColumn
+from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
+from stapsdtd.spans.span import MAX_DEPTH, Span, SpanCounts
+
+_Value = int | float | bytes | None
+_Values = tuple[_Value, ...]
+
+
+class Thread(NamedTuple):
+    pid: int
+    tid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """values: those of `Span.start_captures`. layout: of the columns that they were in."""
+
+    time_ns: int
+    thread: Thread
+    values: _Values
+    layout: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """pairs: events of the ends. unread: hits whose key, or site, is unknown."""
+
+    pairs: EventBatch
+    counts: SpanCounts
+    unread: int
+
+
+class Pairer:
+    """Takes the hits of one subscription, and returns pairs. Any thread may call it."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._lock = threading.Lock()
+        self._open: dict[_Values, list[_Start]] = {}
+
+    def add(self, batch: EventBatch, sites: Mapping[int, SiteCapture]) -> Paired:
+        """Take hits, in the order of time, whose values are those of `Span.at_hit`. sites: by id."""
+        keys, starts = self._hits(batch, sites)
+        counts: Counter[str] = Counter()
+        ends: list[int] = []
+        their_starts: list[_Start] = []
+        times = batch.time_ns.tolist()
+        with self._lock:
+            for row, (key, start) in enumerate(zip(keys, starts, strict=True)):
+                if key is None:
+                    continue
+                if start is not None:
+                    self._begin(key, start, counts)
+                elif found := self._end(key, times[row], counts):
+                    ends.append(row)
+                    their_starts.append(found)
+        pairs = self._pairs(batch.take(np.array(ends, np.intp)), their_starts, sites)
+        return Paired(pairs, SpanCounts(**counts), keys.count(None))
+
+    def _begin(self, key: _Values, start: _Start, counts: Counter[str]) -> None:
+        counts["starts"] += 1
+        waiting = self._open.get(key)
+        if waiting is None:
+            if len(self._open) >= self._span.max_open:
+                counts["table_full"] += 1
+            else:
+                self._open[key] = [start]
+            return
+        if self._is_late(waiting[-1], start.time_ns):
+            counts["timed_out"] += len(waiting)
+            waiting[:] = [start]
+        elif len(waiting) < (MAX_DEPTH if self._span.is_nested else 1):
+            waiting.append(start)
+        else:
+            counts["nested"] += 1
+
+    def _end(self, key: _Values, time_ns: int, counts: Counter[str]) -> _Start | None:
+        waiting = self._open.get(key)
+        start = waiting.pop() if waiting else None
+        if waiting is not None and not waiting:
+            del self._open[key]
+        if start is None or self._is_late(start, time_ns):
+            counts["timed_out"] += start is not None
+            counts["unmatched"] += 1
+            return None
+        counts["paired"] += 1
+        return start
+
+    def _is_late(self, start: _Start, now_ns: int) -> bool:
+        return 0 < self._span.timeout_ns < now_ns - start.time_ns
+
+    def waiting(self) -> set[Thread]:
+        """Return the threads whose end would end spans."""
+        if not self._span.is_of_thread:
+            return set()
+        with self._lock:
+            return {start.thread for starts in self._open.values() for start in starts}
+
+    def has_late(self, now_ns: int) -> bool:
+        """Report whether a start has waited for too long."""
+        with self._lock:
+            return any(self._is_late(start, now_ns) for starts in self._open.values() for start in starts)
+
+    def end_of_threads(self, ended: Iterable[Thread]) -> SpanCounts:
+        """Remove starts of threads that have ended, all of whose hits were added."""
+        threads = set(ended)
+        return SpanCounts(died=self._remove(lambda start: start.thread in threads))
+
+    def expire(self, now_ns: int) -> SpanCounts:
+        """Remove starts that have waited for too long."""
+        return SpanCounts(timed_out=self._remove(lambda start: self._is_late(start, now_ns)))
+
+    def _remove(self, is_over: Callable[[_Start], bool]) -> int:
+        removed = 0
+        with self._lock:
+            for key, starts in list(self._open.items()):
+                left = [start for start in starts if not is_over(start)]
+                removed += len(starts) - len(left)
+                if left:
+                    self._open[key] = left
+                else:
+                    del self._open[key]
+        return removed
+
+    def _hits(
+        self, batch: EventBatch, sites: Mapping[int, SiteCapture]
+    ) -> tuple[list[_Values | None], list[_Start | None]]:
+        """Return each event's key, None if it is unknown, and what is to be kept of it, None if it is an end."""
+        keys: list[_Values | None] = [None] * len(batch)
+        starts: list[_Start | None] = [None] * len(batch)
+        for site_id, positions, events in batch.by_site():
+            site = sites.get(site_id)
+            if site is None:
+                continue
+            columns = dict(zip(self._span.at_hit(site).captures, events.tables[0].columns, strict=True))
+            rows = positions.tolist()
+            for row, key in zip(
+                rows, zip(*(_key(part, events, columns) for part in self._span.key), strict=True), strict=True
+            ):
+                keys[row] = None if None in key else key
+            if site.is_start:
+                for row, start in zip(rows, self._starts(events, columns), strict=True):
+                    starts[row] = start
+        return keys, starts
+
+    def _starts(self, events: EventBatch, columns: Mapping[Capture, ValueColumn]) -> list[_Start]:
+        kept = [columns[capture] for capture in self._span.start_captures]
+        layout = tuple(column.layout for column in kept)
+        values = zip(*map(values_of, kept), strict=True) if kept else [()] * len(events)
+        times, pids, tids = events.time_ns.tolist(), events.pid.tolist(), events.tid.tolist()
+        return [
+            _Start(time_ns, Thread(pid, tid), of_start, layout)
+            for time_ns, pid, tid, of_start in zip(times, pids, tids, values, strict=True)
+        ]
+
+    def _pairs(self, ends: EventBatch, starts: Sequence[_Start], sites: Mapping[int, SiteCapture]) -> EventBatch:
+        """Return events of ends, with the values of their pairs."""
+        tables: list[ValueTable] = []
+        for site_id, positions, events in ends.by_site():
+            site = sites[site_id]
+            columns = dict(zip(self._span.at_hit(site).captures, events.tables[0].columns, strict=True))
+            of_layout: dict[tuple[str, ...], list[int]] = {}
+            for number, row in enumerate(positions.tolist()):
+                of_layout.setdefault(starts[row].layout, []).append(number)
+            for layout, numbers in of_layout.items():
+                rows = np.array(numbers, np.intp)
+                of_rows = [starts[row] for row in positions[rows].tolist()]
+                pairs = _PairColumns(self._span, layout, of_rows, events.time_ns[rows])
+                taken = {capture: column.take(rows) for capture, column in columns.items()}
+                tables.append(
+                    ValueTable(tuple(pairs.column(each) or taken[each] for each in site.captures), positions[rows])
+                )
+        return replace(ends, tables=unite(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class _PairColumns:
+    """Columns of pairs whose starts' values have the same types. times: of the ends."""
+
+    span: Span
+    layout: tuple[str, ...]
+    starts: Sequence[_Start]
+    times: I64
+
+    def column(self, capture: Capture) -> ValueColumn | None:
+        """Return what is captured, or None if it is of the end."""
+        if capture.subject is BuiltIn.ELAPSED:
+            return Numbers(self.times - np.array([start.time_ns for start in self.starts], np.int64))
+        if not isinstance(capture.subject, StartArgument):
+            return None
+        position = self.span.start_captures.index(replace(capture, subject=capture.subject.index))
+        return column_of(self.layout[position], [start.values[position] for start in self.starts])
+
+
+def _key(part: KeySource, events: EventBatch, columns: Mapping[Capture, ValueColumn]) -> list[_Value]:
+    if isinstance(part, Capture):
+        return values_of(columns[part])
+    match part:
+        case HitField.PID:
+            return list(events.pid.tolist())
+        case HitField.TID:
+            return list(events.tid.tolist())
+        case HitField.CPU:
+            return list(events.cpu.tolist())
+        case HitField.EXECNAME:
+            return list(events.comm.tolist())
+        case _:
+            raise ValueError(f"{part.value} is no key of a span")
+
+
+def values_of(column: ValueColumn) -> list[_Value]:
+    """Return a column's values, None for those that are unavailable."""
+    if isinstance(column, Strings):
+        return list(column.tolist())
+    values: list[_Value] = list(column.data.tolist())
+    if column.unavailable is not None:
+        for row in np.flatnonzero(column.unavailable).tolist():
+            values[row] = None
+    return values
+
+
+def column_of(layout: str, values: Sequence[_Value]) -> ValueColumn:
+    """Return a column of values, which were in one of this layout."""
+    missing = np.array([value is None for value in values], np.bool_)
+    unavailable = missing if missing.any() else None
+    numbers = [0 if value is None or isinstance(value, bytes) else value for value in values]
+    match layout:
+        case "signed":
+            return Numbers(np.array(numbers, np.int64), unavailable)
+        case "unsigned":
+            return Numbers(np.array(numbers, np.uint64), unavailable)
+        case "float":
+            return Numbers(np.array(numbers, np.float64), unavailable)
+        case _:
+            texts = [value if isinstance(value, bytes) else None for value in values]
+            return replace(Strings.of(texts), is_raw=layout == "bytes")

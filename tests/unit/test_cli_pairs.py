@@ -1,0 +1,72 @@
+"""What `stapsdt latency` and `stapsdt spans` make of their arguments, and of what became of starts."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from stapsdtd.cli.pairs import Pair
+from stapsdtd.cli.trace_output import format_spans, why_unpaired
+from stapsdtd.client import SpanAccount
+from stapsdtd.signatures import Catalog
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("postgresql:query__start", "postgresql:query__done"),
+        ("postgresql:query-start(query)", "postgresql:query__done"),
+        ("postgresql4711:::query-start", "postgresql4711:::query__done"),
+        ("python:gc__start", "python:gc__done"),
+    ],
+)
+def test_ends_that_signatures_know(start: str, end: str) -> None:
+    assert Pair(start, "").known_end(Catalog()).end == end
+
+
+@pytest.mark.parametrize("start", ["postgresql:query__done", "app:begin", "postgresql:*", "broken("])
+def test_ends_that_nobody_knows(start: str) -> None:
+    with pytest.raises(click.UsageError, match=re.escape(f"which probe ends {start} is not known")):
+        Pair(start, "").known_end(Catalog())
+
+
+def test_ends_that_are_given_come_first() -> None:
+    pair = Pair("postgresql:query__start", "postgresql:query__execute__done")
+    assert pair.known_end(Catalog()) is pair
+
+
+@pytest.mark.parametrize(
+    ("spans", "text"),
+    [
+        (SpanAccount(starts=3, paired=3), ""),
+        (SpanAccount(starts=1, open=1), "1 start: 1 waiting for an end"),
+        (
+            SpanAccount(starts=5, paired=4, timed_out=1, unmatched=2),
+            "5 starts: 4 paired, 1 timed out; 2 ends without a start",
+        ),
+        (
+            SpanAccount(starts=15, paired=1, nested=2, died=3, table_full=9),
+            "15 starts: 1 paired, 2 within another, 3 of threads that ended, 9 without room",
+        ),
+        (SpanAccount(unmatched=1), "1 end without a start"),
+    ],
+)
+def test_what_made_no_pair(spans: SpanAccount, text: str) -> None:
+    assert format_spans(spans) == text
+
+
+@pytest.mark.parametrize(
+    ("spans", "reason"),
+    [
+        (SpanAccount(starts=2, paired=1, open=1), ""),
+        (SpanAccount(unmatched=3), "END fired, but no START before it"),
+        (SpanAccount(starts=3, open=3), "START fired, but no END yet"),
+        (SpanAccount(starts=3, open=3, unmatched=1), "no END had the key of a START"),
+    ],
+)
+def test_why_there_are_no_pairs(spans: SpanAccount, reason: str) -> None:
+    found = why_unpaired(spans)
+    assert found.startswith(reason)
+    assert bool(found) is bool(reason)

@@ -1,0 +1,208 @@
+"""Pairs of starts and ends, against a model that takes one hit at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.aggregate.aggregation import HitField
+from stapsdtd.events.batch import EventBatch, ValueTable, join
+from stapsdtd.events.columns import Numbers, Strings, ValueColumn
+from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
+from stapsdtd.spans.pairing import Pairer, Thread
+from stapsdtd.spans.span import MAX_DEPTH, Span, SpanCounts
+from tests.unit.samples import argument, site, value_list
+
+KEY, TEXT = Capture(0), Capture(1, is_string=True)
+ELAPSED = Capture(BuiltIn.ELAPSED)
+OF_START = Capture(StartArgument(1), is_string=True)
+BEGIN = SiteCapture(site("begin", 1, [argument()] * 2), (TEXT,), is_start=True)
+END = SiteCapture(site("end", 2, [argument()] * 2), (Capture(1), OF_START, ELAPSED))
+OTHER_END = SiteCapture(site("stop", 3, [argument(), argument(signed=True)]), (Capture(1), OF_START, ELAPSED))
+SITES = {1: BEGIN, 2: END, 3: OTHER_END}
+
+
+@dataclass(frozen=True)
+class Hit:
+    site_id: int
+    key: int | None
+    time_ns: int
+    tid: int = 1
+
+    @property
+    def value(self) -> int:
+        """Which differs for all hits of a test."""
+        return self.time_ns
+
+
+@dataclass
+class Model:
+    """What the documentation says, literally."""
+
+    span: Span
+    waiting: dict[tuple[int | None, ...], list[Hit]] = field(default_factory=dict)
+    counts: SpanCounts = field(default_factory=SpanCounts)
+    unread: int = 0
+    pairs: list[tuple[int, int, bytes, int]] = field(default_factory=list)
+
+    def take(self, hit: Hit) -> None:
+        if hit.key is None and KEY in self.span.key:
+            self.unread += 1
+            return
+        key = (hit.key if KEY in self.span.key else None, hit.tid if HitField.TID in self.span.key else None)
+        starts = self.waiting.get(key, [])
+        if hit.site_id == 1:
+            self.counts += self.begin(key, starts, hit)
+        else:
+            self.counts += self.end(key, starts, hit)
+        if not self.waiting.get(key):
+            self.waiting.pop(key, None)
+
+    def is_late(self, start: Hit, now_ns: int) -> bool:
+        return self.span.timeout_ns > 0 and now_ns - start.time_ns > self.span.timeout_ns
+
+    def begin(self, key: tuple[int | None, ...], starts: list[Hit], hit: Hit) -> SpanCounts:
+        if starts and self.is_late(starts[-1], hit.time_ns):
+            late = len(starts)
+            self.waiting[key] = [hit]
+            return SpanCounts(starts=1, timed_out=late)
+        if len(starts) == (MAX_DEPTH if self.span.is_nested else 1):
+            return SpanCounts(starts=1, nested=1)
+        if not starts and len(self.waiting) == self.span.max_open:
+            return SpanCounts(starts=1, table_full=1)
+        self.waiting[key] = [*starts, hit]
+        return SpanCounts(starts=1)
+
+    def end(self, key: tuple[int | None, ...], starts: list[Hit], hit: Hit) -> SpanCounts:
+        if not starts:
+            return SpanCounts(unmatched=1)
+        start = starts[-1]
+        self.waiting[key] = starts[:-1]
+        if self.is_late(start, hit.time_ns):
+            return SpanCounts(unmatched=1, timed_out=1)
+        self.pairs.append((hit.site_id, hit.value, text_of(start), hit.time_ns - start.time_ns))
+        return SpanCounts(paired=1)
+
+
+def text_of(hit: Hit) -> bytes:
+    return b"work %d" % hit.value
+
+
+def events(hits: Sequence[Hit], *, has_key: bool) -> EventBatch:
+    """As engines deliver them: sites whose values have the same types share a table."""
+    tables = []
+    for site_id in SITES:
+        rows = [row for row, hit in enumerate(hits) if hit.site_id == site_id]
+        own: ValueColumn
+        if site_id == 1:
+            own = Strings.of([text_of(hits[row]) for row in rows])
+        else:
+            own = (unsigned_column if site_id == 2 else signed_column)([hits[row].value for row in rows])
+        keys = [hits[row].key for row in rows]
+        columns = (unsigned_column(keys), own) if has_key else (own,)
+        if rows:
+            tables.append(ValueTable(columns, np.array(rows, np.intp)))
+    count = len(hits)
+    return EventBatch(
+        np.array([hit.time_ns for hit in hits], np.int64),
+        np.full(count, 7, np.int32),
+        np.array([hit.tid for hit in hits], np.int32),
+        np.zeros(count, np.uint16),
+        np.full(count, b"app", "S16"),
+        np.array([hit.site_id for hit in hits], np.uint32),
+        tuple(tables),
+    )
+
+
+def unsigned_column(values: Sequence[int | None]) -> Numbers:
+    missing = np.array([value is None for value in values], np.bool_)
+    data = np.array([value or 0 for value in values], np.uint64)
+    return Numbers(data, missing if missing.any() else None)
+
+
+def signed_column(values: Sequence[int | None]) -> Numbers:
+    return Numbers(np.array([value or 0 for value in values], np.int64))
+
+
+def rows_of(pairs: EventBatch) -> list[tuple[object, ...]]:
+    rows: dict[int, tuple[object, ...]] = {}
+    for site_id, positions, part in pairs.by_site():
+        columns = [value_list(column) for column in part.tables[0].columns]
+        for position, values in zip(positions.tolist(), zip(*columns, strict=True), strict=True):
+            rows[position] = (site_id, *values)
+    return [rows[position] for position in sorted(rows)]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Span, list[list[Hit]]]:
+    span = Span(
+        draw(st.sampled_from([(HitField.TID,), (KEY,), (KEY, HitField.TID)])),
+        (TEXT,),
+        timeout_ns=draw(st.sampled_from([0, 3, 20])),
+        is_nested=draw(st.booleans()),
+        max_open=draw(st.integers(1, 4)),
+    )
+    times = sorted(draw(st.sets(st.integers(1, 200), max_size=60)))
+    hits = [
+        Hit(draw(st.sampled_from([1, 1, 2, 3])), draw(st.none() | st.integers(1, 3)), time_ns, draw(st.integers(1, 2)))
+        for time_ns in times
+    ]
+    cut = draw(st.integers(0, len(hits)))
+    return span, [part for part in (hits[:cut], hits[cut:]) if part]
+
+
+@given(cases())
+def test_pairs_are_those_of_the_model(case: tuple[Span, list[list[Hit]]]) -> None:
+    span, parts = case
+    pairer, model, counts, unread = Pairer(span), Model(span), SpanCounts(), 0
+    made = []
+    for hits in parts:
+        paired = pairer.add(events(hits, has_key=KEY in span.key), SITES)
+        counts += paired.counts
+        unread += paired.unread
+        made += rows_of(paired.pairs)
+        for hit in hits:
+            model.take(hit)
+    assert made == model.pairs
+    assert (counts, unread) == (model.counts, model.unread)
+    assert counts.open == sum(map(len, model.waiting.values()))
+
+
+def test_hits_of_sites_that_are_forgotten_are_counted() -> None:
+    paired = Pairer(Span()).add(events([Hit(1, 1, 1), Hit(2, 1, 2)], has_key=False), {})
+    assert (len(paired.pairs), paired.unread, paired.counts) == (0, 2, SpanCounts())
+
+
+def test_starts_of_threads_that_ended() -> None:
+    pairer = Pairer(Span(start_captures=(TEXT,)))
+    pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 2, tid=5)], has_key=False), SITES)
+    assert pairer.waiting() == {Thread(7, 4), Thread(7, 5)}
+    assert pairer.end_of_threads([Thread(7, 5), Thread(8, 4)]) == SpanCounts(died=1)
+    assert pairer.waiting() == {Thread(7, 4)}
+
+
+def test_threads_do_not_matter_to_keys_without_them() -> None:
+    pairer = Pairer(Span(key=(KEY,), start_captures=(TEXT,)))
+    pairer.add(events([Hit(1, 1, 1)], has_key=True), SITES)
+    assert pairer.waiting() == set()
+
+
+def test_starts_that_wait_for_too_long() -> None:
+    pairer = Pairer(Span(start_captures=(TEXT,), timeout_ns=10))
+    pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 5, tid=5)], has_key=False), SITES)
+    assert not pairer.has_late(11)
+    assert pairer.has_late(12)
+    assert pairer.expire(12) == SpanCounts(timed_out=1)
+    assert pairer.waiting() == {Thread(7, 5)}
+
+
+def test_pairs_of_several_batches_are_in_the_order_of_their_ends() -> None:
+    pairer = Pairer(Span(start_captures=(TEXT,)))
+    first = pairer.add(events([Hit(1, 1, 1, tid=1), Hit(1, 1, 2, tid=2)], has_key=False), SITES)
+    later = events([Hit(3, 1, 3, tid=2), Hit(2, 1, 4, tid=1)], has_key=False)
+    second = pairer.add(later, SITES)
+    assert rows_of(join([first.pairs, second.pairs])) == [(3, 3, b"work 2", 1), (2, 4, b"work 1", 3)]
