@@ -92,10 +92,8 @@ struct hit {
 		struct scratch *scratch;
 		struct workspace *workspace;
 	};
-	union {
-		__u32 next_test;
-		__u32 pair_space; /* once the filters have run */
-	};
+	struct pair_space *pairs; /* NULL if it has none */
+	__u32 next_test;
 	__u32 bank;
 };
 

@@ -6,11 +6,10 @@
 
 #include "hit.h"
 
-/* What is kept of a start. Of a pair, elapsed time stands in the place of the start's. */
+/* What is kept of a start. Of a pair, the time elapsed stands in the place of the start's. */
 struct span_entry {
-	__u64 time_ns;
+	__u64 words[PAIR_WORDS]; /* the time in nanoseconds, then what was wanted of the start */
 	__u64 missing; /* a bit for each word that could not be read */
-	__u64 words[START_WORDS];
 };
 
 /*
@@ -32,53 +31,38 @@ struct {
 	__type(value, struct pair_space);
 } pair_spaces SEC(".maps");
 
-#define NO_PAIR_SPACE 0xffffffffU
-
-/* Return the hit's, or NULL if it has none. */
-static __always_inline struct pair_space *pair_space_of(const struct hit *hit)
-{
-	return bpf_map_lookup_elem(&pair_spaces, &hit->pair_space);
-}
-
-static __always_inline void claim_pair_space(struct hit *hit)
+static __always_inline struct pair_space *claim_pair_space(void)
 {
 	__u32 first = bpf_get_smp_processor_id() * PAIR_SPACES;
 
-	hit->pair_space = NO_PAIR_SPACE;
 	for (__u32 number = 0; number < PAIR_SPACES; number++) {
 		__u32 index = first + number;
 		struct pair_space *space = bpf_map_lookup_elem(&pair_spaces, &index);
 
-		if (space && !__sync_val_compare_and_swap(&space->busy, 0, 1)) {
-			hit->pair_space = index;
-			return;
-		}
+		if (space && !__sync_val_compare_and_swap(&space->busy, 0, 1))
+			return space;
 	}
+	return NULL;
 }
 
 static __always_inline void release_pair_space(const struct hit *hit)
 {
-	struct pair_space *space = pair_space_of(hit);
-
-	if (space)
-		*(volatile __u32 *)&space->busy = 0;
+	if (hit->pairs)
+		*(volatile __u32 *)&hit->pairs->busy = 0;
 }
 
 /* Return whether the operand could be had, as fetch() does. */
 static __always_inline bool fetch_of_pair(const struct hit *hit, const struct operand *op, __u64 *out)
 {
-	struct pair_space *space = pair_space_of(hit);
-	__u32 word = op->index & (START_WORDS - 1);
+	__u32 word = op->index;
 	const struct span_entry *pair;
 
-	*out = UNREAD_OPERAND;
-	if (!space)
+	*out = 0;
+	if (!hit->pairs || word >= PAIR_WORDS)
 		return false;
-	pair = &space->pairs[op->base & (MAX_PAIRINGS - 1)];
-	if (op->kind == OPERAND_START_WORD && pair->missing >> word & 1)
-		return false;
-	*out = op->kind == OPERAND_START_WORD ? pair->words[word] : pair->time_ns;
-	return true;
+	pair = &hit->pairs->pairs[op->base & (MAX_PAIRINGS - 1)];
+	*out = pair->words[word];
+	return !(pair->missing >> word & 1);
 }
 
 #endif

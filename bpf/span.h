@@ -7,7 +7,7 @@
  * and what becomes of other hits becomes of the pair: it is written as a record, or added to a row.
  *
  *     start ─► key ─► entry: its time, words of it         (the first one stays; those after it are nested)
- *     end ───► key ─► entry, which one hit takes out ─► struct pair_space ─► operands: time elapsed, words of the start
+ *     end ───► key ─► entry, which one hit takes out ─► struct pair_space ─► operands: words of both
  *
  * The key is the thread by default, known by its task. What a thread began ends with it, and when it executes another
  * program: two programs see to that, which are attached while there are such spans.
@@ -67,7 +67,7 @@ static __always_inline bool expire(const struct hit *hit, const struct pairing *
 {
 	const struct span_entry *entry = bpf_map_lookup_elem(entries, space->key);
 
-	if (!entry || !is_late(pairing, entry->time_ns, space->start.time_ns))
+	if (!entry || !is_late(pairing, entry->words[0], space->start.words[0]))
 		return false;
 	if (bpf_map_delete_elem(entries, space->key))
 		return false;
@@ -82,12 +82,14 @@ static __always_inline void begin_span(const struct hit *hit, const struct pairi
 	long error;
 
 	start->missing = 0;
-	for (__u32 word = 0; word < START_WORDS && word < pairing->words; word++)
-		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word) & (MAX_OPERANDS - 1)],
-			   &start->words[word]))
+	for (__u32 word = 1; word < PAIR_WORDS && word <= pairing->words; word++)
+		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
+			   &start->words[word])) {
+			start->words[word] = 0;
 			start->missing |= 1ULL << word;
+		}
 	count_span(hit, pairing, SPAN_STARTS);
-	start->time_ns = bpf_ktime_get_ns();
+	start->words[0] = bpf_ktime_get_ns();
 	error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
 	if (error == -EEXIST && expire(hit, pairing, space, entries))
 		error = bpf_map_update_elem(entries, space->key, start, BPF_NOEXIST);
@@ -113,12 +115,12 @@ static __always_inline bool end_span(const struct hit *hit, const struct pairing
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	if (is_late(pairing, pair->time_ns, now_ns)) {
+	if (is_late(pairing, pair->words[0], now_ns)) {
 		count_span(hit, pairing, SPAN_TIMED_OUT);
 		count_span(hit, pairing, SPAN_UNMATCHED);
 		return false;
 	}
-	pair->time_ns = now_ns - pair->time_ns;
+	pair->words[0] = now_ns - pair->words[0];
 	count_span(hit, pairing, SPAN_PAIRED);
 	return true;
 }
@@ -127,7 +129,7 @@ static __always_inline bool end_span(const struct hit *hit, const struct pairing
 static __noinline long carry_out(__u32 number, struct hit *hit)
 {
 	const struct pairing *pairing = &pairings[(hit->plan->pairings + number) & (MAX_PAIRING_ROWS - 1)];
-	struct pair_space *space = pair_space_of(hit);
+	struct pair_space *space = hit->pairs;
 	__u64 bit = 1ULL << (pairing->filter & 63);
 	__u32 span = pairing->span;
 	void *entries;
@@ -151,7 +153,7 @@ static __noinline long carry_out(__u32 number, struct hit *hit)
 
 static __always_inline void pair(struct hit *hit)
 {
-	claim_pair_space(hit);
+	hit->pairs = claim_pair_space();
 	if (hit->plan->pairing_count == 1)
 		carry_out(0, hit);
 	else

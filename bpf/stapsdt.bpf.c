@@ -114,6 +114,7 @@ int on_hit(const __u64 *registers)
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
 	hit.next_test = 0;
+	hit.pairs = NULL;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
 		hit.registers[number] = registers[number];

@@ -38,7 +38,7 @@ enum limit {
 	MAX_PAIRING_ROWS = 1 << 13,
 	MAX_PAIRINGS = 4,	/* of one plan */
 	PAIR_KEY_WORDS = 3,
-	START_WORDS = 4,	/* kept of a start, at most */
+	PAIR_WORDS = 5,		/* the time, and what is kept of a start; one less than a power of two */
 	PAIR_SPACES = 16,	/* of a CPU, where pairs are made */
 
 	SHARES = 4096,		/* processes that met a full ring lately */
@@ -56,8 +56,7 @@ enum operand_kind {
 	OPERAND_PID = 6,	/* this and what follows: in keys alone */
 	OPERAND_TID = 7,
 	OPERAND_CPU = 8,
-	OPERAND_ELAPSED = 9,	/* of the pair of pairing `base`: time since its start, in nanoseconds */
-	OPERAND_START_WORD = 10, /* of that, word `index` of what was kept of the start */
+	OPERAND_OF_PAIR = 9,	/* word `index` of the pair of the plan's pairing `base`; the first is the time elapsed */
 };
 
 enum operand_take {

@@ -124,7 +124,8 @@ class Site:
     site_offset: Annotated[FileOffset, Meta(ge=0)]
     semaphore_offset: SemaphoreOffset | None
     function: FunctionName | None
-    arguments: tuple[Argument, ...]
+    # sites that differ differ in the rest, too, and dictionaries of thousands of sites are made while a client waits
+    arguments: tuple[Argument, ...] = field(hash=False)
     nop_bytes: Annotated[int, Meta(ge=1, le=LONGEST_NOP_BYTES)]
 
 

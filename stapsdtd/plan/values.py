@@ -16,12 +16,12 @@ _NUMBER_BYTES = frozenset({1, 2, 4, 8})
 
 
 class OfPair(NamedTuple):
-    """A number that is known of a span's start and end. pairing: which of those at a site pairs them. word: of what was
-    kept of the start; None for the time elapsed.
+    """A number that is known of a span's start and end. pairing: which of those at a site pairs them. word: 0 for the
+    time elapsed, then what was kept of the start.
     """
 
     pairing: int
-    word: int | None
+    word: int
     is_signed: bool
 
 

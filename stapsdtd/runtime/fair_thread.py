@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from stapsdtd.runtime.futures import finished
+
 _T = TypeVar("_T")
 
 
@@ -68,6 +70,7 @@ class FairThread:
         self._waiting = 0
         self._running = ""
         self._since = 0.0
+        self._is_resting = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -99,7 +102,13 @@ class FairThread:
                 self._waiting -= 1
 
     def ask(self) -> Future[None]:
-        """Return a future that is done once the thread comes to it, before all that is not urgent."""
+        """Return a future that is done once the thread comes to it, before all that is not urgent.
+
+        A thread that has nothing to do is not woken up.
+        """
+        with self._changed:
+            if self._is_resting and not self._urgent and not self._queues:
+                return finished()
         return self.submit(None, lambda: None)
 
     def backlog(self) -> Backlog:
@@ -133,7 +142,9 @@ class FairThread:
                 while not self._urgent and not self._queues:
                     if self._is_stopping:
                         return None
+                    self._is_resting = True
                     self._changed.wait()
+                    self._is_resting = False
                 work = self._urgent.popleft() if self._urgent else self._take_turn()
                 # what was cancelled is not counted any more
                 if work.result.set_running_or_notify_cancel():

@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
@@ -227,6 +226,6 @@ def _statuses(
     return [
         live.status(SiteState.REFUSED, considered.object, each, reason)
         if (reason := refusals.get(each.capture.site))
-        else replace(live.status(SiteState.ARMED, considered.object, each), armed_after_ns=armed_after_ns)
+        else live.status(SiteState.ARMED, considered.object, each, armed_after_ns=armed_after_ns)
         for each in considered.selected_sites
     ]

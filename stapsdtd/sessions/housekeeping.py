@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _CLEANUP_SECONDS = 2.0
+_IDLE_CLEANUP_SECONDS = 10.0
+"""While nobody subscribes, when all that may be left is what the kernel refused to remove."""
 _PROGRESS_SECONDS = 1.0
 
 
@@ -61,26 +63,30 @@ class Housekeeping:
         self._cleanup: Future[None] | None = None
         self._progress_timer = Timer(_PROGRESS_SECONDS, self._on_progress_timer)
         self._cleanup_timer = Timer(_CLEANUP_SECONDS, self._on_cleanup_timer)
-
-    def start(self) -> None:
-        self._progress_timer.set()
-        self._cleanup_timer.set()
+        self._idle_cleanup_timer = Timer(_IDLE_CLEANUP_SECONDS, self._on_cleanup_timer)
 
     def stop(self) -> None:
         self._progress_timer.cancel()
         self._cleanup_timer.cancel()
+        self._idle_cleanup_timer.cancel()
 
     def _on_progress_timer(self) -> None:
-        self._progress_timer.set()
-        self.check_progress()
+        if self._principal_of:
+            self._progress_timer.set()
+            self.check_progress()
 
     def _on_cleanup_timer(self) -> None:
-        self._cleanup_timer.set()
+        (self._cleanup_timer if self._principal_of else self._idle_cleanup_timer).set()
         self.clean_up()
 
     def began(self, subscription: Subscription) -> None:
         """Count the subscription's foreign hits, even those of its last interval if it ends."""
+        if not self._principal_of:
+            # the first rate is not to be of all the time in which nobody subscribed
+            self._foreign.judge({}, {})
         self._principal_of[subscription.subscription_key] = subscription.client
+        self._progress_timer.set()
+        self._cleanup_timer.set()
 
     def closed(self, subscription: Subscription) -> None:
         """Forget a subscription after the next count of foreign hits, which is the last with hits of it."""
@@ -93,10 +99,7 @@ class Housekeeping:
             if live.first is None:
                 self._armer.late.report(live)
             self._sweep(live.subscription)
-        if not self._principal_of:
-            # the next rate is not to be of all the time in which nobody subscribed
-            self._foreign.judge({}, {})
-        elif self._foreign_hits is None or self._foreign_hits.done():
+        if self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
             self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))

@@ -141,6 +141,8 @@ class LiveSubscription:
             # Subscribe reports all of them, and a subscription keeps only some
             self.first.statuses += self.subscription.new_statuses()
 
-    def status(self, state: SiteState, obj: Object, selected: SelectedSite, reason: str = "") -> SiteStatus:
+    def status(
+        self, state: SiteState, obj: Object, selected: SelectedSite, reason: str = "", armed_after_ns: int = 0
+    ) -> SiteStatus:
         site_id = self.subscription.site_id(obj, selected)
-        return SiteStatus(state, site_id, obj, selected.capture.site, reason)
+        return SiteStatus(state, site_id, obj, selected.capture.site, reason, armed_after_ns)

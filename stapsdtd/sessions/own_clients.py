@@ -65,7 +65,8 @@ class ClientFilter:
         return batch.take(np.flatnonzero(~of_clients)) if np.count_nonzero(of_clients) else batch
 
     def _unwanted_of(self, pids: I32) -> I32:
-        return np.setdiff1d(pids, self._wanted)
+        # numpy.setdiff1d would import numpy.ma, while the first client waits
+        return pids[~_among(pids, self._wanted)]
 
 
 def _is_command(comms: Comms) -> Bools:

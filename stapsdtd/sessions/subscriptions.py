@@ -103,7 +103,6 @@ class Subscriptions:
         self.housekeeping = Housekeeping(
             self._live, registry, watcher, armer, follower, self.arming.foreign, engine, arming_thread
         )
-        self.housekeeping.start()
 
     def subscribe(
         self,

@@ -96,6 +96,19 @@ def test_what_costs_others_too_much_is_disarmed_until_a_while_has_passed(
     call.cancel()
 
 
+def test_the_first_rate_is_not_of_the_time_in_which_nobody_subscribed(
+    server: Served, clock: Clock, pids: list[int]
+) -> None:
+    found = server.file_object(site("a"))
+    server.map(pids[0], found)
+    clock.now += 1000
+    server.subscribe()
+    ((subscription_key, _),) = server.engine.armed
+    clock.now += 1
+    server.engine.hits = {(subscription_key, found.key): 5_000}
+    wait_for(lambda: server.subscriptions.arming.foreign.exceeded, "it to be noticed")
+
+
 def test_what_waits_to_be_opened_is_refused_once_when_it_is_barred_meanwhile(
     tmp_path: Path, clock: Clock, pids: list[int]
 ) -> None:

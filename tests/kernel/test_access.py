@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Account, Aggregate, Client, EndReason, SiteState, SubscribeOptions
+from stapsdtd.client import Account, Aggregate, Client, EndReason, SiteState, Span, SpanAccount, SubscribeOptions
 from stapsdtd.client.errors import AccessDeniedError, LimitReachedError
 from tests.support import (
     SYSTEM_PYTHON,
@@ -145,6 +145,32 @@ class TestOwnProcesses:
         assert (account.fired, account.aggregated, account.lost) == (50, 50, 0)
         assert [row.values["count"] for row in snapshot.rows] == [50]
         assert "pid" not in keys or snapshot.rows[0].key[0] == anne.pid
+
+    @pytest.mark.parametrize("key", [(), ("cpu",), ("execname",)], ids=["thread", "kernel", "daemon"])
+    def test_spans_know_no_others(self, folder: Path, program: Path, key: tuple[str, ...]) -> None:
+        """Starts of one user and ends of another have the same key, where it is not the thread."""
+        cpu = {min(os.sched_getaffinity(0))}
+        span = Span(start_selectors=[of(program, "tick")], key=key)
+        with (
+            daemon_with(folder) as daemon,
+            ticker_of(ANNE, program) as anne,
+            ticker_of(BERT, program) as bert,
+            client_of(ANNE, daemon) as client,
+            client.subscribe(f"{of(program, 'text')}(arg0:str)", span=span) as subscription,
+        ):
+            for each in (anne, bert):
+                os.sched_setaffinity(each.pid, cpu)
+            bert.do("fire 1")
+            anne.do("text alone")
+            anne.do("fire 1")
+            bert.do("text his")
+            anne.do("text hers")
+            subscription.unsubscribe()
+            (event,) = subscription.events()
+            account = subscription.account
+        assert event.values[0] == "hers"
+        assert account is not None
+        assert (account.fired, account.spans) == (3, SpanAccount(starts=1, paired=1, unmatched=1))
 
     def test_process_whose_main_thread_ended_is_still_hers(self, folder: Path, program: Path, library: Path) -> None:
         late = copied(library, folder / "late.so")

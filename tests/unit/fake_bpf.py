@@ -521,7 +521,7 @@ class _Hit:
         self._registers = registers
         self._plan: Any = None
         self._generation = self._parity = 0
-        # what is known of each pair that it makes: time elapsed, missing and words
+        # what is known of each pair that it makes: time elapsed, words of the start, and which are missing
         self._pairs: dict[int, tuple[int, ...]] = {}
 
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
@@ -569,7 +569,7 @@ class _Hit:
                     counted, pair = self._loaded.spans.end(pairing, as_key, time.monotonic_ns())
                 else:
                     kept, missing = self._words(behind, behind + int(pairing["words"]))
-                    entry = packed([time.monotonic_ns(), missing, *kept], layout.SPAN_ENTRY.itemsize // 8)
+                    entry = packed([time.monotonic_ns(), *kept], layout.PAIR_WORDS) + packed([missing << 1], 1)
                     counted = self._loaded.spans.begin(pairing, as_key, entry)
             for counter in counted:
                 self._count_cell(int(self._plan["counters"]) + cells + counter)
@@ -655,12 +655,10 @@ class _Hit:
     def _fetched(self, operand: Any) -> tuple[int, bool]:
         """The value, or what could not be read and False."""
         value = int(operand["constant"])
-        if operand["kind"] in {OperandKind.ELAPSED, OperandKind.START_WORD}:
-            elapsed_ns, missing, *kept = self._pairs[int(operand["base"])]
+        if operand["kind"] == OperandKind.OF_PAIR:
+            *words, missing = self._pairs[int(operand["base"])]
             word = int(operand["index"])
-            if operand["kind"] == OperandKind.ELAPSED:
-                return elapsed_ns, True
-            return (layout.UNREAD_OPERAND, False) if missing >> word & 1 else (kept[word], True)
+            return (layout.UNREAD_OPERAND, False) if missing >> word & 1 else (words[word], True)
         base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))
         if operand["kind"] == OperandKind.REGISTER:
             value = base

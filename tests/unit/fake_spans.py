@@ -18,7 +18,7 @@ _WORDS = layout.SPAN_ENTRY.itemsize // 8
 
 
 class MemoryEntries(EntryMap):
-    """by_key: time, missing and words of each start. before_take is called first, after_take afterwards."""
+    """by_key: what is kept of each start, its time first. before_take and after_take are called around each."""
 
     def __init__(self, max_entries: int) -> None:
         self.max_entries = max_entries
@@ -76,7 +76,7 @@ class FakeSpans:
         return counted
 
     def end(self, pairing: Any, key: bytes, now_ns: int) -> tuple[list[SpanCounter], tuple[int, ...] | None]:
-        """Return what is counted, and the pair if there is one: time elapsed, missing and words."""
+        """Return what is counted, and the pair if there is one."""
         start = self.tables[int(pairing["span"])].by_key.pop(key, None)
         if start is None:
             return [SpanCounter.UNMATCHED], None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stapsdtd.runtime.fair_thread import Backlog, FairThread, Queue
+from tests.support import wait_for
 
 SECONDS = 20
 
@@ -16,8 +17,10 @@ SECONDS = 20
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
+        self.asked = 0
 
     def __call__(self) -> float:
+        self.asked += 1
         return self.now
 
 
@@ -111,6 +114,15 @@ def test_asking_waits_for_no_queue(thread: FairThread, held: Held) -> None:
     held.release.set()
     last.result(SECONDS)
     assert order == [False]
+
+
+def test_asking_does_not_wake_a_thread_that_has_nothing_to_do(thread: FairThread, clock: Clock) -> None:
+    def is_left_alone() -> bool:
+        before = clock.asked
+        thread.ask().result(SECONDS)
+        return clock.asked == before
+
+    wait_for(is_left_alone, "the thread to have nothing to do", SECONDS)
 
 
 def test_backlog(thread: FairThread, held: Held, clock: Clock) -> None:

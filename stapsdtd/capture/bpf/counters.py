@@ -28,9 +28,13 @@ class CounterReader:
         self._tables = tables
         self._by_cell: dict[int, list[_Counters]] = {}
         self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
+        self._starts: dict[ActivePlan, list[int]] = {}
         self._reported_ns = 0
 
     def begin(self, plan: ActivePlan) -> None:
+        if plan.paired:
+            pairings = range(len(plan.paired))
+            self._starts[plan] = [plan.entry.pairing_cell(SpanCounter.STARTS, pairing) for pairing in pairings]
         for counters in _counters_of(plan):
             for cell in counters.cells:
                 self._by_cell.setdefault(cell, []).append(counters)
@@ -38,6 +42,7 @@ class CounterReader:
                 self._totals[cell] = 0
 
     def end(self, plan: ActivePlan) -> None:
+        self._starts.pop(plan, None)
         for counters in _counters_of(plan):
             for cell in counters.cells:
                 self._by_cell.pop(cell, None)
@@ -51,6 +56,9 @@ class CounterReader:
     def report(self) -> U64:
         """Tell each subscription what fired, was filtered and was lost since the last report; return all totals."""
         totals = self._tables.totals()
+        # after what became of them: none is to seem to have ended before it began
+        if starts := [cell for cells in self._starts.values() for cell in cells]:
+            totals[starts] = self._tables.sums(starts)
         before = self._totals[: len(totals)]
         changed = np.flatnonzero(totals != before).tolist()
         before[:] = totals

@@ -40,8 +40,7 @@ def _built_in(built_in: BuiltIn) -> bytes:
 
 def encode_of_pair(value: OfPair) -> bytes:
     """Encode a number that is known of a span's start and end."""
-    kind = OperandKind.ELAPSED if value.word is None else OperandKind.START_WORD
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, value.pairing, value.word or 0, 1, 0, 0, 0, 0, 0)
+    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.OF_PAIR, value.pairing, value.word, 1, 0, 0, 0, 0, 0)
 
 
 def encode_hit_field(field: HitField) -> bytes:

@@ -101,7 +101,7 @@ class BpfEngine:
         self._memory = TableMemory()
         self._hit_tables = HitTables(loaded, self._memory)
         self._spans = SpanTables(loaded, self._memory)
-        watch = SpanWatch(self._spans, self._reader.post)
+        watch = SpanWatch(self._spans, self._reader.post_behind_counters)
         self._drainer = Drainer(loaded, self._hit_tables, watch, self._reader.post, self._reader.end)
         self._consumers = Consumers(self._drainer, self._spans)
         self._endings = Endings(loaded.wait_for_hits, self._end)

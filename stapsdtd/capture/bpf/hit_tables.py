@@ -169,6 +169,8 @@ class HitTables:
         table.is_unused = table.is_closed and not table.users
 
     def _named_by(self, plan: ActivePlan) -> list[HitTable]:
+        if not plan.added:
+            return []
         numbers = {added.table for added in plan.added}
         return [table for table in self.all() if table.number in numbers]
 

@@ -54,6 +54,10 @@ class KnownPlans:
                 # somebody waits for it, even if the last counters could not be reported
                 ending.done.set_result(None)
 
+    def report(self) -> None:
+        """Tell the sinks what was counted until now."""
+        self._counters.report()
+
     def _forget(self, ending: _Ending) -> None:
         try:
             totals = self._counters.report()

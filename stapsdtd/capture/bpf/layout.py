@@ -32,7 +32,7 @@ MAX_SPANS = 64
 MAX_PAIRING_ROWS = 1 << 13
 MAX_PAIRINGS = 4
 PAIR_KEY_WORDS = 3
-START_WORDS = 4
+PAIR_WORDS = 5
 PAIR_SPACES = 16
 
 MAX_FOLLOWING = 64
@@ -52,8 +52,7 @@ class OperandKind(IntEnum):
     PID = 6
     TID = 7
     CPU = 8
-    ELAPSED = 9
-    START_WORD = 10
+    OF_PAIR = 9
 
 
 class Take(IntEnum):
@@ -194,8 +193,8 @@ VALUE_MISSING = 0x8000
 ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8"), ("high", "u8")])
 """A row of a table, behind its key."""
 
-SPAN_ENTRY = np.dtype([("time_ns", "u8"), ("missing", "u8"), ("words", "u8", START_WORDS)])
-"""What is kept of a start."""
+SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
+"""What is kept of a start: its time, then words."""
 
 KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""

@@ -24,8 +24,8 @@ def why_not(span: Span) -> str | None:
     """Return why the program cannot pair starts and ends, or None if it can."""
     if span.is_nested:
         return "the kernel keeps one start for each key"
-    if len(span.start_captures) > layout.START_WORDS:
-        return f"the kernel keeps at most {layout.START_WORDS} arguments of a start"
+    if len(span.start_captures) >= layout.PAIR_WORDS:
+        return f"the kernel keeps at most {layout.PAIR_WORDS - 1} arguments of a start"
     if any(map(_is_text, span.start_captures)):
         return "the kernel keeps no strings of a start"
     if span.key == _THREAD:
@@ -100,9 +100,9 @@ class Pair:
     def value_of(self, capture: Capture) -> OfPair:
         """Return where a capture of a pair is. Raises NotEncodableError."""
         if not isinstance(capture.subject, StartArgument):
-            return OfPair(self.pairing, None, is_signed=True)
+            return OfPair(self.pairing, 0, is_signed=True)
         kept = replace(capture, subject=capture.subject.index)
         if kept not in self.span.start_captures:
             raise NotEncodableError(f"arg{capture.subject.index} of the start is not kept")
         word = self.span.start_captures.index(kept)
-        return OfPair(self.pairing, word, self.signs[word])
+        return OfPair(self.pairing, 1 + word, self.signs[word])

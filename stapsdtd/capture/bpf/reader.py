@@ -153,6 +153,15 @@ class Reader:
         """Have the reader thread do some work, such as to hand rows to a sink; any thread may call this."""
         self._jobs.post(work)
 
+    def post_behind_counters(self, work: Callable[[], None]) -> None:
+        """The same, once the sinks know what hits had been counted until then."""
+
+        def job() -> None:
+            self._plans.report()
+            work()
+
+        self._jobs.post(job)
+
     def stop(self) -> None:
         def job() -> None:
             self._stopping = True

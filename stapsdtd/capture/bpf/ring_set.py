@@ -39,17 +39,16 @@ class RingSet:
 
         A smaller ring stays if there is no room for a larger one. Raises OSError if there is none at all.
         """
+        wanted = min(buffer_bytes, self._max_bytes)
         for record_class in classes:
             stride = layout.STRIDES[record_class]
-            wanted = min(buffer_bytes, self._max_bytes)
             size = 1 << (max(wanted, _MIN_RECORDS * stride, mmap.PAGESIZE) - 1).bit_length()
             old = self._rings.get(record_class)
-            put = partial(self._loaded.put_ring, record_class)
             if old is None:
-                self._rings[record_class] = self._new(stride, size, put)
+                self._rings[record_class] = self._new(stride, size, partial(self._loaded.put_ring, record_class))
             elif old.size < size:
                 try:
-                    self._rings[record_class] = self._new(stride, size, put)
+                    self._rings[record_class] = self._new(stride, size, partial(self._loaded.put_ring, record_class))
                 except OSError as error:
                     _log.info("a ring stays at %d bytes instead of %d: %s", old.size, size, error)
                 else:

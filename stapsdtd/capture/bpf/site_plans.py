@@ -233,6 +233,8 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     Raises ValueError if the others want more than the rest.
     """
     restricted = [consumer for consumer in consumers if consumer.filter.owners is not None]
+    if not restricted:
+        return
     filters = {consumer.filter for consumer in restricted}
     captures = {capture for consumer in restricted for capture in consumer.target.action.captures}
     steps = sum(each.steps for each in filters)

@@ -27,7 +27,7 @@ class SpanWatch:
         now_ns: Callable[[], int] = time.monotonic_ns,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """post: as `Reader.post`. now_ns: as hits have it. clock: in seconds."""
+        """post: as `Reader.post_behind_counters`. now_ns: as hits have it. clock: in seconds."""
         self._tables = tables
         self._post = post
         self._now_ns = now_ns
@@ -75,7 +75,7 @@ class SpanWatch:
         keys, entries = table.entries.look_up_all()
         if not len(keys):
             return
-        late = entries.view(layout.SPAN_ENTRY)[:, 0]["time_ns"].astype("i8") < earliest_ns
+        late = entries.view(layout.SPAN_ENTRY)[:, 0]["words"][:, 0].astype("i8") < earliest_ns
         for key in keys[late]:
             entry = table.entries.take(key.tobytes())
             if entry is None:

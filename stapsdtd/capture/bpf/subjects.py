@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.encode import NotEncodableError, encode_of_pair, encode_value
@@ -16,9 +16,16 @@ from stapsdtd.spans.span import is_of_pair
 def source_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> Value | Constant | Unavailable:
     """Return the value that a record holds for a capture, or the constant or reason that replaces it."""
     source = value_of(capture, subject, architecture)
-    if isinstance(source, Value) and not isinstance(subject, BuiltIn):
+    return _fetchable(source, lambda value: encode_value(value, subject, architecture))
+
+
+def _fetchable(
+    source: Value | Constant | Unavailable, encode: Callable[[Value], bytes]
+) -> Value | Constant | Unavailable:
+    """Return a source, or why the program cannot fetch it."""
+    if isinstance(source, Value) and isinstance(source.subject, int):
         try:
-            encode_value(source, subject, architecture)
+            encode(source)
         except NotEncodableError as error:
             return Unavailable(str(error))
     return source
@@ -30,15 +37,22 @@ class Subjects:
     def __init__(self, site: ArmedSite) -> None:
         self._site = site.site
         self._architecture = site.object.architecture
+        self._encoded: dict[Value, bytes] = {}
 
     def source_of(self, capture: Capture, pair: Pair | None = None) -> Value | Constant | Unavailable:
         """pair: what is known of pairs, if these are what is recorded. Raises NotEncodableError."""
         if pair is not None and is_of_pair(capture):
             return Value(pair.value_of(capture))
-        return source_of(capture, self._subject(capture.subject), self._architecture)
+        return _fetchable(value_of(capture, self._subject(capture.subject), self._architecture), self.encode)
 
     def encode(self, value: Value) -> bytes:
         """Raises NotEncodableError."""
+        encoded = self._encoded.get(value)
+        if encoded is None:
+            encoded = self._encoded[value] = self._encode(value)
+        return encoded
+
+    def _encode(self, value: Value) -> bytes:
         if isinstance(value.subject, OfPair):
             return encode_of_pair(value.subject)
         return encode_value(value, self._subject(value.subject), self._architecture)

@@ -176,30 +176,35 @@ class Tables:
         of_pairings = [operand for pairing in plan.pairings for operand in pairing.operands]
         operands = b"".join((*plan.values, *plan.tested, *of_recipes, *of_pairings))
         tests = encode_filters(tested, plan.operand_indexes)
-        rows = np.frombuffer(tests, layout.TEST)
+        bits = tuple(plan.filters)
+        first_test, test_count = 0, len(tests) // layout.TEST.itemsize
+        recipes, pairings = _NO_RECIPES, _NO_PAIRINGS
         with contextlib.ExitStack() as undo:
             plan_id = self._pools.plans.allocate(1)
             undo.callback(self._pools.plans.free, plan_id, 1)
             first_operand = self._allocate_operands(operands)
             if operands:
                 undo.callback(self._shared_operands.free, operands)
-            first_test = self._pools.tests.allocate(len(rows)) if tests else 0
-            undo.callback(self._pools.tests.free, first_test, len(rows))
-            generation = next(self._generations) << layout.PLAN_BITS | plan_id
-            bits = tuple(plan.filters)
+            if tests:
+                first_test = self._pools.tests.allocate(test_count)
+                undo.callback(self._pools.tests.free, first_test, test_count)
             first_of_recipes = first_operand + len(plan.values) + len(plan.tested)
-            recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
-            undo.callback(self._recipes.free, recipes)
-            first_of_pairings = first_of_recipes + len(of_recipes)
-            pairings = self._pairings.allocate(plan.pairings, first_of_pairings, _cells_of(bits) + recipes.count)
-            undo.callback(self._pairings.free, pairings)
-            entry = PlanEntry(generation, 0, operands, first_test, len(rows), bits, recipes, pairings)
+            if plan.recipes:
+                recipes = self._recipes.allocate(plan.recipes, first_of_recipes, _cells_of(bits))
+                undo.callback(self._recipes.free, recipes)
+            if plan.pairings:
+                first_of_pairings = first_of_recipes + len(of_recipes)
+                pairings = self._pairings.allocate(plan.pairings, first_of_pairings, _cells_of(bits) + recipes.count)
+                undo.callback(self._pairings.free, pairings)
+            generation = next(self._generations) << layout.PLAN_BITS | plan_id
+            entry = PlanEntry(generation, 0, operands, first_test, test_count, bits, recipes, pairings)
             first_counter = self._pools.counters.allocate(entry.cells)
             undo.pop_all()
         entry = replace(entry, counters=first_counter)
         self._cells_used = max(self._cells_used, first_counter + entry.cells)
         self._counters[:, first_counter : first_counter + entry.cells] = 0
-        self._tests[first_test : first_test + len(rows)] = rows
+        if tests:
+            self._tests[first_test : first_test + test_count] = np.frombuffer(tests, layout.TEST)
         always = sum(1 << bit for bit, each in plan.filters.items() if each.accepts_all)
         numbers = plan.emitted, entry.generation, first_operand, first_test, first_counter
         runs = recipes.first, recipes.count, pairings.first, pairings.count
@@ -211,12 +216,12 @@ class Tables:
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
-        rows = np.frombuffer(operands, layout.OPERAND)
-        if not len(rows):
+        if not operands:
             return 0
-        start, is_new = self._shared_operands.allocate(operands, len(rows))
+        count = len(operands) // layout.OPERAND.itemsize
+        start, is_new = self._shared_operands.allocate(operands, count)
         if is_new:
-            self._operands[start : start + len(rows)] = rows
+            self._operands[start : start + count] = np.frombuffer(operands, layout.OPERAND)
         return start
 
     def free_plan(self, plan: PlanEntry) -> None:
