@@ -87,7 +87,7 @@ def pair_of(options: Mapping[str, Any]) -> Pair | None:
 
 def accept(command: str) -> None:
     """Raise an error unless a command line of stapsdt is valid, up to a pipe or a redirection."""
-    program, *arguments = itertools.takewhile(lambda word: word not in {"|", ">"}, shlex.split(command))
+    program, *arguments = itertools.takewhile(lambda word: word not in {"|", ">"}, shlex.split(command, comments=True))
     assert program == "stapsdt"
     context = click.Context(cli, info_name=program)
     name, subcommand, rest = cli.resolve_command(context, click.Command.parse_args(cli, context, arguments))
