@@ -231,9 +231,9 @@ def test_pairs_that_never_were_are_explained(daemon: Daemon, spanner_program: Pa
     assert "1 end without a start" in done.stderr
 
 
-def test_programs_that_execute_another_between(client: Client, spanner: Ticker, engine: str) -> None:
-    if engine != "bpf":
-        pytest.skip("the daemon does not notice execve while it pairs: see docs/limits.md")
+@pytest.mark.parametrize("engine", ["bpf"])
+def test_programs_that_execute_another_between(client: Client, spanner: Ticker) -> None:
+    """Where the kernel pairs: see docs/limits.md."""
     events, account = pairs_of(client, spanner, "exec", "end 0")
     assert events == []
     assert check(account) == SpanAccount(starts=1, died=1, unmatched=1)
