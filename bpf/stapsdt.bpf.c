@@ -109,11 +109,13 @@ int on_hit(const __u64 *registers)
 		bool is_wanted =
 			!hit.plan->has_tests || task->tgid == (__s32)tests[hit.plan->tests & (MAX_TESTS - 1)].value;
 
+		if (is_wanted && hit.plan->is_begun) {
+			begin_alone(&hit);
+			return 0;
+		}
 		if (!is_wanted)
 			count_of(&hit, 0, COUNTER_FILTERED);
 		count(&hit, COUNTER_HITS);
-		if (is_wanted && hit.plan->is_begun)
-			begin_alone(&hit);
 		return 0;
 	}
 	hit.generation = hit.plan->generation;
@@ -128,7 +130,8 @@ int on_hit(const __u64 *registers)
 
 	run_filters(&hit);
 	/* behind those that it was not for, so that these never seem to have fired */
-	count(&hit, COUNTER_HITS);
+	if (!hit.matched || !hit.plan->is_paired)
+		count(&hit, COUNTER_HITS);
 	if (!hit.matched)
 		return 0;
 

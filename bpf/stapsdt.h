@@ -158,7 +158,8 @@ struct plan {
 	__u8 has_texts;
 	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
 	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
-	__u8 unused[2];
+	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */
+	__u8 unused;
 };
 
 enum bucket_kind {

@@ -544,7 +544,8 @@ class _Hit:
 
     def _end(self) -> None:
         matched = self._matched()
-        self._count(layout.Counter.HITS)
+        if not matched or not self._plan["is_paired"]:
+            self._count(layout.Counter.HITS)
         matched = self._aggregate(self._pair(matched)) & int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):

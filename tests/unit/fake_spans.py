@@ -23,6 +23,7 @@ class MemoryEntries(EntryMap):
         self.max_entries = max_entries
         self.by_key: dict[bytes, bytes] = {}
         self.is_closed = False
+        self.refuse_put: OSError | None = None
         self.before_take: Callable[[], None] = lambda: None
         self.after_take: Callable[[], None] = lambda: None
 
@@ -38,6 +39,8 @@ class MemoryEntries(EntryMap):
         return entry
 
     def put(self, key: bytes, entry: bytes) -> bool:
+        if self.refuse_put is not None:
+            raise self.refuse_put
         return self.by_key.setdefault(key, entry) is entry
 
     def close(self) -> None:

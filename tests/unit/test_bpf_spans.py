@@ -223,6 +223,28 @@ def test_full_table_says_so(kernel: FakeKernel, engine: BpfEngine) -> None:
     assert sink.counts == SpanCounts(starts=4, paired=2, nested=1, table_full=1, unmatched=1)
 
 
+def test_hits_are_counted_once_also_while_others_come_and_go(kernel: FakeKernel, engine: BpfEngine) -> None:
+    """A pairing counts the hits of a plan that has no other consumer."""
+    sink = pairing(engine, kernel, 1, Span(), Emit((NUMBER,)), text="arg0 > 5")
+
+    def three_hits() -> None:
+        begin(kernel, 1, 6)
+        end(kernel, 7)
+
+    three_hits()
+    for subscription_key in (2, 3):
+        other = pairing(engine, kernel, subscription_key, Span((NUMBER,)), Emit((NUMBER,)))
+        three_hits()
+        closed(engine, subscription_key)
+        assert other.fired_count == other.accounted == 3
+        three_hits()
+    collected(engine)
+    assert sink.fired_count == sink.accounted == 15
+    assert (sink.filtered_count, sink.counts) == (5, SpanCounts(starts=5, paired=5))
+    closed(engine, 1)
+    assert sink.fired_count == sink.accounted == 15
+
+
 class Watched:
     """A table of starts, whose entries the test makes."""
 
@@ -248,6 +270,15 @@ def test_start_that_waits_for_too_long_is_taken_out(kernel: FakeKernel) -> None:
     watched.put(2, 1001)
     assert watched.look(1101) == SpanCounts(timed_out=1)
     assert len(watched.entries.by_key) == 1
+
+
+def test_start_that_finds_its_place_taken_is_told(kernel: FakeKernel) -> None:
+    watched = Watched(kernel)
+    watched.put(1, 1000)
+    watched.entries.before_take = lambda: watched.put(1, 1090)
+    watched.entries.refuse_put = OSError(errno.E2BIG, "as told")
+    assert watched.look(1101) == SpanCounts(table_full=1)
+    assert watched.entries.by_key == {}
 
 
 @pytest.mark.parametrize(("comes_back", "counts"), [(False, SpanCounts()), (True, SpanCounts(nested=1))])

@@ -19,6 +19,8 @@ from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
 _REPORT_NS = 200_000_000
+_HITS = SpanCounter.STARTS, SpanCounter.PAIRED, SpanCounter.UNMATCHED, SpanCounter.LOST
+"""Of which each hit is counted as one."""
 
 
 class CounterReader:
@@ -59,6 +61,9 @@ class CounterReader:
         # after what became of them: none is to seem to have ended before it began
         if starts := [cell for cells in self._starts.values() for cell in cells]:
             totals[starts] = self._tables.sums(starts)
+        for plan in self._starts:
+            if plan.is_paired:
+                totals[plan.entry.cell(Counter.HITS)] += sum(totals[plan.entry.pairing_cell(each, 0)] for each in _HITS)
         before = self._totals[: len(totals)]
         changed = np.flatnonzero(totals != before).tolist()
         before[:] = totals

@@ -148,7 +148,8 @@ PLAN = np.dtype(
         ("has_texts", "u1"),
         ("is_counted", "u1"),
         ("is_begun", "u1"),
-        ("unused", "u1", 2),
+        ("is_paired", "u1"),
+        ("unused", "u1"),
     ]
 )
 
@@ -207,7 +208,7 @@ KEY_BYTES = (16, 32, 64, 80, 128, 256)
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ6I6B2x")
+PACKED_PLAN = struct.Struct("=QQQ6I7Bx")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I6B6x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""

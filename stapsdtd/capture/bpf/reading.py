@@ -204,3 +204,8 @@ class ActivePlan:
     added: tuple[Added, ...] = ()
     paired: tuple[Paired, ...] = ()
     received: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def is_paired(self) -> bool:
+        """Report whether a pairing counts all hits that are not filtered, in place of the counter of hits."""
+        return len(self.paired) == len(self.channels) == 1

@@ -104,6 +104,7 @@ class SitePlan:
             emitted=sum(1 << bit for bit in emitted),
             recipes=summing.recipes,
             pairings=pairing.specs,
+            is_paired=len(pairing.specs) == len(consumers) == 1,
         )
         return cls(spec, consumers, filters, bits, emission, summing, pairing)
 

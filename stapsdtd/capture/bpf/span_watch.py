@@ -86,5 +86,9 @@ class SpanWatch:
             # in the meantime another start may have come, to which an end in these microseconds does not belong
             if begun_ns < earliest_ns:
                 counts["timed_out"] += 1
-            elif not table.entries.put(key.tobytes(), entry):
-                counts["nested"] += 1
+                continue
+            try:
+                counts["nested"] += not table.entries.put(key.tobytes(), entry)
+            except OSError:
+                # others have taken its place
+                counts["table_full"] += 1

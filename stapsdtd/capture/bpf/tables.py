@@ -96,7 +96,7 @@ class PlanSpec:
     values: operands of the record's values. has_texts: there are strings or raw bytes among those. tested: operands
     that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
     emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
-    pairings: of those whose hits are starts or ends.
+    pairings: of those whose hits are starts or ends. is_paired: there are no other consumers than one of these.
     """
 
     values: Sequence[bytes]
@@ -107,6 +107,7 @@ class PlanSpec:
     emitted: int = _ALL_FILTERS
     recipes: Sequence[RecipeSpec] = ()
     pairings: Sequence[PairingSpec] = ()
+    is_paired: bool = False
 
 
 class Pools:
@@ -212,7 +213,7 @@ class Tables:
         is_simple = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
         is_begun = is_simple and [(each.is_small, each.is_end) for each in plan.pairings] == [(True, False)]
         is_counted = is_simple and not plan.pairings
-        flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun
+        flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags)
         return entry
