@@ -150,7 +150,7 @@ class EngineMetrics:
     """attachments: armed sites; one that subscriptions share counts once. groups: tracefs events.
 
     strays: hits and records that belong to no subscription; 0 unless the engine or the kernel has a defect.
-    table_bytes: of the kernel's memory, about, for rows that hits add up to.
+    table_bytes: of the kernel's memory, about, for rows that hits add up to and for starts that wait for their ends.
     """
 
     attachments: int
