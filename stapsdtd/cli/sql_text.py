@@ -24,7 +24,9 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-_BEFORE_SIGN = frozenset("(,=<>+-*/|")
+_BEFORE_SIGN = frozenset("(,=<>+-*/|") | frozenset(
+    ["AND", "BETWEEN", "BY", "ELSE", "IN", "LIMIT", "NOT", "OFFSET", "OR", "SELECT", "THEN", "WHEN", "WHERE"]
+)
 
 
 class _Token(NamedTuple):
@@ -50,7 +52,7 @@ def normalized(statement: str) -> str:
 
 def _append(tokens: list[_Token], token: _Token) -> None:
     if token.text == "?":
-        if not token.is_spaced and _ends_with_sign(tokens):
+        while not token.is_spaced and _ends_with_sign(tokens):
             token = _Token("?", tokens.pop().is_spaced)
         if _texts(tokens, 2) == ["?", ","]:
             tokens.pop()
@@ -64,7 +66,7 @@ def _ends_with_sign(tokens: list[_Token]) -> bool:
     """Report whether a sign stands where a value is to come, so that it is not between two."""
     if not tokens or tokens[-1].text not in {"+", "-"}:
         return False
-    return len(tokens) > 1 and tokens[-2].text in _BEFORE_SIGN
+    return len(tokens) > 1 and tokens[-2].text.upper() in _BEFORE_SIGN
 
 
 def _texts(tokens: list[_Token], count: int) -> list[str]:

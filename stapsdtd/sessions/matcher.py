@@ -9,7 +9,7 @@ from stapsdtd import model
 from stapsdtd.capture.engine import Scope
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Object, SiteCapture
+from stapsdtd.model import Capture, Object, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
@@ -34,10 +34,7 @@ def selected_sites(
 def _chosen(spec: SubscriptionSpec, name: str, obj: Object) -> list[SelectedSite]:
     """Return the sites of an object of this name that a subscription selects, and what is captured at each."""
     sites = obj.parsed.sites
-    chosen = [
-        replace(each, capture=replace(each.capture, captures=spec.captured(each.capture.captures)))
-        for each in choose(spec.selectors, name, sites)
-    ]
+    chosen = [_capturing(each, spec.captured(each.capture.captures)) for each in choose(spec.selectors, name, sites)]
     if spec.span is None:
         return chosen
     ends = {each.capture.site for each in chosen}
@@ -48,6 +45,12 @@ def _chosen(spec: SubscriptionSpec, name: str, obj: Object) -> list[SelectedSite
         # a site that is both is refused as an end
         if each.capture.site not in ends
     ]
+
+
+def _capturing(selected: SelectedSite, captures: tuple[Capture, ...]) -> SelectedSite:
+    if captures == selected.capture.captures:
+        return selected
+    return replace(selected, capture=replace(selected.capture, captures=captures))
 
 
 def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 
 from stapsdtd.events.batch import EventBatch
@@ -10,15 +11,20 @@ from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Paired, Pairer, Thread
 from stapsdtd.spans.span import Span, SpanCounts
 
+_PROCESSES = 500
+"""Of which a call looks at the threads, since each takes the control thread some 20 us."""
+
 KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 
 
 class Pairing:
     """Any thread may call it."""
 
-    def __init__(self, span: Span, known_sites: KnownSites) -> None:
-        self._pairer = Pairer(span)
+    def __init__(self, span: Span, known_sites: KnownSites, max_bytes: int) -> None:
+        """max_bytes: see `Pairer`."""
+        self._pairer = Pairer(span, max_bytes)
         self._known_sites = known_sites
+        self._looked_at = 0
 
     def add(self, batch: EventBatch) -> Paired:
         """Take hits, in the order of time. Return pairs."""
@@ -26,10 +32,17 @@ class Pairing:
         return self._pairer.add(batch, {site_id: site.capture for site_id, site in known.items()})
 
     def ended_threads(self) -> frozenset[Thread]:
-        """Return threads that have ended although spans wait for them. Hits of theirs may still be on their way."""
+        """Return threads that have ended although spans wait for them. Hits of theirs may still be on their way.
+
+        Each call looks at some processes, and the next one at others, if there are very many.
+        """
         threads = self._pairer.waiting()
-        alive = {pid: _live_threads(pid) for pid in {thread.pid for thread in threads}}
-        return frozenset(thread for thread in threads if thread.tid not in alive[thread.pid])
+        pids = sorted({thread.pid for thread in threads})
+        begin = bisect_right(pids, self._looked_at) if len(pids) > _PROCESSES else 0
+        looked_at = (pids[begin:] + pids[:begin])[:_PROCESSES]
+        self._looked_at = looked_at[-1] if looked_at else 0
+        alive = {pid: _live_threads(pid) for pid in looked_at}
+        return frozenset(each for each in threads if each.pid in alive and each.tid not in alive[each.pid])
 
     def has_late(self, now_ns: int) -> bool:
         """Report whether a start has waited for too long. Its end may be on its way."""

@@ -104,7 +104,9 @@ class Subscription:
             Aggregator(spec.aggregation, self._sites.known, spec.queue_bytes) if spec.aggregation else None
         )
         self.engine_pairs = engine_pairs
-        self.pairing = Pairing(spec.span.span, self._sites.known) if spec.span and not engine_pairs else None
+        self.pairing = (
+            Pairing(spec.span.span, self._sites.known, spec.queue_bytes) if spec.span and not engine_pairs else None
+        )
         self.sink = EventSink(
             ident,
             self.log,

@@ -20,6 +20,10 @@ _Value = int | float | bytes | None
 _Values = tuple[_Value, ...]
 
 
+_START_BYTES = 512
+"""Of Python's objects, about."""
+
+
 class Thread(NamedTuple):
     pid: int
     tid: int
@@ -27,12 +31,16 @@ class Thread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """values: those of `Span.start_captures`. layout: of the columns that they were in."""
+    """values: those of `Span.start_captures`. layout: of the columns that they were in. nbytes: of memory, about."""
 
     time_ns: int
     thread: Thread
     values: _Values
     layout: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return _START_BYTES + _text_bytes(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,11 @@ class Paired:
 class Pairer:
     """Takes the hits of one subscription, and returns pairs. Any thread may call it."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, max_bytes: int) -> None:
+        """max_bytes: of the starts that wait, about."""
         self._span = span
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._lock = threading.Lock()
         self._open: dict[_Values, list[_Start]] = {}
 
@@ -73,32 +84,42 @@ class Pairer:
 
     def _begin(self, key: _Values, start: _Start, counts: Counter[str]) -> None:
         counts["starts"] += 1
-        waiting = self._open.get(key)
-        if waiting is None:
-            if len(self._open) >= self._span.max_open:
-                counts["table_full"] += 1
-            else:
-                self._open[key] = [start]
-            return
-        if self._is_late(waiting[-1], start.time_ns):
+        waiting = self._open.get(key, [])
+        if waiting and self._is_late(waiting[-1], start.time_ns):
             counts["timed_out"] += len(waiting)
-            waiting[:] = [start]
-        elif len(waiting) < (MAX_DEPTH if self._span.is_nested else 1):
-            waiting.append(start)
-        else:
+            self._drop(key, waiting)
+            waiting = []
+        if len(waiting) >= (MAX_DEPTH if self._span.is_nested else 1):
             counts["nested"] += 1
+            return
+        nbytes = start.nbytes + _text_bytes(key)
+        is_full = not waiting and len(self._open) >= self._span.max_open
+        if is_full or self._bytes + nbytes > self._max_bytes:
+            counts["table_full"] += 1
+            return
+        self._bytes += nbytes
+        self._open.setdefault(key, []).append(start)
 
     def _end(self, key: _Values, time_ns: int, counts: Counter[str]) -> _Start | None:
         waiting = self._open.get(key)
-        start = waiting.pop() if waiting else None
-        if waiting is not None and not waiting:
-            del self._open[key]
+        start = waiting[-1] if waiting else None
+        if start is not None:
+            self._drop(key, [start])
         if start is None or self._is_late(start, time_ns):
             counts["timed_out"] += start is not None
             counts["unmatched"] += 1
             return None
         counts["paired"] += 1
         return start
+
+    def _drop(self, key: _Values, dropped: Sequence[_Start]) -> None:
+        """Remove starts that have this key."""
+        left = [start for start in self._open[key] if start not in dropped]
+        self._bytes -= sum(start.nbytes + _text_bytes(key) for start in dropped)
+        if left:
+            self._open[key] = left
+        else:
+            del self._open[key]
 
     def _is_late(self, start: _Start, now_ns: int) -> bool:
         return 0 < self._span.timeout_ns < now_ns - start.time_ns
@@ -128,12 +149,10 @@ class Pairer:
         removed = 0
         with self._lock:
             for key, starts in list(self._open.items()):
-                left = [start for start in starts if not is_over(start)]
-                removed += len(starts) - len(left)
-                if left:
-                    self._open[key] = left
-                else:
-                    del self._open[key]
+                over = [start for start in starts if is_over(start)]
+                removed += len(over)
+                if over:
+                    self._drop(key, over)
         return removed
 
     def _hits(
@@ -220,6 +239,10 @@ def _key(part: KeySource, events: EventBatch, columns: Mapping[Capture, ValueCol
             return list(events.comm.tolist())
         case _:
             raise ValueError(f"{part.value} is no key of a span")
+
+
+def _text_bytes(values: _Values) -> int:
+    return sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def values_of(column: ValueColumn) -> list[_Value]:

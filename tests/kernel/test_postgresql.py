@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any, Self
 
 import pytest
 
-from stapsdtd.client import Client, Event, Unavailable
+from stapsdtd.client import Aggregate, Client, Event, Span, SubscribeOptions, Unavailable
 from tests.support import (
     Daemon,
     Recorder,
@@ -174,6 +175,39 @@ def test_statements_of_several_connections_are_told_in_order(daemon: Daemon, clu
         assert {event.probe.path for event in recorder.events} == {cluster.path}
         account = recorder.finish()
         assert (account.fired, account.lost) == (account.delivered, 0)
+
+
+def test_how_long_statements_take_is_what_the_server_logs(daemon: Daemon, cluster: Cluster) -> None:
+    statements = [f"SELECT pg_sleep({milliseconds / 1000});" for milliseconds in (50, 60, 70, 80)]
+    span = Span(start_selectors=["postgresql:query__start(arg0:str)"])
+    with Session(cluster) as session, Client(daemon.target) as client:
+        session.do("SET log_min_duration_statement = 0;")
+        options = SubscribeOptions(pids=[session.pid])
+        with client.subscribe("postgresql:query__done(arg0:str)", options, span) as subscription:
+            session.do(*statements)
+            subscription.unsubscribe()
+            pairs = [event.values for event in subscription.events()]
+    assert [(end, start) for end, start, _ in pairs] == [(statement, statement) for statement in statements]
+    log = (cluster.folder / "log").read_text()
+    logged = re.findall(r"duration: ([\d.]+) ms  statement: SELECT pg_sleep", log)
+    for (_, _, elapsed), milliseconds in zip(pairs, logged[-len(pairs) :], strict=True):
+        assert isinstance(elapsed, int)
+        assert elapsed == pytest.approx(float(milliseconds) * 1e6, rel=0.02)
+
+
+def test_latency_by_statement_counts_those_that_were_sent(daemon: Daemon, cluster: Cluster) -> None:
+    """Also where the kernel pairs and adds up: the text is an argument of the end."""
+    wanted = Aggregate(functions=["count", "percentiles"], value="elapsed", by=["arg0:str"])
+    span = Span(start_selectors=["postgresql:query__start"])
+    with Session(cluster) as session, Client(daemon.target) as client:
+        options = SubscribeOptions(pids=[session.pid])
+        session.forget()
+        with client.aggregate("postgresql:query__done", wanted, options, span) as subscription:
+            session.do(*(f"SELECT {number % 3};" for number in range(100)))
+            subscription.unsubscribe()
+            (snapshot,) = subscription.snapshots()
+        assert {row.key[0]: row.values["count"] for row in snapshot.rows} == Counter(session.sent)
+    assert snapshot.account.spans.starts == snapshot.account.aggregated == 100
 
 
 def test_statements_have_their_name_without_being_asked(daemon: Daemon, cluster: Cluster) -> None:

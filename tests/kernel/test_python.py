@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from stapsdtd.client import Client, Event
+from stapsdtd.client import Client, Event, Span, SubscribeOptions
 from tests.support import (
     SYSTEM_PYTHON,
     TARGETS,
@@ -131,6 +131,19 @@ def test_every_call_is_told_with_file_function_and_line(daemon: Daemon, calls: S
     assert [event for event in told[begin:] if event[2] != "note"][: len(record)] == record
     assert len(record) > 800
     assert recorder.finish().lost == 0
+
+
+def test_pauses_of_the_collector_are_those_that_it_tells_of(daemon: Daemon, events: Script) -> None:
+    span = Span(start_selectors=["python:gc__start(arg0)"])
+    with (
+        Client(daemon.target) as client,
+        client.subscribe("python:gc__done(arg0)", SubscribeOptions(pids=[events.pid]), span) as subscription,
+    ):
+        record = events.go()
+        subscription.unsubscribe()
+        pairs = [event.values for event in subscription.events()]
+    assert [[generation, collected] for collected, generation, _ in pairs] == record["collected"]
+    assert all(isinstance(elapsed, int) and elapsed > 0 for _, _, elapsed in pairs)
 
 
 def test_each_of_the_eight_fires_with_its_values(daemon: Daemon, events: Script) -> None:

@@ -10,7 +10,7 @@ from stapsdtd.cli.sql_text import normalized
 
 PIECES = [
     "SELECT", "'it''s'", "E'\\''", "'", '"', "`", "$$", "$a$", "$1", "?", "--", "/*", "*/", "\n", " ", "(", ")", ",",
-    "-", "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'",
+    "-", "+", "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'",
 ]  # fmt: skip
 
 
@@ -21,6 +21,8 @@ PIECES = [
         ("INSERT INTO log VALUES (1, 'a'), (2, 'it''s');", "INSERT INTO log VALUES (?)"),
         ("SELECT * FROM t1 WHERE a IN (1,2, 3) AND b2 = -5", "SELECT * FROM t1 WHERE a IN (?) AND b2 = ?"),
         ("SELECT a-5, a - 5", "SELECT a-?, a - ?"),
+        ("SELECT -1 FROM t WHERE a between -2 AND +3 LIMIT -1", "SELECT ? FROM t WHERE a between ? AND ? LIMIT ?"),
+        ("SELECT (-+1)", "SELECT (?)"),
         ("SELECT 1.5e3 + .5 + 0xff", "SELECT ? + ? + ?"),
         ("SELECT E'it\\'s', 'C:\\' || $1", "SELECT ? || $1"),
         ("SELECT $$it's$$, $body$a $$ b$body$ FROM x", "SELECT ? FROM x"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,12 @@ from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.events.batch import EventBatch, ValueTable, join
 from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
+from stapsdtd.sessions import pairing
+from stapsdtd.sessions.pairing import Pairing
+from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Pairer, Thread
 from stapsdtd.spans.span import MAX_DEPTH, Span, SpanCounts
-from tests.unit.samples import argument, site, value_list
+from tests.unit.samples import argument, sample_object, site, value_list
 
 KEY, TEXT = Capture(0), Capture(1, is_string=True)
 ELAPSED = Capture(BuiltIn.ELAPSED)
@@ -23,7 +27,10 @@ OF_START = Capture(StartArgument(1), is_string=True)
 BEGIN = SiteCapture(site("begin", 1, [argument()] * 2), (TEXT,), is_start=True)
 END = SiteCapture(site("end", 2, [argument()] * 2), (Capture(1), OF_START, ELAPSED))
 OTHER_END = SiteCapture(site("stop", 3, [argument(), argument(signed=True)]), (Capture(1), OF_START, ELAPSED))
+ROOM = 1 << 20
 SITES = {1: BEGIN, 2: END, 3: OTHER_END}
+
+KNOWN = {site_id: KnownSite(sample_object(each.site), each, lambda *_: None) for site_id, each in SITES.items()}
 
 
 @dataclass(frozen=True)
@@ -158,7 +165,7 @@ def cases(draw: st.DrawFn) -> tuple[Span, list[list[Hit]]]:
 @given(cases())
 def test_pairs_are_those_of_the_model(case: tuple[Span, list[list[Hit]]]) -> None:
     span, parts = case
-    pairer, model, counts, unread = Pairer(span), Model(span), SpanCounts(), 0
+    pairer, model, counts, unread = Pairer(span, ROOM), Model(span), SpanCounts(), 0
     made = []
     for hits in parts:
         paired = pairer.add(events(hits, has_key=KEY in span.key), SITES)
@@ -173,12 +180,12 @@ def test_pairs_are_those_of_the_model(case: tuple[Span, list[list[Hit]]]) -> Non
 
 
 def test_hits_of_sites_that_are_forgotten_are_counted() -> None:
-    paired = Pairer(Span()).add(events([Hit(1, 1, 1), Hit(2, 1, 2)], has_key=False), {})
+    paired = Pairer(Span(), ROOM).add(events([Hit(1, 1, 1), Hit(2, 1, 2)], has_key=False), {})
     assert (len(paired.pairs), paired.unread, paired.counts) == (0, 2, SpanCounts())
 
 
 def test_starts_of_threads_that_ended() -> None:
-    pairer = Pairer(Span(start_captures=(TEXT,)))
+    pairer = Pairer(Span(start_captures=(TEXT,)), ROOM)
     pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 2, tid=5)], has_key=False), SITES)
     assert pairer.waiting() == {Thread(7, 4), Thread(7, 5)}
     assert pairer.end_of_threads([Thread(7, 5), Thread(8, 4)]) == SpanCounts(died=1)
@@ -186,13 +193,13 @@ def test_starts_of_threads_that_ended() -> None:
 
 
 def test_threads_do_not_matter_to_keys_without_them() -> None:
-    pairer = Pairer(Span(key=(KEY,), start_captures=(TEXT,)))
+    pairer = Pairer(Span(key=(KEY,), start_captures=(TEXT,)), ROOM)
     pairer.add(events([Hit(1, 1, 1)], has_key=True), SITES)
     assert pairer.waiting() == set()
 
 
 def test_starts_that_wait_for_too_long() -> None:
-    pairer = Pairer(Span(start_captures=(TEXT,), timeout_ns=10))
+    pairer = Pairer(Span(start_captures=(TEXT,), timeout_ns=10), ROOM)
     pairer.add(events([Hit(1, 1, 1, tid=4), Hit(1, 1, 5, tid=5)], has_key=False), SITES)
     assert not pairer.has_late(11)
     assert pairer.has_late(12)
@@ -201,8 +208,30 @@ def test_starts_that_wait_for_too_long() -> None:
 
 
 def test_pairs_of_several_batches_are_in_the_order_of_their_ends() -> None:
-    pairer = Pairer(Span(start_captures=(TEXT,)))
+    pairer = Pairer(Span(start_captures=(TEXT,)), ROOM)
     first = pairer.add(events([Hit(1, 1, 1, tid=1), Hit(1, 1, 2, tid=2)], has_key=False), SITES)
     later = events([Hit(3, 1, 3, tid=2), Hit(2, 1, 4, tid=1)], has_key=False)
     second = pairer.add(later, SITES)
     assert rows_of(join([first.pairs, second.pairs])) == [(3, 3, b"work 2", 1), (2, 4, b"work 1", 3)]
+
+
+def test_starts_take_no_more_memory_than_they_may() -> None:
+    """Each of these takes some 600 bytes, its text included."""
+    pairer = Pairer(Span(key=(HitField.TID,), start_captures=(TEXT,), max_open=100), max_bytes=2000)
+    for _ in range(3):
+        first = pairer.add(events([Hit(1, 1, time, tid=time) for time in range(1, 11)], has_key=False), SITES)
+        assert first.counts == SpanCounts(starts=10, table_full=7)
+        ends = pairer.add(events([Hit(2, 1, 20, tid=tid) for tid in (1, 2)], has_key=False), SITES)
+        assert ends.counts == SpanCounts(paired=2)
+        assert pairer.end_of_threads([Thread(7, 3)]) == SpanCounts(died=1)
+
+
+def test_threads_of_very_many_processes_are_looked_at_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "_PROCESSES", 2)
+    spans = Pairing(Span(start_captures=(TEXT,)), lambda ids: {each: KNOWN[each] for each in ids}, ROOM)
+    dead = [4_000_001, 4_000_002, 4_000_003]
+    hits = events([Hit(1, 1, number + 1, tid=pid) for number, pid in enumerate(dead)], has_key=False)
+    spans.add(replace(hits, pid=hits.tid))
+    found = [spans.ended_threads() for _ in range(3)]
+    assert all(len(each) == 2 for each in found)
+    assert {thread.pid for each in found[:2] for thread in each} == set(dead)
