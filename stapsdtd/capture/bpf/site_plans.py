@@ -90,11 +90,7 @@ class SitePlan:
         read = {Value(index) for each in filters.values() for index in each.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
-        operand_indexes = {
-            value.subject: position
-            for value, position in positions.items()
-            if isinstance(value.subject, int) and not value.is_text
-        }
+        operand_indexes = {value.subject: positions[value] for value in read if isinstance(value.subject, int)}
         spec = PlanSpec(
             emission.operands,
             [subjects.encode(value) for value in tested],

@@ -161,6 +161,8 @@ class SpanTables:
             table.is_unused = not table.users
 
     def _named_by(self, plan: ActivePlan) -> list[SpanTable]:
+        if not plan.paired:
+            return []
         numbers = {paired.span for paired in plan.paired}
         return [table for table in self.all() if table.number in numbers]
 
