@@ -264,7 +264,8 @@ class SiteCapture:
     """
 
     site: Site
-    captures: tuple[Capture, ...]
+    # few differ in that alone, and it takes long to hash
+    captures: tuple[Capture, ...] = field(hash=False)
     is_start: bool = False
 
     def subject(self, position: int) -> CapturedSubject:

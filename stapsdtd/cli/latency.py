@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   stapsdt latency postgresql:query__start
-  stapsdt latency postgresql:query__start --by query --where 'elapsed > 10000000'
+  stapsdt latency postgresql:query__start --by query --where 'elapsed > 10ms'
   stapsdt latency python:gc__start python:gc__done --by start.generation -- python3 program.py
   stapsdt latency app:request__start app:request__done --key arg0
 """
@@ -40,7 +40,7 @@ def command(
     known which probe ends a START; 'stapsdt list --details' shows these.
 
     --by names keys: arguments of END, those of START as start.arg0 or by name as start.query, and pid, execname and the
-    others of stapsdt count. --where may use elapsed, in nanoseconds. The percentiles are exact to 3.1 %.
+    others of stapsdt count. --where may use elapsed, such as elapsed > 10ms. The percentiles are exact to 3.1 %.
 
     At the end, a summary on standard error says what became of starts that had no end.
     """

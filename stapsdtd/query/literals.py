@@ -1,6 +1,7 @@
 r"""Numbers and strings as expressions write them.
 
     255    0xff    0o377    0377    0.5
+    250ns    10us    5ms    2s                 in nanoseconds
     "psql"    'say \'hello\''    "\x1b[0m"
 
 Functions take the literal as written and its column, and raise ParseError.
@@ -12,7 +13,8 @@ import re
 
 from stapsdtd.query.parse_error import ParseError, quoted
 
-_NUMBER = re.compile(r"0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"0[xX]([0-9a-fA-F]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*)(ns|us|ms|s)?")
+_NANOSECONDS = {None: 1, "ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _FLOAT = re.compile(r"[0-9]+\.[0-9]+")
 _MAX_FLOAT_DIGITS = 40
 ALL_BITS = (1 << 64) - 1
@@ -22,14 +24,15 @@ _ESCAPED = {"\\": b"\\", '"': b'"', "'": b"'", "n": b"\n", "t": b"\t"}
 
 
 def number_value(text: str, column: int) -> int:
-    """Return the value, which fits into 64 bits."""
+    """Return the value, which fits into 64 bits; a duration's is in nanoseconds."""
     match = _NUMBER.fullmatch(text)
     if match is None:
-        raise ParseError(f"{quoted(text)} is not a number; write 255, 0xff or 0o377", column)
-    hexadecimal, octal, decimal = match.groups()
+        raise ParseError(f"{quoted(text)} is not a number; write 255, 0xff, 0o377 or, for a duration, 5ms", column)
+    hexadecimal, octal, decimal, unit = match.groups()
     digits, base = next((digits, base) for digits, base in ((hexadecimal, 16), (octal, 8), (decimal, 10)) if digits)
     # int() raises its own error for decimals with thousands of digits
     value = int(digits, base) if len(digits.lstrip("0")) <= _MAX_DIGITS else ALL_BITS + 1
+    value *= _NANOSECONDS[unit]
     if value > ALL_BITS:
         raise ParseError(f"{quoted(text)} does not fit into 64 bits", column)
     return value

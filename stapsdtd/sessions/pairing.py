@@ -11,8 +11,8 @@ from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Paired, Pairer, Thread
 from stapsdtd.spans.span import Span, SpanCounts
 
-_PROCESSES = 500
-"""Of which a call looks at the threads, since each takes the control thread some 20 us."""
+_MAX_LOOKS = 500
+"""Each takes the control thread some 20 us."""
 
 KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 
@@ -20,10 +20,11 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 class Pairing:
     """Any thread may call it."""
 
-    def __init__(self, span: Span, known_sites: KnownSites, max_bytes: int) -> None:
-        """max_bytes: see `Pairer`."""
+    def __init__(self, span: Span, known_sites: KnownSites, max_bytes: int, max_looks: int = _MAX_LOOKS) -> None:
+        """max_bytes: see `Pairer`. max_looks: how many processes' threads are looked at in a call."""
         self._pairer = Pairer(span, max_bytes)
         self._known_sites = known_sites
+        self._max_looks = max_looks
         self._looked_at = 0
 
     def add(self, batch: EventBatch) -> Paired:
@@ -38,8 +39,8 @@ class Pairing:
         """
         threads = self._pairer.waiting()
         pids = sorted({thread.pid for thread in threads})
-        begin = bisect_right(pids, self._looked_at) if len(pids) > _PROCESSES else 0
-        looked_at = (pids[begin:] + pids[:begin])[:_PROCESSES]
+        begin = bisect_right(pids, self._looked_at) if len(pids) > self._max_looks else 0
+        looked_at = (pids[begin:] + pids[:begin])[: self._max_looks]
         self._looked_at = looked_at[-1] if looked_at else 0
         alive = {pid: _live_threads(pid) for pid in looked_at}
         return frozenset(each for each in threads if each.pid in alive and each.tid not in alive[each.pid])

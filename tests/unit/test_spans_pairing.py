@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.events.batch import EventBatch, ValueTable, join
 from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
-from stapsdtd.sessions import pairing
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Pairer, Thread
@@ -226,9 +224,8 @@ def test_starts_take_no_more_memory_than_they_may() -> None:
         assert pairer.end_of_threads([Thread(7, 3)]) == SpanCounts(died=1)
 
 
-def test_threads_of_very_many_processes_are_looked_at_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairing, "_PROCESSES", 2)
-    spans = Pairing(Span(start_captures=(TEXT,)), lambda ids: {each: KNOWN[each] for each in ids}, ROOM)
+def test_threads_of_very_many_processes_are_looked_at_by_and_by() -> None:
+    spans = Pairing(Span(start_captures=(TEXT,)), lambda ids: {each: KNOWN[each] for each in ids}, ROOM, max_looks=2)
     dead = [4_000_001, 4_000_002, 4_000_003]
     hits = events([Hit(1, 1, number + 1, tid=pid) for number, pid in enumerate(dead)], has_key=False)
     spans.add(replace(hits, pid=hits.tid))

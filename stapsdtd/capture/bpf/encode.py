@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.arch import ARCHITECTURES, word_bytes
@@ -54,6 +55,7 @@ def encode_hit_field(field: HitField) -> bytes:
     return PACKED_OPERAND.pack(0, 0, take, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
 
 
+@lru_cache(maxsize=1 << 12)
 def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
     """Raises NotEncodableError."""
     unused = _BITS - 8 * argument.size
