@@ -64,6 +64,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One of several questions that share a subscription: which hits, and what to do at them.
+
+    tag: names it in whatever the stream carries; no two of a subscription may be equal.
+    selectors, where, fields: as for a subscription of its own.
+    aggregate: what to compute of the hits, rather than deliver events.
+    span: what to pair the hits with.
+    """
+
+    selectors: Sequence[str]
+    tag: str = ""
+    where: str = ""
+    fields: Sequence[str] = ()
+    aggregate: Aggregate | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """The processes and threads whose events are delivered.
 

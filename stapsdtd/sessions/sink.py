@@ -1,4 +1,4 @@
-"""The engine's end of a subscription: takes its events, and counts what becomes of each."""
+"""The engine's end of a clause: takes its events, and counts what becomes of each."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ class Account:
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
 
+    def __add__(self, other: Account) -> Account:
+        return Account(
+            delivered=self.delivered + other.delivered,
+            aggregated=self.aggregated + other.aggregated,
+            filtered=self.filtered + other.filtered,
+            lost_kernel_buffer=self.lost_kernel_buffer + other.lost_kernel_buffer,
+            lost_queue=self.lost_queue + other.lost_queue,
+            lost_decode=self.lost_decode + other.lost_decode,
+            lost_quota=self.lost_quota + other.lost_quota,
+            lost_table_full=self.lost_table_full + other.lost_table_full,
+            in_flight=self.in_flight + other.in_flight,
+            sites=self.sites + other.sites,
+            spans=self.spans + other.spans,
+        )
+
     @property
     def fired(self) -> int:
         accounted = self.delivered + self.aggregated + self.filtered + self.lost + self.spans.consumed
@@ -64,7 +79,7 @@ class EventFilter(Protocol):
 
 
 class EventSink:
-    """Puts one subscription's events into its log, or adds them up. Implements `Sink` and `RowSink`."""
+    """Puts one clause's events into its log, or adds them up. Implements `Sink` and `RowSink`."""
 
     def __init__(
         self,
@@ -79,7 +94,7 @@ class EventSink:
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
     ) -> None:
-        """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
+        """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
         pair_condition: leaves out pairs.

@@ -1,12 +1,13 @@
-"""The ids by which one subscription's events name sites."""
+"""The ids by which one clause's events name sites."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ WhyNot = Callable[[Capture, Argument | BuiltIn, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class KnownSite:
-    """A site that the subscription's events may name."""
+    """A site that events may name."""
 
     object: Object
     capture: SiteCapture
@@ -57,16 +58,22 @@ class SiteIds:
     """
 
     def __init__(
-        self, why_not: WhyNot, clock: Callable[[], float] = time.monotonic, retired_kept: int = _RETIRED_KEPT
+        self,
+        why_not: WhyNot,
+        clock: Callable[[], float] = time.monotonic,
+        retired_kept: int = _RETIRED_KEPT,
+        ids: Iterator[int] | None = None,
     ) -> None:
-        """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most."""
+        """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most. ids: to take new ids
+        from; several may share one.
+        """
         self._why_not = why_not
         self._clock = clock
         self._retired_kept = retired_kept
         self._lock = threading.Lock()
         self._sites: OrderedDict[int, KnownSite] = OrderedDict()
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
-        self._next_id = 1
+        self._new_ids = itertools.count(1) if ids is None else ids
         self._arming: set[int] = set()
         self._armed: set[int] = set()
         self._retired: OrderedDict[int, _Retired] = OrderedDict()
@@ -94,8 +101,7 @@ class SiteIds:
         known_id = self._ids.get((found.key, capture))
         if known_id is not None:
             return known_id
-        new_id = self._next_id
-        self._next_id += 1
+        new_id = next(self._new_ids)
         self._ids[found.key, capture] = new_id
         self._sites[new_id] = KnownSite(found, capture, self._why_not)
         return new_id

@@ -29,31 +29,21 @@ class SpanSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionSpec:
-    """A subscription.
+class ClauseSpec:
+    """One clause: which hits, and what to do at them.
 
-    where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
-    whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
-    own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
-    restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
-    with whose rights installed files are opened; None to wait until a process maps them. aggregation: what is computed
-    instead of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
+    tag: the client's name for it. where: the client's text; predicate: what that and the scope test, None if all hits
+    are wanted. built_ins: captured at each site, besides what its selector says. aggregation: what is computed instead
+    of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
     """
 
     selectors: tuple[Selector, ...]
-    scope: Scope
-    lease_seconds: int
-    queue_bytes: int
-    kernel_buffer_kib: int
     where: str = ""
     predicate: Condition | None = None
-    owners: frozenset[int] | None = None
-    subscriber_pid: int | None = None
-    files: frozenset[str] | None = None
     built_ins: tuple[BuiltIn, ...] = ()
-    credentials: Credentials | None = None
     aggregation: Aggregation | None = None
     span: SpanSpec | None = None
+    tag: str = ""
 
     @property
     def _predicates(self) -> list[Condition]:
@@ -109,6 +99,32 @@ class SubscriptionSpec:
     def filter_of_pairs(self, wanted: SiteCapture) -> SiteFilter:
         """Return how the pairs of a span are filtered, whose end is at a site."""
         return SiteFilter.of(self.span.pair_predicate if self.span else None, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """A subscription, of at least one clause.
+
+    owners: the users whose own processes the client may see, None for all; nothing is revealed of others.
+    subscriber_pid: the client's own process, None if unknown. files: paths as in maps of files, or of their
+    directories, to which probes are restricted; None for no restriction. credentials: with whose rights installed files
+    are opened; None to wait until a process maps them.
+    """
+
+    clauses: tuple[ClauseSpec, ...]
+    scope: Scope
+    lease_seconds: int
+    queue_bytes: int
+    kernel_buffer_kib: int
+    owners: frozenset[int] | None = None
+    subscriber_pid: int | None = None
+    files: frozenset[str] | None = None
+    credentials: Credentials | None = None
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """The selectors of all clauses, without starts of spans."""
+        return tuple(selector for clause in self.clauses for selector in clause.selectors)
 
     def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
         """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""
