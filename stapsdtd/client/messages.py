@@ -205,6 +205,11 @@ class EventBatch:
 
     blocks: tuple[EventBlock, ...]
 
+    @property
+    def tag(self) -> str:
+        """Return the clause that these are events of."""
+        return self.blocks[0].tag if self.blocks else ""
+
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """All of them, in order of seq."""
