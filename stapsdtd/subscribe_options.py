@@ -127,7 +127,7 @@ class SubscribeOptions(Scope):
     require_match: fail if no probe matches yet, rather than wait for one.
     files: only probes in these files, which are armed even before a process maps them: absolute paths, globs, or
         directories for the ELF files in them, of the server's host.
-    fields: some of FIELDS, whose values follow those of the arguments.
+    fields: what else to tell of each event, behind its arguments: FIELDS, or expressions such as `arg1 - arg0`.
     expected_files: paths as of files, which are armed before a process maps them, too. Probes are not restricted to
         these, and what has no probes or cannot be used is left out.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.

@@ -12,14 +12,19 @@ from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import BuiltIn
 from stapsdtd.query.expression import Cgroup, Condition
-from stapsdtd.query.parse import parse
+from stapsdtd.query.parse import parse, parse_value
 from stapsdtd.query.scope import combined
+from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.query.tree_builder import FindCgroup
+from stapsdtd.sessions.fields import ComputedField, Field
 from stapsdtd.sessions.spec import ClauseSpec
+from stapsdtd.spans.span import is_of_pair
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_CLAUSES = 32
 _MAX_TAG_BYTES = 256
+_MAX_FIELDS = 32
+_BUILT_INS = {each.value: each for each in BuiltIn if each is not BuiltIn.ELAPSED}
 _SHORT_FORM = ("selectors", "where", "fields", "aggregation", "span")
 
 
@@ -97,16 +102,23 @@ def _parse(clause: pb.Clause, limits: Limits, find_cgroup: FindCgroup, of_scope:
         parsed,
         clause.where,
         of_scope.and_also(of_hits),
-        built_ins=_parse_fields(clause.fields),
+        fields=_parse_fields(clause.fields, find_cgroup, in_span=clause.HasField("span")),
         aggregation=aggregation,
         span=parse_span(clause, limits, find_cgroup, of_scope.and_also, of_pairs=of_pairs, aggregation=aggregation),
         tag=clause.tag,
     )
 
 
-def _parse_fields(names: Sequence[str]) -> tuple[BuiltIn, ...]:
-    known = {each.value: each for each in BuiltIn if each is not BuiltIn.ELAPSED}
-    for name in names:
-        if name not in known:
-            raise InvalidArgumentError("fields", f"{name!r} is not one of {', '.join(known)}")
-    return tuple(known[name] for name in dict.fromkeys(names))
+def _parse_fields(texts: Sequence[str], find_cgroup: FindCgroup, *, in_span: bool) -> tuple[Field, ...]:
+    if len(texts) > _MAX_FIELDS:
+        raise InvalidArgumentError("fields", f"there are {len(texts)}; the limit is {_MAX_FIELDS}")
+    return tuple(_parse_field(text, find_cgroup, in_span=in_span) for text in dict.fromkeys(map(str.strip, texts)))
+
+
+def _parse_field(text: str, find_cgroup: FindCgroup, *, in_span: bool) -> Field:
+    if text in _BUILT_INS:
+        return _BUILT_INS[text]
+    source = ExpressionSource(parse_value(text, find_cgroup, "fields"))
+    if not in_span and any(map(is_of_pair, source.captures)):
+        raise InvalidArgumentError("fields", f"{text} is known of spans alone, and the request has none")
+    return ComputedField(text, source)

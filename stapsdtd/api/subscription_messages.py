@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 from stapsdtd.api.convert import site_of_probe
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.model import BuiltIn, Capture, Site, StartArgument
+from stapsdtd.model import BuiltIn, Site, StartArgument
 from stapsdtd.query.site_filter import evaluated_late
 from stapsdtd.query.text import text_of
+from stapsdtd.sessions.fields import ComputedField, Delivered
 from stapsdtd.sessions.sink import Account
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
@@ -129,14 +130,15 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
         probe_message = site_of_probe(known_site.object, site)
         probe_message.sites[0].site_id = site_id
         captures = (
-            _captured(capture, known_site.why_missing(position))
-            for position, capture in enumerate(known_site.capture.captures)
+            _captured(value, known_site.why_missing(position)) for position, value in enumerate(known_site.delivered)
         )
         message.probes.append(pb.Description(probe=probe_message, captures=captures))
     return message
 
 
-def _captured(capture: Capture, missing: str) -> pb.CapturedArgument:
+def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:
+    if isinstance(capture, ComputedField):
+        return pb.CapturedArgument(field=capture.text, missing=missing)
     message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
     match capture.subject:
         case BuiltIn() as built_in:

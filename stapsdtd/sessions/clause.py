@@ -10,6 +10,7 @@ from stapsdtd.model import Object, SiteCapture
 from stapsdtd.query.site_filter import WhyNotCaptured
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
+from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.principal import Principal
@@ -57,6 +58,7 @@ class Clause:
             aggregator=aggregator,
             condition=None if spec.is_unfiltered else ConditionFilter(spec.filter_at, sites.known),
             pairing=self.pairing,
+            computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
             pair_condition=ConditionFilter(spec.filter_of_pairs, sites.known) if spec.filters_pairs else None,
         )
 

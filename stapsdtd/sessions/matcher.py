@@ -9,7 +9,7 @@ from stapsdtd import model
 from stapsdtd.capture.engine import Scope
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Capture, Object, SiteCapture
+from stapsdtd.model import Object, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.spec import ClauseSpec
 from stapsdtd.sessions.subscription import Subscription
@@ -35,9 +35,7 @@ def selected_sites(
 def _chosen(position: int, spec: ClauseSpec, name: str, obj: Object) -> list[SelectedSite]:
     """Return the sites of an object of this name that a clause selects, and what is captured at each."""
     sites = obj.parsed.sites
-    chosen = [
-        _capturing(each, spec.captured(each.capture.captures), position) for each in choose(spec.selectors, name, sites)
-    ]
+    chosen = [_capturing(each, spec.captured(each.capture), position) for each in choose(spec.selectors, name, sites)]
     if spec.span is None:
         return chosen
     ends = {each.capture.site for each in chosen}
@@ -50,10 +48,10 @@ def _chosen(position: int, spec: ClauseSpec, name: str, obj: Object) -> list[Sel
     ]
 
 
-def _capturing(selected: SelectedSite, captures: tuple[Capture, ...], position: int) -> SelectedSite:
-    if captures == selected.capture.captures and position == selected.clause:
+def _capturing(selected: SelectedSite, capture: SiteCapture, position: int) -> SelectedSite:
+    if capture.captures == selected.capture.captures and capture.listed is None and position == selected.clause:
         return selected
-    return replace(selected, capture=replace(selected.capture, captures=captures), clause=position)
+    return replace(selected, capture=capture, clause=position)
 
 
 def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:

@@ -13,6 +13,7 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.fairness import Admission, shared_out
+from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.principal import Principal
@@ -93,11 +94,12 @@ class EventSink:
         condition: EventFilter | None = None,
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
+        computer: FieldComputer | None = None,
     ) -> None:
         """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
-        pair_condition: leaves out pairs.
+        pair_condition: leaves out pairs. computer: of the values that the log gets.
         """
         self._name = name
         self._log = log
@@ -107,6 +109,7 @@ class EventSink:
         self._aggregator = aggregator
         self._conditions = [condition] if condition else []
         self._pairing = pairing
+        self._computer = computer
         self._pair_conditions = [pair_condition] if pair_condition else []
         self._spans = _NO_SPANS
         self._admission = Admission()
@@ -135,6 +138,8 @@ class EventSink:
                 if left_out := self._aggregator.add(batch):
                     self.lost(LossStage.TABLE_FULL, left_out)
                 return
+            if self._computer is not None:
+                batch = self._computer.computed(batch)
             if self._left() - batch.nbytes > self._log.max_bytes // _RESERVE:
                 self._log.append(batch)
                 return

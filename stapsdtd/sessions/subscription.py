@@ -97,7 +97,7 @@ class Subscription:
                 f"{ident} {clause.tag}".rstrip(),
                 next(keys),
                 clause,
-                SiteIds(why_not, clock, ids=site_ids),
+                SiteIds(why_not, clock, ids=site_ids, fields=clause.fields),
                 self.client,
                 filters=self._filters(clause, clients),
                 notify=self._notify,
