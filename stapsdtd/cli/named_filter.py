@@ -43,7 +43,6 @@ RESERVED = frozenset(
 
 _ONE_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*((?::.*)?)", re.DOTALL)
 """A key that is an argument or a field, with what a capture list says of it."""
-_STRING_OR_CHARACTER = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|.""", re.DOTALL)
 _BY_POSITION = re.compile(r"arg\d+")
 
 Signatures: TypeAlias = "Sequence[Sequence[Signature]]"
@@ -69,18 +68,6 @@ def key_has_names(key: str) -> bool:
     """Report whether a key may name arguments."""
     match = _ONE_NAME.fullmatch(key)
     return has_names(match[1] if match else key)
-
-
-def split_keys(text: str) -> list[str]:
-    """Split keys at the commas that are not within parentheses, brackets or quotes."""
-    parts, depth = [""], 0
-    for match in _STRING_OR_CHARACTER.finditer(text):
-        depth += (match[0] in {"(", "["}) - (match[0] in {")", "]"})
-        if match[0] == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += match[0]
-    return [part.strip() for part in parts if part.strip()]
 
 
 def key_by_position(key: str, signatures: Signatures, option: str = "--by") -> str:

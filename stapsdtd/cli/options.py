@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from stapsdtd.cli.named_filter import split_keys
+from stapsdtd.cli.splitting import split_keys
 from stapsdtd.subscribe_options import FIELDS, SubscribeOptions
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from stapsdtd.cli.named_filter import (
     field_by_position,
     key_by_position,
     key_has_names,
-    split_keys,
 )
 from stapsdtd.cli.named_values import ArgumentNames, cut_at
 from stapsdtd.cli.signatures import Resolved, with_captures
+from stapsdtd.cli.splitting import split_keys
 from stapsdtd.client import (
     Argument,
     CapturedArgument,
