@@ -1,0 +1,225 @@
+"""Parse D programs.
+
+    #pragma D option quiet
+    int last[string];                                    a declaration
+    postgresql*:::query-start, postgresql*:::query-done  descriptions
+    /pid == $target/                                     a predicate
+    { self->began = timestamp; }                         statements
+
+What stands where is told by the first character of each part. A slash ends a predicate if a brace follows, which may
+be after blanks and comments, or if nothing but that follows in its line; so `/arg0 / arg1 > 2/ {` has one that divides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from typing import cast
+
+from lark import Lark, Token, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.exceptions import VisitError
+
+from stapsdtd.query.d.builder import Builder
+from stapsdtd.query.d.errors import DSyntaxError
+from stapsdtd.query.d.nodes import (
+    Clause,
+    Declaration,
+    Description,
+    Expression,
+    Option,
+    Position,
+    Program,
+    Scope,
+    Statement,
+    walk,
+)
+
+MAX_LENGTH = 1 << 16
+MAX_DEPTH = 64
+
+_SPACE = re.compile(r"(?:\s|/\*.*?\*/)*", re.DOTALL)
+_OPENED_COMMENT = re.compile(r"/\*")
+_LINE = re.compile(r"#([^\n]*)")
+_PRAGMA = re.compile(r"\s*pragma\s+D\s+option\s+(\w+)(?:\s*=\s*(\S+))?\s*")
+_DESCRIPTION = re.compile(r"[^\s,{};/\"'()]+")
+_NEXT_DESCRIPTION = re.compile(r"(?:\s|/\*.*?\*/)*,(?:\s|/\*.*?\*/)*", re.DOTALL)
+_OPAQUE = re.compile(r"""/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.DOTALL)
+_DECLARES = re.compile(
+    r"(?:self|this|unsigned|signed|char|short|int|long|string|void|u?int(?:8|16|32|64)_t|[a-z]+_t)\b(?=[^:{/]*;)"
+)
+_DECLARATION = re.compile(
+    r"(?:(self|this)\s+)?((?:\w+\s+)+(?:\*\s*)*|\w+\s*(?:\*\s*)+)(\w+)\s*(?:\[([^]]*)\])?\s*", re.DOTALL
+)
+_REFUSED = re.compile(r"(struct|union|enum|typedef|translator|inline|provider|extern|const|volatile)\b")
+_SCOPES = {None: Scope.GLOBAL, "self": Scope.SELF, "this": Scope.THIS}
+
+
+def parse(text: str) -> Program:
+    """Raises DSyntaxError."""
+    if len(text) > MAX_LENGTH:
+        raise DSyntaxError(f"programs are limited to {MAX_LENGTH} characters; this one has {len(text)}", Position(1, 1))
+    return _Reader(text).program()
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._offset = 0
+        self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def program(self) -> Program:
+        clauses: list[Clause] = []
+        declarations: list[Declaration] = []
+        options: list[Option] = []
+        while not self._is_at_end():
+            if line := self._taken(_LINE):
+                options += self._directive(line)
+            elif match := _REFUSED.match(self._text, self._offset):
+                raise DSyntaxError(f"{match[1]} declarations are not supported", self._at())
+            elif _DECLARES.match(self._text, self._offset):
+                declarations.append(self._declaration())
+            elif not self._taken(re.compile(";")):
+                clauses.append(self._clause())
+        return Program(tuple(clauses), tuple(declarations), tuple(options))
+
+    def _is_at_end(self) -> bool:
+        self._skip_space()
+        return self._offset == len(self._text)
+
+    def _skip_space(self) -> None:
+        self._taken(_SPACE)
+        if _OPENED_COMMENT.match(self._text, self._offset):
+            raise DSyntaxError("end-of-file encountered before the end of the comment", self._at())
+
+    def _taken(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Return what stands here and go on behind it, or None if it is something else."""
+        match = pattern.match(self._text, self._offset)
+        if match:
+            self._offset = match.end()
+        return match
+
+    def _at(self, offset: int | None = None) -> Position:
+        where = self._offset if offset is None else offset
+        low, high = 0, len(self._starts)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._starts[middle] <= where else (low, middle)
+        return Position(low + 1, where - self._starts[low] + 1)
+
+    def _directive(self, line: re.Match[str]) -> Iterator[Option]:
+        at = self._at(line.start())
+        if pragma := _PRAGMA.fullmatch(line[1]):
+            yield Option(pragma[1], pragma[2] or "", at)
+        elif line[1].strip().startswith("pragma"):
+            raise DSyntaxError("this pragma is not supported; '#pragma D option NAME' is", at)
+        elif line[1].startswith("!"):
+            if line.start():
+                raise DSyntaxError("#! belongs into the first line", at)
+        elif line[1].strip():
+            raise DSyntaxError(f"#{line[1].split()[0]} needs a preprocessor, which is not run", at)
+
+    def _declaration(self) -> Declaration:
+        end = self._text.index(";", self._offset)
+        at = self._at()
+        match = _DECLARATION.fullmatch(_OPAQUE.sub(" ", self._text[self._offset : end]))
+        if match is None:
+            raise DSyntaxError("syntax error in a declaration, such as 'int counts[string];'", at)
+        self._offset = end + 1
+        scope, type_name, name, keys = match.groups()
+        key_types = () if keys is None else tuple(" ".join(key.split()) for key in keys.split(","))
+        return Declaration(name, " ".join(type_name.split()), _SCOPES[scope], key_types, at)
+
+    def _clause(self) -> Clause:
+        at = self._at()
+        descriptions = [self._description()]
+        while self._taken(_NEXT_DESCRIPTION):
+            descriptions.append(self._description())
+        self._skip_space()
+        predicate = self._predicate() if self._text.startswith("/", self._offset) else None
+        self._skip_space()
+        statements = self._statements() if self._text.startswith("{", self._offset) else None
+        return Clause(tuple(descriptions), predicate, statements, at)
+
+    def _description(self) -> Description:
+        at = self._at()
+        match = self._taken(_DESCRIPTION)
+        if match is None:
+            raise self._unexpected()
+        parts = match[0].split(":")
+        if len(parts) > 4:
+            raise DSyntaxError(f"probe description {match[0]} has more than 4 parts", at)
+        provider, module, function, name = [""] * (4 - len(parts)) + parts
+        return Description(provider, module, function, name, at)
+
+    def _unexpected(self) -> DSyntaxError:
+        rest = self._text[self._offset :].split(maxsplit=1)
+        return DSyntaxError(
+            f'syntax error near "{rest[0][:20]}"' if rest else "syntax error near end of input", self._at()
+        )
+
+    def _predicate(self) -> Expression:
+        begin = self._offset + 1
+        for slash in self._outside("/", begin):
+            behind = _SPACE.match(self._text, slash + 1)
+            end = behind.end() if behind else slash + 1
+            if self._text.startswith("{", end) or "\n" in self._text[slash:end] or end == len(self._text):
+                self._offset = slash + 1
+                return self._expression(begin, slash)
+        raise DSyntaxError("the predicate has no closing slash", self._at())
+
+    def _statements(self) -> tuple[Statement, ...]:
+        begin, depth = self._offset + 1, 0
+        for brace in self._outside("{}", self._offset):
+            depth += 1 if self._text[brace] == "{" else -1
+            if not depth:
+                self._offset = brace + 1
+                return self._parsed(begin, brace)
+        raise DSyntaxError("the clause has no closing brace", self._at())
+
+    def _outside(self, characters: str, begin: int) -> Iterator[int]:
+        """Yield where characters are, from begin on, outside strings and comments."""
+        found = re.compile(f"{_OPAQUE.pattern}|([{re.escape(characters)}])", re.DOTALL)
+        yield from (match.start() for match in found.finditer(self._text, begin) if match[1])
+
+    def _expression(self, begin: int, end: int) -> Expression:
+        at = self._at(begin)
+        statements = self._parsed(begin, end)
+        if len(statements) != 1 or ";" in _OPAQUE.sub("", self._text[begin:end]):
+            raise DSyntaxError("a predicate is one expression", at)
+        return cast("Expression", statements[0])
+
+    def _parsed(self, begin: int, end: int) -> tuple[Statement, ...]:
+        line, column = self._at(begin)
+        # so that positions are those in the program
+        text = "\n" * (line - 1) + " " * (column - 1) + self._text[begin:end]
+        try:
+            statements = cast("tuple[Statement, ...]", Builder().transform(_parser().parse(text)))
+        except UnexpectedInput as error:
+            raise _syntax_error(error, self._at(end)) from None
+        except VisitError as error:
+            raise error.orig_exc from None
+        for statement in statements:
+            for node, depth in walk(statement):
+                if depth > MAX_DEPTH:
+                    raise DSyntaxError(f"nested more than {MAX_DEPTH} levels deep", node.at)
+        return statements
+
+
+def _syntax_error(error: UnexpectedInput, end: Position) -> DSyntaxError:
+    match error:
+        case UnexpectedToken(token=Token(type="$END")):
+            return DSyntaxError("syntax error near the end of the clause", end)
+        case UnexpectedToken(token=token):
+            return DSyntaxError(f'syntax error near "{token}"', Position(error.line, error.column))
+        case UnexpectedCharacters(char=character):
+            return DSyntaxError(f'syntax error near "{character}"', Position(error.line, error.column))
+        case _:
+            return DSyntaxError("syntax error", end)
+
+
+@cache
+def _parser() -> Lark:
+    grammar = files("stapsdtd.query.d").joinpath("grammar.lark").read_text()
+    return Lark(grammar, parser="lalr", start="statements", propagate_positions=True, maybe_placeholders=False)
