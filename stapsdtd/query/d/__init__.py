@@ -1,0 +1,1 @@
+"""D, DTrace's language."""
