@@ -101,6 +101,13 @@ def test_buckets_of_elsewhere_are_bins() -> None:
         aggregation.bins_of([(3, 4, 1)])
 
 
+def test_open_buckets_are_the_outermost_bins() -> None:
+    aggregation = Aggregation("a", Function.LQUANTIZE, (), lquantize(0, 10, 5))
+    assert aggregation.bins_of([(None, -1, 2), (0, 4, 1), (10, None, 3)]) == {0: 2, 1: 1, 3: 3}
+    with pytest.raises(ValueError, match="no bin has the values from 9 to 9223372036854775807"):
+        aggregation.bins_of([(9, None, 1)])
+
+
 @given(KEYED, st.integers(-8, 8))
 def test_trunc_keeps_the_greatest_or_the_least(values: list[tuple[int, int]], count: int) -> None:
     aggregation = aggregated(Function.SUM, values)

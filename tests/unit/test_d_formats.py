@@ -132,6 +132,7 @@ def test_times_are_local_and_in_english(monkeypatch: pytest.MonkeyPatch) -> None
 def test_results_are_taken_in_order_and_the_last_for_the_rest() -> None:
     printer = Printer(parse("%-4s|%@5d|%@x|%@u\n"), (STRING, LONG))
     assert printer.text(["key", 1], [-7, 255]) == "key |   -7|ff|255\n"
+    assert Printer(parse("%@-22Y|"), ()).text([], [0])[-3:] == "  |"
     assert printer.text(["key", 1], ["\n picture\n"]) == "key |\n picture\n|\n picture\n|\n picture\n\n"
 
 

@@ -83,14 +83,15 @@ class Aggregation:
         else:
             self.dropped += row.count
 
-    def bins_of(self, buckets: Iterable[tuple[int, int, int]]) -> dict[int, int]:
-        """Return how many values each bin has. buckets: least and greatest value, and count. Raises ValueError for a
-        bucket that has values of several bins.
+    def bins_of(self, buckets: Iterable[tuple[int | None, int | None, int]]) -> dict[int, int]:
+        """Return how many values each bin has. buckets: least and greatest value, one of them None for an open end, and
+        count. Raises ValueError for a bucket that has values of several bins.
         """
         bins: dict[int, int] = {}
         for low, high, count in buckets:
-            if self.scale is None or (number := self.scale.bin(low)) != self.scale.bin(high):
-                raise ValueError(f"@{self.name}: no bin has the values from {low} to {high}")
+            least, greatest = INT64_MIN if low is None else low, INT64_MAX if high is None else high
+            if self.scale is None or (number := self.scale.bin(least)) != self.scale.bin(greatest):
+                raise ValueError(f"@{self.name}: no bin has the values from {least} to {greatest}")
             bins[number] = bins.get(number, 0) + count
         return bins
 
