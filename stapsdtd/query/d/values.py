@@ -1,0 +1,67 @@
+"""The values that D programs print: integers of 8 to 64 bits, strings, addresses, and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+INT64_MIN: Final = -(1 << 63)
+INT64_MAX: Final = (1 << 63) - 1
+
+_NAMES = {8: "char", 16: "short", 32: "int", 64: "long long"}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """bits: 8, 16, 32 or 64."""
+
+    bits: int
+    is_signed: bool
+
+    def __str__(self) -> str:
+        return _NAMES[self.bits] if self.is_signed else f"unsigned {_NAMES[self.bits]}"
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    def __str__(self) -> str:
+        return "string"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """An address, of 64 bits without a sign."""
+
+    def __str__(self) -> str:
+        return "void *"
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """What copyin() copied."""
+
+    def __str__(self) -> str:
+        return "char []"
+
+
+Type = Integer | String | Pointer | Bytes
+Value = int | str | bytes
+
+INT64: Final = Integer(64, is_signed=True)
+UINT64: Final = Integer(64, is_signed=False)
+
+
+def signed(value: int, bits: int = 64) -> int:
+    """Return the value that the lowest bits have in two's complement."""
+    sign = 1 << (bits - 1)
+    return ((value + sign) & ((1 << bits) - 1)) - sign
+
+
+def unsigned(value: int, bits: int = 64) -> int:
+    return value & ((1 << bits) - 1)
+
+
+def quotient(value: int, divisor: int) -> int:
+    """Return the quotient as D has it: rounded toward zero. Python's own rounds down."""
+    magnitude = abs(value) // abs(divisor)
+    return magnitude if (value < 0) == (divisor < 0) else -magnitude

@@ -1,0 +1,1 @@
+"""D programs with what they print."""
