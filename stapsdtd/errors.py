@@ -73,6 +73,10 @@ class InvalidArgumentError(StapsdtdError):
         self.column = column
         self.text = text
 
+    def within(self, outer: str) -> InvalidArgumentError:
+        """Return the same error of a field of a message that is itself in a field."""
+        return InvalidArgumentError(f"{outer}.{self.field}", self.reason, self.column, self.text)
+
 
 class NotSupportedError(StapsdtdError):
     """The server or its engine does not support the request."""

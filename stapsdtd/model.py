@@ -260,15 +260,21 @@ class Capture:
 class SiteCapture:
     """A site and what to capture when it fires. The event's values are in the order of captures.
 
-    is_start: a hit begins a span, rather than making an event.
+    is_start: a hit begins a span, rather than making an event. listed: if some captures serve to compute other values,
+    how many come before these; None if all are delivered as they are.
     """
 
     site: Site
     # few differ in that alone, and it takes long to hash
     captures: tuple[Capture, ...] = field(hash=False)
     is_start: bool = False
+    listed: int | None = None
 
     def subject(self, position: int) -> CapturedSubject:
         """Return what the capture at a position captures."""
-        subject = self.captures[position].subject
+        return self.subject_of(self.captures[position])
+
+    def subject_of(self, capture: Capture) -> CapturedSubject:
+        """Return what a capture captures here."""
+        subject = capture.subject
         return self.site.arguments[subject] if isinstance(subject, int) else subject

@@ -64,6 +64,24 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One of several questions that share a subscription: which hits, and what to do at them.
+
+    tag: names it in whatever the stream carries; no two of a subscription may be equal.
+    selectors, where, fields: as for a subscription of its own.
+    aggregate: what to compute of the hits, rather than deliver events.
+    span: what to pair the hits with.
+    """
+
+    selectors: Sequence[str]
+    tag: str = ""
+    where: str = ""
+    fields: Sequence[str] = ()
+    aggregate: Aggregate | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
     """The processes and threads whose events are delivered.
 
@@ -109,7 +127,7 @@ class SubscribeOptions(Scope):
     require_match: fail if no probe matches yet, rather than wait for one.
     files: only probes in these files, which are armed even before a process maps them: absolute paths, globs, or
         directories for the ELF files in them, of the server's host.
-    fields: some of FIELDS, whose values follow those of the arguments.
+    fields: what else to tell of each event, behind its arguments: FIELDS, or expressions such as `arg1 - arg0`.
     expected_files: paths as of files, which are armed before a process maps them, too. Probes are not restricted to
         these, and what has no probes or cannot be used is left out.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.

@@ -42,15 +42,13 @@ _HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
 }
 
 
-def parse_aggregation(
-    request: pb.SubscribeRequest, selectors: Sequence[Selector], find_cgroup: FindCgroup
-) -> Aggregation | None:
+def parse_aggregation(clause: pb.Clause, selectors: Sequence[Selector], find_cgroup: FindCgroup) -> Aggregation | None:
     """Return what is to be computed; None if events are wanted."""
-    if not request.HasField("aggregation"):
+    if not clause.HasField("aggregation"):
         return None
-    wanted = request.aggregation
+    wanted = clause.aggregation
     check_no_captures(selectors, "selectors")
-    if request.fields:
+    if clause.fields:
         raise InvalidArgumentError("fields", "an aggregation has no events that could have them; use by")
     functions, buckets = _functions(wanted.functions)
     needs_value = functions != (Function.COUNT,)
@@ -63,8 +61,8 @@ def parse_aggregation(
         raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
     return Aggregation(
         functions,
-        _keys(wanted.by, find_cgroup, in_span=request.HasField("span")),
-        _value(wanted.value, find_cgroup, in_span=request.HasField("span")) if needs_value else None,
+        _keys(wanted.by, find_cgroup, in_span=clause.HasField("span")),
+        _value(wanted.value, find_cgroup, in_span=clause.HasField("span")) if needs_value else None,
         buckets,
         max_keys=wanted.max_keys or _MAX_KEYS,
         is_cumulative=wanted.cumulative,

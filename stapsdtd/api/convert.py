@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from stapsdtd.api.rights import Rights, Users
 from stapsdtd.arch import why_foreign
-from stapsdtd.capture.engine import LossStage
 from stapsdtd.config import Limits
 from stapsdtd.inventory.inventory import InventoryState, InventoryStatus
 from stapsdtd.kernel.features import Feature
@@ -17,57 +15,22 @@ from stapsdtd.model import (
     MAX_STRING_BYTES,
     Address,
     Argument,
-    BuiltIn,
-    Capture,
     Constant,
     Memory,
     Object,
     Probe,
     Register,
     Site,
-    StartArgument,
     Unavailable,
 )
-from stapsdtd.query.expression import Condition
-from stapsdtd.query.site_filter import evaluated_late
-from stapsdtd.query.text import text_of
 from stapsdtd.runtime.fair_thread import Backlog
-from stapsdtd.sessions.sink import Account
-from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.sessions.subscription import (
-    EndReason,
-    SiteState,
-    SiteStatus,
-    Subscription,
-)
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
-_STATES = {
-    SiteState.ARMING: pb.SiteStatus.STATE_ARMING,
-    SiteState.ARMED: pb.SiteStatus.STATE_ARMED,
-    SiteState.DISARMING: pb.SiteStatus.STATE_DISARMING,
-    SiteState.DISARMED: pb.SiteStatus.STATE_DISARMED,
-    SiteState.REFUSED: pb.SiteStatus.STATE_REFUSED,
-}
 _INVENTORY_STATES = {
     InventoryState.OFF: pb.Inventory.STATE_OFF,
     InventoryState.SCANNING: pb.Inventory.STATE_SCANNING,
     InventoryState.CURRENT: pb.Inventory.STATE_CURRENT,
     InventoryState.FAILED: pb.Inventory.STATE_FAILED,
-}
-END_REASONS = {
-    EndReason.UNSUBSCRIBED: pb.End.REASON_UNSUBSCRIBED,
-    EndReason.SERVER_STOPPING: pb.End.REASON_SERVER_STOPPING,
-    EndReason.LEASE_EXPIRED: pb.End.REASON_LEASE_EXPIRED,
-    EndReason.ACCESS_REVOKED: pb.End.REASON_ACCESS_REVOKED,
-    EndReason.PROCESSES_ENDED: pb.End.REASON_PROCESSES_ENDED,
-}
-LOSS_STAGES = {
-    LossStage.KERNEL_BUFFER: pb.Loss.STAGE_KERNEL_BUFFER,
-    LossStage.DECODE: pb.Loss.STAGE_DECODE,
-    LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
-    LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
-    LossStage.TABLE_FULL: pb.Loss.STAGE_TABLE_FULL,
 }
 
 
@@ -100,6 +63,11 @@ def _probe(obj: Object, provider: str, name: str, sites: Iterable[Site]) -> pb.P
         architecture=obj.parsed.architecture,
         sites=map(_site, sites),
     )
+
+
+def site_of_probe(obj: Object, site: Site) -> pb.Probe:
+    """Convert one site of a probe."""
+    return _probe(obj, site.provider, site.name, [site])
 
 
 def _site(site: Site) -> pb.Site:
@@ -197,99 +165,3 @@ def limits(limits: Limits) -> pb.Limits:
         max_selectors=limits.max_selectors,
         max_string_bytes=MAX_STRING_BYTES,
     )
-
-
-def site_status(status: SiteStatus) -> pb.SiteStatus:
-    return pb.SiteStatus(
-        state=_STATES[status.state],
-        site_id=status.site_id,
-        provider=status.site.provider,
-        name=status.site.name,
-        path=status.object.path,
-        offset=status.site.site_offset,
-        reason=status.reason,
-        armed_after_ns=status.armed_after_ns,
-    )
-
-
-def account(account: Account) -> pb.Account:
-    spans = account.spans
-    return pb.Account(
-        fired=account.fired,
-        delivered=account.delivered,
-        aggregated=account.aggregated,
-        filtered=account.filtered,
-        lost_kernel_buffer=account.lost_kernel_buffer,
-        lost_queue=account.lost_queue,
-        lost_decode=account.lost_decode,
-        lost_quota=account.lost_quota,
-        lost_table_full=account.lost_table_full,
-        in_flight=account.in_flight,
-        sites=account.sites,
-        spans=pb.SpanAccount(
-            starts=spans.starts,
-            paired=spans.paired,
-            nested=spans.nested,
-            died=spans.died,
-            timed_out=spans.timed_out,
-            table_full=spans.table_full,
-            open=spans.open,
-            unmatched=spans.unmatched,
-        )
-        if spans.consumed
-        else None,
-    )
-
-
-def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
-    scope = asdict(subscription.spec.scope)
-    return pb.Subscription(
-        subscription_id=subscription.id,
-        selectors=[selector.text for selector in subscription.spec.selectors],
-        scope=pb.Scope(**scope | {name: sorted(scope[name]) for name in ("pids", "exclude_pids")}),
-        where=subscription.spec.where,
-        created_ns=subscription.created_ns,
-        streaming=streaming,
-        lease_left_ms=int(lease_left_seconds * 1000),
-        account=account(subscription.account()),
-        added_late=added_late(subscription),
-    )
-
-
-def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
-    """Describe each site on its own, since sites of one probe may differ in their arguments."""
-    message = pb.Descriptions()
-    for site_id, known_site in sites.items():
-        site = known_site.capture.site
-        probe_message = _probe(known_site.object, site.provider, site.name, [site])
-        probe_message.sites[0].site_id = site_id
-        captures = (
-            _captured(capture, known_site.why_missing(position))
-            for position, capture in enumerate(known_site.capture.captures)
-        )
-        message.probes.append(pb.Description(probe=probe_message, captures=captures))
-    return message
-
-
-def _captured(capture: Capture, missing: str) -> pb.CapturedArgument:
-    message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
-    match capture.subject:
-        case BuiltIn() as built_in:
-            message.field = built_in.value
-        case StartArgument(index):
-            message.index = index
-            message.of_start = True
-        case int(index):
-            message.index = index
-    return message
-
-
-def late_conditions(predicate: Condition | None, sites: Iterable[Site]) -> list[pb.LateCondition]:
-    """Return what of a filter is not evaluated at the hits of these sites."""
-    late = evaluated_late(predicate, sites)
-    return [pb.LateCondition(text=text_of(condition), reason=reason) for condition, reason in late.items()]
-
-
-def added_late(subscription: Subscription) -> list[pb.LateAggregation]:
-    """Return why hits are not added up where they are."""
-    return [pb.LateAggregation(reason=reason, sites=sites) for reason, sites in subscription.added_late().items()]

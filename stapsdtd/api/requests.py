@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stapsdtd.api import cgroup_scope
-from stapsdtd.api.aggregations import parse_aggregation
-from stapsdtd.api.spans import divided, parse_span
-from stapsdtd.catalog import selectors
+from stapsdtd.api.clauses import OfScope, parse_clauses
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
-from stapsdtd.model import BuiltIn
-from stapsdtd.query.expression import Cgroup, Condition
 from stapsdtd.query.nodes import wrong_comm
-from stapsdtd.query.parse import parse
-from stapsdtd.query.scope import combined
 from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 from stapsdtd.subscribe_options import Scope, SubscribeOptions
@@ -25,12 +19,6 @@ _MAX_PIDS = 4096
 _MAX_FILES = 1000
 _MAX_PATH_BYTES = 4096
 _MAX_SHOWN_CHARACTERS = 80
-
-
-def parse_selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:
-    if len(texts) > limits.max_selectors:
-        raise InvalidArgumentError("selectors", f"there are {len(texts)}, more than the {limits.max_selectors} allowed")
-    return tuple(map(selectors.parse, texts))
 
 
 def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
@@ -59,8 +47,6 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
     Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
     unified hierarchy. Finding containers is slow on a host with many cgroups.
     """
-    if not request.selectors:
-        raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
     options = SubscribeOptions.of(request.scope, request)
     if options.follow and not options.pids:
         raise InvalidArgumentError("scope.follow", "scope.pids must name the processes to follow")
@@ -71,17 +57,14 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         pids=parse_pids("scope.pids", options.pids),
         exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
     )
-    parsed = parse_selectors(request.selectors, limits)
-    of_scope = _OfScope(
+    wanted_of_hits = OfScope(
         options.uids,
         [_execname(name) for name in options.execnames],
         cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
         cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
     )
-    of_hits, of_pairs = divided(parse(options.where, hierarchy.find) if options.where.strip() else None)
-    aggregation = parse_aggregation(request, parsed, hierarchy.find)
     return SubscriptionSpec(
-        parsed,
+        parse_clauses(request, limits, hierarchy.find, wanted_of_hits),
         scope,
         _within("lease_seconds", options.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
         _within("queue_bytes", options.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),
@@ -91,33 +74,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
             limits.default_kernel_buffer_kib,
             limits.max_kernel_buffer_kib,
         ),
-        options.where,
-        of_scope.and_also(of_hits),
-        built_ins=_parse_fields(options.fields),
-        aggregation=aggregation,
-        span=parse_span(request, limits, hierarchy.find, of_scope.and_also, of_pairs=of_pairs, aggregation=aggregation),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _OfScope:
-    """What a scope requires of each hit."""
-
-    uids: Sequence[int]
-    execnames: Sequence[bytes]
-    cgroups: Sequence[Cgroup]
-    containers: Sequence[Cgroup]
-
-    def and_also(self, where: Condition | None) -> Condition | None:
-        return combined(where, self.uids, self.execnames, self.cgroups, self.containers)
-
-
-def _parse_fields(names: Sequence[str]) -> tuple[BuiltIn, ...]:
-    known = {each.value: each for each in BuiltIn if each is not BuiltIn.ELAPSED}
-    for name in names:
-        if name not in known:
-            raise InvalidArgumentError("fields", f"{name!r} is not one of {', '.join(known)}")
-    return tuple(known[name] for name in dict.fromkeys(names))
 
 
 def check_armed(request: pb.SubscribeRequest, statuses: Sequence[SiteStatus]) -> None:

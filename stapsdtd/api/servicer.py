@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 
-from stapsdtd.api import convert, requests
+from stapsdtd.api import convert, requests, subscription_messages
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
+from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
@@ -87,7 +88,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             with caller.recording_refusals():
                 caller.rights.check_list()
             caller.log(logging.DEBUG, "allowed")
-            selectors = requests.parse_selectors(request.selectors, self._backend.limits)
+            selectors = parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
             among = await self._members(request)
             users = caller.rights.list
@@ -118,7 +119,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 caller.rights.check_list()
                 self._watches.check_quota(caller.rights)
             caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
-            selectors = requests.parse_selectors(request.selectors, self._backend.limits)
+            selectors = parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
             among = await self._members(request)
             async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
@@ -160,18 +161,18 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     logging.INFO,
                     "allowed",
                     subscription=ident,
-                    selectors=_shortened(request.selectors),
+                    selectors=_shortened([selector.text for selector in spec.selectors]),
                     **({"files": _shortened(request.files)} if request.files else {}),
                     sites=sum(status.state is SiteState.ARMED for status in statuses),
                 )
                 response = pb.SubscribeResponse(
                     subscription_id=ident,
-                    sites=map(convert.site_status, statuses),
+                    sites=subscription_messages.site_statuses(unanswered[0], statuses),
                     lease_seconds=spec.lease_seconds,
                     engine=self._backend.engine,
                     unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
-                    evaluated_late=convert.late_conditions(spec.predicate, (status.site for status in statuses)),
-                    added_late=convert.added_late(unanswered[0]),
+                    evaluated_late=subscription_messages.late_conditions(unanswered[0], statuses),
+                    added_late=subscription_messages.added_late(unanswered[0]),
                 )
                 unanswered.clear()
         return response
@@ -195,8 +196,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller = self._enter("unsubscribe", context)
             self._subscribers.find(request.subscription_id, caller)
             ending, is_disarmed = await self._end(request.subscription_id, caller)
-        account = convert.account(ending.subscription.account())
-        return pb.UnsubscribeResponse(account=account, still_disarming=not is_disarmed)
+        return pb.UnsubscribeResponse(
+            account=subscription_messages.account(ending.subscription.account()),
+            still_disarming=not is_disarmed,
+            clauses=subscription_messages.clause_accounts(ending.subscription),
+        )
 
     async def _end(self, ident: str, caller: Caller) -> tuple[Ending, bool]:
         """End a subscription, and wait for some seconds until nothing is patched for it. Return whether that is so."""
@@ -221,7 +225,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
         return pb.ListSubscriptionsResponse(
             subscriptions=[
-                convert.subscription(subscription, streaming=streaming, lease_left_seconds=lease_left)
+                subscription_messages.subscription(subscription, streaming=streaming, lease_left_seconds=lease_left)
                 for subscription, streaming, lease_left in subscriptions
                 if caller.rights.may_use(subscription)
             ]

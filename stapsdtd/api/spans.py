@@ -37,7 +37,7 @@ def _is_of_pair(condition: Condition) -> bool:
 
 
 def parse_span(
-    request: pb.SubscribeRequest,
+    clause: pb.Clause,
     limits: Limits,
     find_cgroup: FindCgroup,
     in_scope: Callable[[Condition | None], Condition | None],
@@ -49,11 +49,11 @@ def parse_span(
 
     in_scope: adds what the scope requires. of_pairs: what is required of pairs. aggregation: of pairs, if any.
     """
-    if not request.HasField("span"):
+    if not clause.HasField("span"):
         if of_pairs is not None:
             raise InvalidArgumentError("where", "elapsed is the time of a span, and the request has none")
         return None
-    wanted = request.span
+    wanted = clause.span
     if not wanted.start_selectors:
         raise InvalidArgumentError(_STARTS, "at least one is needed, such as postgresql:query__start")
     starts = _selectors(wanted.start_selectors, limits)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 
-from stapsdtd.api import convert
+from stapsdtd.api import subscription_messages
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -23,23 +25,55 @@ class TakenOverError(StapsdtdError):
         super().__init__("another stream of this subscription took over")
 
 
-class SubscriptionStream(ABC):
+class ClauseReader(ABC):
+    """Reads what one clause has to tell."""
+
+    due: float | None = None
+    """When there is something to read even if nothing wakes the stream, on the monotonic clock; None for never."""
+
+    def __init__(self, clause: Clause) -> None:
+        self._clause = clause
+        self._reported_losses = dict.fromkeys(LossStage, 0)
+        # fields of a message may come in pieces, of which the last one is this
+        self.suffix = pb.StreamResponse(tag=clause.spec.tag).SerializeToString()
+
+    @abstractmethod
+    def new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
+        """Yield some of what is new, so that other clauses get their turn; nothing if there is no more.
+
+        is_ended: nothing will be added.
+        """
+
+    @abstractmethod
+    async def complete(self) -> None:
+        """Return when all that fired until `due` can be read."""
+
+    def _losses(self) -> Iterator[bytes]:
+        for stage, total in self._clause.losses().items():
+            reported = self._reported_losses[stage]
+            if total > reported:
+                self._reported_losses[stage] = total
+                loss = pb.Loss(stage=subscription_messages.LOSS_STAGES[stage], count=total - reported, total=total)
+                yield pb.StreamResponse(loss=loss).SerializeToString()
+
+
+class SubscriptionStream:
     """Produces messages until the subscription ends or `stop` is called."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        self._reported_losses = dict.fromkeys(LossStage, 0)
+    def __init__(
+        self,
+        subscription: Subscription,
+        readers: Sequence[ClauseReader],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """readers: of the subscription's clauses."""
+        self.subscription = subscription
+        self._readers = readers
+        self._clock = clock
         self._woken = asyncio.Event()
         self._waking = False
         self._stopped: StapsdtdError | None = None
-
-    @property
-    def subscription(self) -> Subscription:
-        return self._subscription
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped is not None
 
     def stop(self, error: StapsdtdError) -> None:
         """Make `messages` raise error."""
@@ -49,14 +83,14 @@ class SubscriptionStream(ABC):
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield serialized StreamResponses. Raises the error passed to `stop`."""
         loop = asyncio.get_running_loop()
-        unregister = self._subscription.wake_with(lambda: self._wake(loop))
+        unregister = self.subscription.wake_with(lambda: self._wake(loop))
         try:
             while True:
                 self._woken.clear()
                 # reset before reading, so that whatever arrives from here on wakes the stream again
                 self._waking = False
                 # nothing is added after the end, so having nothing more to read after this means that all was sent
-                end = self._subscription.end_reason
+                end = self.subscription.end_reason
                 async with aclosing(self._new_messages(is_ended=end is not None)) as messages:
                     async for message in messages:
                         yield message
@@ -65,37 +99,41 @@ class SubscriptionStream(ABC):
                 if self._stopped is not None:
                     raise self._stopped
                 if end is not None:
-                    account = convert.account(self._subscription.account())
-                    yield pb.StreamResponse(
-                        end=pb.End(reason=convert.END_REASONS[end], account=account)
-                    ).SerializeToString()
+                    yield pb.StreamResponse(end=subscription_messages.end(end, self.subscription)).SerializeToString()
                     return
                 await self._wait()
         finally:
             unregister()
 
-    @abstractmethod
-    def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
-        """Yield what is new, until there is no more. is_ended: nothing will be added."""
+    async def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
+        """Yield what is new, of each clause in turn, until there is no more."""
+        has_more = True
+        while has_more:
+            has_more = False
+            if statuses := self.subscription.new_statuses():
+                status = pb.Status(sites=subscription_messages.site_statuses(self.subscription, statuses))
+                yield pb.StreamResponse(status=status).SerializeToString()
+            for reader in self._readers:
+                async with aclosing(reader.new_messages(is_ended=is_ended)) as messages:
+                    async for message in messages:
+                        has_more = True
+                        yield message + reader.suffix if reader.suffix else message
 
     async def _wait(self) -> None:
         """Return when there may be something new."""
-        await self._woken.wait()
+        dues = [reader.due for reader in self._readers if reader.due is not None]
+        if not dues:
+            await self._woken.wait()
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), max(min(dues) - self._clock(), 0))
+        if self.subscription.end_reason is None:
+            now = self._clock()
+            due = (reader.complete() for reader in self._readers if reader.due is not None and now >= reader.due)
+            await asyncio.gather(*due)
 
     def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wake the stream, from any thread, but only once until it has run: each wake-up costs the engine's reader."""
         if not self._waking:
             self._waking = True
             loop.call_soon_threadsafe(self._woken.set)
-
-    def _statuses_and_losses(self) -> Iterator[bytes]:
-        statuses = self._subscription.new_statuses()
-        if statuses:
-            status = pb.Status(sites=map(convert.site_status, statuses))
-            yield pb.StreamResponse(status=status).SerializeToString()
-        for stage, total in self._subscription.losses().items():
-            reported = self._reported_losses[stage]
-            if total > reported:
-                self._reported_losses[stage] = total
-                loss = pb.Loss(stage=convert.LOSS_STAGES[stage], count=total - reported, total=total)
-                yield pb.StreamResponse(loss=loss).SerializeToString()

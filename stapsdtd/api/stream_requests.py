@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from stapsdtd.api.event_stream import EventStream
-from stapsdtd.api.snapshot_stream import Collect, SnapshotStream
-from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.api.event_reader import EventReader
+from stapsdtd.api.snapshot_reader import Collect, SnapshotReader
+from stapsdtd.api.stream import ClauseReader, SubscriptionStream
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -16,12 +17,29 @@ def check_stream(request: pb.StreamRequest) -> None:
         raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
     if request.HasField("from_seq") and request.from_seq == 0:
         raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
+    if 0 in request.positions.values():
+        raise InvalidArgumentError("positions", "events and snapshots are numbered from 1")
 
 
 def stream_of(subscription: Subscription, request: pb.StreamRequest, collect: Collect) -> SubscriptionStream:
-    """Return a stream of what the subscription delivers: events or snapshots. collect: see `Engine.collect`."""
-    first = request.from_seq if request.HasField("from_seq") else None
-    aggregation, table = subscription.spec.aggregation, subscription.table
-    if aggregation is None or table is None:
-        return EventStream(subscription, request.encoding, first)
-    return SnapshotStream(subscription, table, aggregation, first, collect)
+    """Return a stream of what the subscription delivers: events or snapshots. collect: see `Engine.collect`.
+
+    Raises InvalidArgumentError.
+    """
+    positions = dict(request.positions)
+    tags = [clause.spec.tag for clause in subscription.clauses]
+    if request.HasField("from_seq"):
+        if len(tags) > 1:
+            raise InvalidArgumentError("from_seq", "the subscription has several clauses; name them in positions")
+        positions.setdefault(tags[0], request.from_seq)
+    if unknown := positions.keys() - set(tags):
+        raise InvalidArgumentError("positions", f"the subscription has no clause {min(unknown)!r}")
+    offset_ns = subscription.realtime_offset_ns
+
+    def reader_of(clause: Clause) -> ClauseReader:
+        first, aggregation = positions.get(clause.spec.tag), clause.spec.aggregation
+        if aggregation is None or clause.table is None:
+            return EventReader(clause, request.encoding, first, realtime_offset_ns=offset_ns)
+        return SnapshotReader(clause, clause.table, aggregation, first, collect, realtime_offset_ns=offset_ns)
+
+    return SubscriptionStream(subscription, [reader_of(clause) for clause in subscription.clauses])

@@ -105,10 +105,18 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class SelectedSite:
-    """What to arm at a site, and for which processes; None for all."""
+    """What to arm at a site, and for which processes; None for all. clause: the one that selects it, by position in its
+    subscription.
+    """
 
     capture: SiteCapture
     pids: frozenset[int] | None
+    clause: int = 0
+
+    @property
+    def key(self) -> tuple[int, Site]:
+        """What tells it from an object's others."""
+        return self.clause, self.capture.site
 
 
 def parse(text: str, field: str = "selectors") -> Selector:

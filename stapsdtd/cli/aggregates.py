@@ -16,12 +16,12 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.joined_rows import without_literals
-from stapsdtd.cli.named_filter import split_keys
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
+from stapsdtd.cli.splitting import split_keys
 from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import AsyncClient, Interruption, Snapshot
 from stapsdtd.subscribe_options import Aggregate

@@ -69,7 +69,7 @@ def _block_lines(known: ArgumentNames | None, block: EventBlock) -> Iterable[str
         unavailable = "%s"
     arguments = ", ".join(["%s"] * own)
     of_start = f', "start_args": [{", ".join(["%s"] * (count - own))}]' if own < count else ""
-    fields = "".join(f', "{name}": %s' for name in names)
+    fields = "".join(f", {json.dumps(name)}: ".replace("%", "%%") + "%s" for name in names)
     line = (
         '{"seq": %s, "time_ns": %s, "pid": %s, "tid": %s, "cpu": %s, "comm": %s, %s, '
         f'"args": [{arguments}]{of_start}{named}{fields}{unavailable}}}'

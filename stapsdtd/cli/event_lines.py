@@ -140,7 +140,7 @@ class EventLines:
             for position in range(len(described.captures))
             if _is_hexadecimal(described, position, is_named=position in named)
         )
-        labels = {at: f"{capture.field}=" for at, capture in enumerate(described.captures) if capture.field}
+        labels = {at: _label(capture.field) for at, capture in enumerate(described.captures) if capture.field}
         labels |= {at: f"{each.declared.name}=" for at, each in named.items()}
         name = f"{probe.provider}:{probe.name}{self._place(described)}"
         return self._shown.setdefault(site.site_id, _Shown(escape(name), frozenset(hexadecimal), labels, named))
@@ -157,6 +157,10 @@ class EventLines:
         if any(path == probe.path and offset != site.offset for path, offset in places):
             parts += [*([site.function] if site.function else []), f"{site.offset:#x}"]
         return f"@{':'.join(parts)}" if parts else ""
+
+
+def _label(field: str) -> str:
+    return f"{field}=" if field.isidentifier() else f"({field})="
 
 
 def _is_hexadecimal(described: DescribedSite, position: int, *, is_named: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -16,9 +17,9 @@ from stapsdtd.client import Client, InventoryState
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from stapsdtd.client import Access, Arming, Inventory, ServerInfo, SubscriptionInfo
+    from stapsdtd.client import Access, Account, Arming, Inventory, ServerInfo, SubscriptionInfo
 
 
 _LATE_SECONDS = 1.0
@@ -76,31 +77,44 @@ def _print_info(server: str, info: ServerInfo, subscriptions: tuple[Subscription
         print("no subscriptions")
         return
     _print_table(
-        ("SUBSCRIPTION", "SELECTORS", "ONLY", "SINCE", "STREAM", "SITES", "FIRED", "DELIVERED", "FILTERED", "LOST"),
         (
-            (
-                subscription.id,
-                " ".join(subscription.selectors),
-                _only(subscription),
-                time.strftime("%H:%M:%S", time.localtime(subscription.created_ns // 1_000_000_000)),
-                "open" if subscription.streaming else f"none, {subscription.lease_left_ms / 1000:.0f} s left",
-                *(
-                    str(count)
-                    for count in (
-                        subscription.account.sites,
-                        subscription.account.fired,
-                        subscription.account.delivered,
-                        subscription.account.filtered,
-                        subscription.account.lost,
-                    )
-                ),
-            )
-            for subscription in subscriptions
+            "SUBSCRIPTION",
+            "SELECTORS",
+            "ONLY",
+            "SINCE",
+            "STREAM",
+            "SITES",
+            "FIRED",
+            "DELIVERED",
+            "AGGREGATED",
+            "FILTERED",
+            "LOST",
         ),
+        chain.from_iterable(map(_rows, subscriptions)),
     )
     for subscription in subscriptions:
         for reason, sites in subscription.added_late.items():
             print(escape(f"{subscription.id}: {added_late(reason, sites)}"))
+
+
+def _rows(subscription: SubscriptionInfo) -> Iterator[tuple[str, ...]]:
+    """Yield a row for a subscription, and one for each of its clauses if it has several."""
+    yield (
+        subscription.id,
+        " ".join(subscription.selectors),
+        _only(subscription),
+        time.strftime("%H:%M:%S", time.localtime(subscription.created_ns // 1_000_000_000)),
+        "open" if subscription.streaming else f"none, {subscription.lease_left_ms / 1000:.0f} s left",
+        *_counts(subscription.account),
+    )
+    for clause in subscription.clauses if len(subscription.clauses) > 1 else ():
+        where = f"where {clause.where}" if clause.where else ""
+        yield f"  {clause.tag}", " ".join(clause.selectors), where, "", "", *_counts(clause.account)
+
+
+def _counts(account: Account) -> tuple[str, ...]:
+    counts = account.sites, account.fired, account.delivered, account.aggregated, account.filtered, account.lost
+    return tuple(map(str, counts))
 
 
 def _inventory_record(inventory: Inventory) -> dict[str, object]:

@@ -43,7 +43,6 @@ RESERVED = frozenset(
 
 _ONE_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*((?::.*)?)", re.DOTALL)
 """A key that is an argument or a field, with what a capture list says of it."""
-_STRING_OR_CHARACTER = re.compile(r""""(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|.""", re.DOTALL)
 _BY_POSITION = re.compile(r"arg\d+")
 
 Signatures: TypeAlias = "Sequence[Sequence[Signature]]"
@@ -71,41 +70,37 @@ def key_has_names(key: str) -> bool:
     return has_names(match[1] if match else key)
 
 
-def split_keys(text: str) -> list[str]:
-    """Split keys at the commas that are not within parentheses, brackets or quotes."""
-    parts, depth = [""], 0
-    for match in _STRING_OR_CHARACTER.finditer(text):
-        depth += (match[0] in {"(", "["}) - (match[0] in {")", "]"})
-        if match[0] == "," and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += match[0]
-    return [part.strip() for part in parts if part.strip()]
-
-
-def key_by_position(key: str, signatures: Signatures) -> str:
+def key_by_position(key: str, signatures: Signatures, option: str = "--by") -> str:
     """Replace names of arguments in a key: `query` becomes `arg0:str`, `size / 10` `arg1 / 10`.
 
     A string that comes with its length becomes `str(arg0, arg1)`.
     """
     match = _ONE_NAME.fullmatch(key)
     if match is None:
-        return by_position(key, signatures, "--by")
+        return by_position(key, signatures, option)
     name, how = match.groups()
-    index = _index(name, signatures, "--by")
+    index = _index(name, signatures, option)
     if index is None:
         return key
     declared = [(each, each.arguments[index]) for some in signatures for each in some if each.arguments]
     if how in {"", ":str"} and any(argument.length for _, argument in declared):
-        return _cut_string(name, index, {_position(each, argument.length) for each, argument in declared})
+        return _cut_string(name, index, {_position(each, argument.length) for each, argument in declared}, option)
     is_string = all(argument.kind is Kind.STRING for _, argument in declared)
     return f"arg{index}{how}" if how or not is_string else f"arg{index}:str"
 
 
-def _cut_string(name: str, index: int, lengths: set[int | None]) -> str:
+def field_by_position(field: str, signatures: Signatures) -> str:
+    """Replace names of arguments in a field of an event: `query` becomes `str(arg0)`, `size / 10` `arg1 / 10`."""
+    if _ONE_NAME.fullmatch(field) is None:
+        return by_position(field, signatures, "--fields")
+    argument, _, how = key_by_position(field, signatures, "--fields").partition(":")
+    return f"str({argument})" if how == "str" else argument
+
+
+def _cut_string(name: str, index: int, lengths: set[int | None], option: str) -> str:
     """lengths: the positions of its length in each signature, None where it has none."""
     if len(lengths) > 1 or None in lengths:
-        raise click.UsageError(f"--by: the length of {name} is not the same argument of all selected probes")
+        raise click.UsageError(f"{option}: the length of {name} is not the same argument of all selected probes")
     return f"str(arg{index}, arg{lengths.pop()})"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from stapsdtd.cli.splitting import split_keys
 from stapsdtd.subscribe_options import FIELDS, SubscribeOptions
 
 if TYPE_CHECKING:
@@ -208,11 +209,9 @@ where = click.option(
 )
 
 
-def _field_names(ctx: click.Context, parameter: click.Parameter, names: str) -> tuple[str, ...]:
-    fields_wanted = tuple(name.strip() for name in names.split(",")) if names else ()
-    if unknown := [name for name in fields_wanted if name not in FIELDS]:
-        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(FIELDS)}", ctx, parameter)
-    return fields_wanted
+def _fields(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    del ctx, parameter
+    return tuple(field for text in texts for field in split_keys(text))
 
 
 def complete_fields(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -224,11 +223,11 @@ def complete_fields(ctx: click.Context, parameter: click.Parameter, incomplete: 
 event_fields = click.option(
     "--fields",
     "fields",
-    default="",
-    metavar="NAME,...",
-    callback=_field_names,
+    multiple=True,
+    metavar="EXPR,...",
+    callback=_fields,
     shell_complete=complete_fields,
-    help=f"Print more of each event: {', '.join(FIELDS[:-1])} or {FIELDS[-1]}.",
+    help=f"Print more of each event: {', '.join(FIELDS)}, or what is computed of it, as 'arg1 - arg0'. Repeatable.",
 )
 duration = click.option(
     "--duration",

@@ -65,7 +65,7 @@ class Pair:
             span = pair.made(pair.start, pair.start_where, pair.key)
             (start,) = signatures.as_given([pair.start])
             return Wanted(signatures.as_given([pair.end]), given, aggregate, span, start)
-        of_start = replace(given, where=pair.start_where)
+        of_start = replace(given, where=pair.start_where, fields=())
         starts, of_start = await signatures.resolve(client, [pair.start], of_start, known)
         ends, of_end = await signatures.resolve(client, [pair.end], given, known)
         if aggregate is not None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from stapsdtd.catalog.selectors import Selector, normalized, parse
-from stapsdtd.cli.named_filter import by_position, has_names, key_by_position, key_has_names
+from stapsdtd.cli.named_filter import by_position, field_by_position, has_names, key_by_position, key_has_names
 from stapsdtd.cli.render import print_stderr
 from stapsdtd.client import AsyncClient, ClientError, Probe
 from stapsdtd.errors import InvalidArgumentError
@@ -64,13 +64,16 @@ async def resolve(
 ) -> tuple[tuple[Resolved, ...], SubscribeOptions]:
     """Give selectors the captures that signatures say, where they have none of their own, or name arguments.
 
-    Names in the options' filter become positions, too. Raises click.UsageError for a name that is not known. A
-    signature is not used where a file's notes contradict it, which is told on standard error.
+    Names in the options' filter and fields become positions, too. Raises click.UsageError for a name that is not known.
+    A signature is not used where a file's notes contradict it, which is told on standard error.
     """
-    depending = [given for given in selectors if "(" not in given or _names(given) or has_names(options.where)]
+    has_named = has_names(options.where) or any(map(has_names, options.fields))
+    depending = [given for given in selectors if "(" not in given or _names(given) or has_named]
     probes = await _known_probes(client, depending, options, known)
     resolved = tuple(with_captures(given, probes, known) for given in selectors)
-    return resolved, replace(options, where=by_position(options.where, _all_fitting(selectors, probes, known)))
+    fit = _all_fitting(selectors, probes, known)
+    fields = [field_by_position(field, fit) for field in options.fields]
+    return resolved, replace(options, where=by_position(options.where, fit), fields=fields)
 
 
 async def resolve_aggregate(

@@ -79,6 +79,7 @@ from stapsdtd.client.server import (
     Access,
     Account,
     Arming,
+    ClauseInfo,
     Feature,
     Inventory,
     InventoryState,
@@ -90,7 +91,7 @@ from stapsdtd.client.server import (
 from stapsdtd.client.snapshots import Bucket, Snapshot, SnapshotRow
 from stapsdtd.client.sync import Client, Subscription
 from stapsdtd.client.target import Tls
-from stapsdtd.subscribe_options import Aggregate, Scope, Span, SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, Clause, Scope, Span, SubscribeOptions
 
 __all__ = [
     "Access",
@@ -105,6 +106,8 @@ __all__ = [
     "Bucket",
     "CallCancelledError",
     "CapturedArgument",
+    "Clause",
+    "ClauseInfo",
     "Client",
     "ClientError",
     "Column",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -27,17 +28,18 @@ from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from stapsdtd.client.encode import Selectors
     from stapsdtd.client.messages import Event, Message
     from stapsdtd.client.probes import ProbeListing, WatchMessage
     from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
-    from stapsdtd.subscribe_options import Aggregate, Span
+    from stapsdtd.subscribe_options import Aggregate, Clause, Span
     from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceAsyncStub
 
 _DEFAULTS = SubscribeOptions()
+_ONE_CLAUSE: Mapping[str, Sequence[str]] = MappingProxyType({"": ()})
 
 
 class AsyncClient:
@@ -130,7 +132,7 @@ class AsyncClient:
         span: pair their hits with earlier ones of other probes; events are the pairs.
         """
         request = encode.subscribe_request(selectors, options, span)
-        with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
+        with translated(self._call(f"subscribe to {encode.shortened(encode.selectors_of(request))}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         return AsyncSubscription(self._stub, response, self._target, self._timeout)
 
@@ -149,9 +151,25 @@ class AsyncClient:
         Raises InvalidAggregateError, too.
         """
         request = encode.aggregate_request(selectors, aggregate, options, span)
-        with translated(self._call(f"subscribe to {encode.shortened(request.selectors)}")):
+        with translated(self._call(f"subscribe to {encode.shortened(encode.selectors_of(request))}")):
             response = await self._stub.Subscribe(request, timeout=self._timeout)
-        return AsyncSubscription(self._stub, response, self._target, self._timeout, aggregate.functions)
+        return AsyncSubscription(self._stub, response, self._target, self._timeout, {"": aggregate.functions})
+
+    @entering
+    async def query(self, clauses: Iterable[Clause], options: SubscribeOptions = _DEFAULTS) -> AsyncSubscription:
+        """Arm all probes that match any of some clauses, and do at their hits what each clause says.
+
+        options: of all clauses. What the stream carries has the clause's `tag`; events of different clauses are not in
+        one order.
+
+        Raises InvalidAggregateError, too.
+        """
+        asked = tuple(clauses)
+        request = encode.clauses_request(asked, options)
+        with translated(self._call(f"subscribe to {encode.shortened(encode.selectors_of(request))}")):
+            response = await self._stub.Subscribe(request, timeout=self._timeout)
+        functions = {clause.tag: clause.aggregate.functions if clause.aggregate else () for clause in asked}
+        return AsyncSubscription(self._stub, response, self._target, self._timeout, functions)
 
     async def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
         """Return this client's subscriptions, or everybody's if its role may manage them."""
@@ -173,7 +191,7 @@ class AsyncSubscription(SubscriptionState):
         response: pb.SubscribeResponse,
         target: str,
         timeout: float,
-        functions: Sequence[str] = (),
+        functions: Mapping[str, Sequence[str]] = _ONE_CLAUSE,
     ) -> None:
         super().__init__(response, functions)
         self._stub = stub
@@ -190,16 +208,16 @@ class AsyncSubscription(SubscriptionState):
         with suppress(NotFoundError, ServerUnavailableError):
             await self.unsubscribe()
 
-    async def events(self, from_seq: int | None = None) -> AsyncIterator[Event]:
+    async def events(self, from_seq: int | Mapping[str, int] | None = None) -> AsyncIterator[Event]:
         """Yield events until the stream ends, keeping `lost`, `sites` and `account` up to date."""
         async with aclosing(self.messages(Encoding.ROWS, from_seq)) as messages:
             async for message in messages:
                 if isinstance(message, EventBatch):
                     for event in message.events:
-                        self.next_seq = event.seq + 1
+                        self.positions[event.tag] = event.seq + 1
                         yield event
 
-    async def columns(self, from_seq: int | None = None) -> AsyncIterator[ColumnBatch]:
+    async def columns(self, from_seq: int | Mapping[str, int] | None = None) -> AsyncIterator[ColumnBatch]:
         """Yield batches of events as numpy arrays until the stream ends.
 
         All events of a batch have values of the same types, so the sequence numbers of adjacent batches may interleave.
@@ -217,14 +235,16 @@ class AsyncSubscription(SubscriptionState):
                     yield message
 
     async def messages(
-        self, encoding: Encoding = Encoding.ROWS, from_seq: int | None = None
+        self, encoding: Encoding = Encoding.ROWS, from_seq: int | Mapping[str, int] | None = None
     ) -> AsyncGenerator[Message, None]:
-        """Yield everything that the stream carries, in order; the last message is an End."""
-        self.next_seq = self.next_seq if from_seq is None else from_seq
+        """Yield everything that the stream carries, in order; the last message is an End.
+
+        from_seq: the first number to send, of events or snapshots; of each clause, or by its tag.
+        """
+        self._resume_at(from_seq)
         retry = StreamRetry(Call(f"stream subscription {self.id}", self._target), self.lease_seconds)
         while True:
-            self._snapshots.restart()
-            call = self._stub.Stream(encode.stream_request(self.id, self.next_seq))
+            call = self._stub.Stream(encode.stream_request(self.id, self.positions))
             try:
                 async for response in call:
                     retry.succeeded()
@@ -237,6 +257,7 @@ class AsyncSubscription(SubscriptionState):
                 pause, interruption = retry.after(error)
             finally:
                 call.cancel()
+            self._resume_at(None)
             if interruption:
                 yield Interruption(interruption)
             await asyncio.sleep(pause)

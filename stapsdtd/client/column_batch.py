@@ -47,7 +47,7 @@ Column = NumberColumn | StringColumn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnBatch:
-    """count events as one read-only array per field; the arrays are views of the message's bytes.
+    """count events of one clause as one read-only array per field; the arrays are views of the message's bytes.
 
     comm has dtype `S16`. `sites[site_id]` describes the site and the values.
     """
@@ -62,3 +62,8 @@ class ColumnBatch:
     site_id: NDArray[np.uint32]
     values: tuple[Column, ...]
     sites: Mapping[int, DescribedSite]
+
+    @property
+    def tag(self) -> str:
+        """Return the clause that these are events of."""
+        return self.sites[int(self.site_id[0])].tag if self.count else ""

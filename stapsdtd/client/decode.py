@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from stapsdtd.client import messages, probes, server
@@ -151,8 +152,24 @@ def subscription_info(message: pb.Subscription) -> server.SubscriptionInfo:
         lease_left_ms=message.lease_left_ms,
         account=account(message.account),
         where=message.where,
-        added_late={late.reason: late.sites for late in message.added_late},
+        added_late=added_late(message.added_late),
+        clauses=tuple(
+            server.ClauseInfo(clause.tag, tuple(clause.selectors), clause.where, account(clause.account))
+            for clause in message.clauses
+        ),
     )
+
+
+def added_late(messages: Iterable[pb.LateAggregation]) -> dict[str, int]:
+    """Return the reasons, each with the number of sites of all clauses that it concerns."""
+    sites: Counter[str] = Counter()
+    for late in messages:
+        sites[late.reason] += late.sites
+    return dict(sites)
+
+
+def clause_accounts(messages: Iterable[pb.ClauseAccount]) -> dict[str, server.Account]:
+    return {message.tag: account(message.account) for message in messages}
 
 
 def account(message: pb.Account) -> server.Account:
@@ -192,12 +209,13 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, 
             offset=site.offset,
             reason=site.reason,
             armed_after_ns=site.armed_after_ns,
+            tag=site.tag,
         )
         for site in sites
     )
 
 
-def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSite, ...]:
+def described_sites(descriptions: pb.Descriptions, tag: str) -> tuple[messages.DescribedSite, ...]:
     described: list[messages.DescribedSite] = []
     for description in descriptions.probes:
         decoded = probe(description.probe)
@@ -207,7 +225,7 @@ def described_sites(descriptions: pb.Descriptions) -> tuple[messages.DescribedSi
             )
             for capture in description.captures
         )
-        described += [messages.DescribedSite(decoded, site, captures) for site in decoded.sites]
+        described += [messages.DescribedSite(decoded, site, captures, tag) for site in decoded.sites]
     return tuple(described)
 
 
@@ -215,12 +233,13 @@ def _feature(message: pb.Feature) -> server.Feature:
     return server.Feature(message.name, message.available, message.detail, message.remedy, message.required)
 
 
-def loss(message: pb.Loss) -> messages.Loss:
-    return messages.Loss(_lookup(_LOSS_STAGES, message.stage, "loss stage"), message.count, message.total)
+def loss(message: pb.Loss, tag: str) -> messages.Loss:
+    return messages.Loss(_lookup(_LOSS_STAGES, message.stage, "loss stage"), message.count, message.total, tag)
 
 
 def end(message: pb.End) -> messages.End:
-    return messages.End(_lookup(_END_REASONS, message.reason, "end reason"), account(message.account))
+    reason = _lookup(_END_REASONS, message.reason, "end reason")
+    return messages.End(reason, account(message.account), clause_accounts(message.clauses))
 
 
 def _site(message: pb.Site) -> probes.Site:

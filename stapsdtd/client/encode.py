@@ -10,9 +10,9 @@ from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
+    from stapsdtd.subscribe_options import Aggregate, Clause, Span, SubscribeOptions
 
 Selectors: TypeAlias = "str | Iterable[str]"
 
@@ -67,8 +67,33 @@ def watch_request(
 def subscribe_request(selectors: Selectors, options: SubscribeOptions, span: Span | None = None) -> pb.SubscribeRequest:
     values = asdict(options)
     scope = pb.Scope(**{field.name: values.pop(field.name) for field in fields(Scope)})
-    of_span = None if span is None else pb.Span(**asdict(span))
-    return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, span=of_span, **values)
+    return pb.SubscribeRequest(selectors=_as_iterable(selectors), scope=scope, span=_span(span), **values)
+
+
+def clauses_request(clauses: Iterable[Clause], options: SubscribeOptions) -> pb.SubscribeRequest:
+    """Raises InvalidAggregateError."""
+    request = subscribe_request((), options)
+    request.clauses.extend(
+        pb.Clause(
+            tag=clause.tag,
+            selectors=_as_iterable(clause.selectors),
+            where=clause.where,
+            fields=clause.fields,
+            aggregation=None if clause.aggregate is None else _aggregation(clause.aggregate),
+            span=_span(clause.span),
+        )
+        for clause in clauses
+    )
+    return request
+
+
+def selectors_of(request: pb.SubscribeRequest) -> list[str]:
+    """Return the selectors of all clauses."""
+    return [*request.selectors, *(selector for clause in request.clauses for selector in clause.selectors)]
+
+
+def _span(span: Span | None) -> pb.Span | None:
+    return None if span is None else pb.Span(**asdict(span))
 
 
 def aggregate_request(
@@ -76,10 +101,14 @@ def aggregate_request(
 ) -> pb.SubscribeRequest:
     """Raises InvalidAggregateError."""
     request = subscribe_request(selectors, options, span)
+    request.aggregation.CopyFrom(_aggregation(aggregate))
+    return request
+
+
+def _aggregation(aggregate: Aggregate) -> pb.Aggregation:
     values = asdict(aggregate)
     functions = map(_function, values.pop("functions"))
-    request.aggregation.CopyFrom(pb.Aggregation(functions=functions, **values))
-    return request
+    return pb.Aggregation(functions=functions, **values)
 
 
 def _function(text: str) -> pb.AggregateFunction:
@@ -98,11 +127,17 @@ def _function(text: str) -> pb.AggregateFunction:
         raise InvalidAggregateError(f"{text}: the parameters must be integers of 64 bits") from None
 
 
-def stream_request(subscription_id: str, from_seq: int) -> pb.StreamRequest:
-    """Always ask for columns: building events from them is faster than decoding events one by one."""
-    return pb.StreamRequest(
-        subscription_id=subscription_id, encoding=pb.StreamRequest.ENCODING_COLUMNS, from_seq=from_seq
-    )
+def stream_request(subscription_id: str, positions: Mapping[str, int]) -> pb.StreamRequest:
+    """Always ask for columns: building events from them is faster than decoding events one by one.
+
+    positions: the first number to send of each clause, by tag.
+    """
+    request = pb.StreamRequest(subscription_id=subscription_id, encoding=pb.StreamRequest.ENCODING_COLUMNS)
+    if positions.keys() == {""}:
+        request.from_seq = positions[""]
+    else:
+        request.positions.update(positions)
+    return request
 
 
 def unsubscribe_request(subscription_id: str) -> pb.UnsubscribeRequest:

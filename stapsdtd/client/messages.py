@@ -6,7 +6,7 @@ namespace.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import chain, repeat
@@ -46,7 +46,7 @@ class SiteState(Enum):
 class SiteStatus:
     """The state of one site. reason: why it is refused, otherwise empty.
 
-    armed_after_ns: how long after the server noticed its object it was armed.
+    armed_after_ns: how long after the server noticed its object it was armed. tag: of the clause that chose it.
     """
 
     state: SiteState
@@ -57,6 +57,7 @@ class SiteStatus:
     offset: int
     reason: str
     armed_after_ns: int = 0
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,14 @@ class CapturedArgument:
 
 @dataclass(frozen=True, slots=True)
 class DescribedSite:
-    """The site that an event's site_id refers to. captures describe the event's values, in order."""
+    """The site that an event's site_id refers to. captures describe the event's values, in order. tag: of the clause
+    that chose it.
+    """
 
     probe: Probe
     site: Site
     captures: tuple[CapturedArgument, ...]
+    tag: str = ""
 
     @property
     def of_start(self) -> int:
@@ -113,9 +117,10 @@ ALL_AVAILABLE: Mapping[int, str] = MappingProxyType({})
 class Event(NamedTuple):
     """One firing of a probe.
 
-    seq: counts from 1 in the subscription.
+    seq: counts from 1 in the subscription, or in each of its clauses.
     probe: contains only those of its sites that were described together with this one.
     unavailable: why values are None, by position in values.
+    tag: of the clause that it is an event of.
     """
 
     seq: int
@@ -128,9 +133,10 @@ class Event(NamedTuple):
     site: Site
     values: tuple[Value, ...]
     unavailable: Mapping[int, str] = ALL_AVAILABLE
+    tag: str = ""
 
     def __hash__(self) -> int:
-        return hash(self[:-1])
+        return hash((*self[:9], self.tag))
 
     def __repr__(self) -> str:
         what = f"{self.probe.provider}:{self.probe.name}"
@@ -143,7 +149,8 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventBlock:
-    """count events in order of seq, one sequence of Python values per field. Their values have the same types.
+    """count events of one clause in order of seq, one sequence of Python values per field. Their values have the same
+    types.
 
     `sites[site_id]` describes the site and the values. values: one sequence for each captured argument.
     unavailable: as of Event; None if all events have all values.
@@ -166,6 +173,11 @@ class EventBlock:
         """Return the names of the last values, those that are fields: the same at all sites of a subscription."""
         return self.sites[self.site_id[0]].fields if self.count else ()
 
+    @property
+    def tag(self) -> str:
+        """Return the clause that these are events of."""
+        return self.sites[self.site_id[0]].tag if self.count else ""
+
     def events(self) -> Iterable[Event]:
         probes = {site_id: self.sites[site_id].probe for site_id in set(self.site_id)}
         sites = {site_id: self.sites[site_id].site for site_id in probes}
@@ -180,6 +192,7 @@ class EventBlock:
             map(sites.__getitem__, self.site_id),
             zip(*self.values, strict=True) if self.values else repeat((), self.count),
             self.unavailable or repeat(ALL_AVAILABLE, self.count),
+            repeat(self.tag, self.count),
             strict=True,
         )
         # Event's own constructor is Python code and would take longer than everything else here
@@ -188,9 +201,14 @@ class EventBlock:
 
 @dataclass(frozen=True, eq=False)
 class EventBatch:
-    """The events of one message, by type of their values: their sequence numbers interleave."""
+    """The events of one message, all of one clause, by type of their values: their sequence numbers interleave."""
 
     blocks: tuple[EventBlock, ...]
+
+    @property
+    def tag(self) -> str:
+        """Return the clause that these are events of."""
+        return self.blocks[0].tag if self.blocks else ""
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -220,11 +238,14 @@ class LossStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """count: events lost since the stream's previous Loss of this stage. total: since the subscription was made."""
+    """count: events lost since the stream's previous Loss of this stage. total: since the subscription was made.
+    tag: of the clause that lost them.
+    """
 
     stage: LossStage
     count: int
     total: int
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +272,11 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last message. Nothing is in flight in its account."""
+    """The last message. Nothing is in flight in its account. clauses: their own accounts, by tag."""
 
     reason: EndReason
     account: Account
+    clauses: Mapping[str, Account] = field(default_factory=dict)
 
 
 Message: TypeAlias = "Descriptions | EventBatch | ColumnBatch | Snapshot | Loss | Status | Interruption | End"

@@ -162,9 +162,20 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class ClauseInfo:
+    """One of a subscription's clauses."""
+
+    tag: str
+    selectors: tuple[str, ...]
+    where: str
+    account: Account
+
+
+@dataclass(frozen=True, slots=True)
 class SubscriptionInfo:
-    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered.
-    added_late: why the server adds hits up itself, each reason with the number of sites that it concerns.
+    """A subscription, which may be another client's. lease_left_ms: 0 while streaming. where: empty if not filtered, or
+    if there are several clauses. added_late: why the server adds hits up itself, each reason with the number of sites
+    that it concerns.
     """
 
     id: str
@@ -176,3 +187,4 @@ class SubscriptionInfo:
     account: Account
     where: str = ""
     added_late: Mapping[str, int] = field(default_factory=dict)
+    clauses: tuple[ClauseInfo, ...] = ()

@@ -54,7 +54,7 @@ class SnapshotRow:
 class Snapshot:
     """The rows of an interval or, if the aggregation is cumulative, since the beginning.
 
-    number: counts from 1. begin_ns, end_ns: Unix time. account: as of end_ns.
+    number: counts from 1. begin_ns, end_ns: Unix time. account: as of end_ns. tag: of the clause that computes it.
     """
 
     number: int
@@ -62,6 +62,7 @@ class Snapshot:
     end_ns: int
     rows: tuple[SnapshotRow, ...]
     account: Account
+    tag: str = ""
 
     def most_frequent(self, limit: int | None = None) -> list[SnapshotRow]:
         """Return the rows by falling count, which must be one of the functions; all of them or at most limit."""
@@ -71,9 +72,10 @@ class Snapshot:
 
 @dataclass(slots=True)
 class SnapshotReader:
-    """Puts snapshots together from the messages of a stream. functions: as in the request."""
+    """Puts a clause's snapshots together from the messages of a stream. functions: as in the request."""
 
     functions: Sequence[str]
+    tag: str = ""
     _rows: list[SnapshotRow] = field(default_factory=list)
 
     def restart(self) -> None:
@@ -90,7 +92,7 @@ class SnapshotReader:
             return None
         rows, self._rows = self._rows, []
         account = decode.account(message.account)
-        return Snapshot(message.number, message.begin_ns, message.end_ns, tuple(rows), account)
+        return Snapshot(message.number, message.begin_ns, message.end_ns, tuple(rows), account, self.tag)
 
     def _decoded(self, message: pb.Snapshot) -> list[SnapshotRow]:
         count = message.count

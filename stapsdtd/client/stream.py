@@ -1,6 +1,6 @@
 """The state of a subscription's stream, and when to reopen a broken one; no I/O.
 
-Each time the stream is opened, it asks for `next_seq`. The server keeps delivered events until it needs their room, so
+Each time the stream is opened, it asks for `positions`. The server keeps delivered events until it needs their room, so
 a reopened stream resumes after the last event that was read: without duplicates, and with a Loss for events that were
 discarded meanwhile.
 """
@@ -35,7 +35,7 @@ from stapsdtd.client.server import Account
 from stapsdtd.client.snapshots import SnapshotReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import grpc
 
@@ -52,8 +52,8 @@ class SubscriptionState:
 
     id, engine, lease_seconds: from the server's response.
     described: the sites described on the stream so far, by site_id.
-    lost: events lost so far, by stage.
-    account: None until unsubscribe() returns or the End arrives; final after the End.
+    lost: events of all clauses lost so far, by stage.
+    account: the sum of all clauses. None until unsubscribe() returns or the End arrives; final after the End.
     end: the stream's last message, None until it arrives.
     still_disarming: whether unsubscribe() returned before everything was disarmed.
     unusable_files: why expected files cannot be used, by path.
@@ -61,28 +61,42 @@ class SubscriptionState:
     added_late: why the server adds hits up itself, each reason with the number of sites that it concerns.
     appeared: how long after the server noticed them objects were armed, in nanoseconds, by path; without those of the
         beginning.
-    next_seq: the sequence number, of an event or a snapshot, from which the next stream starts.
+    positions: the number, of an event or a snapshot, from which the next stream starts, for each clause by its tag.
+    clause_accounts: as account, of each clause by its tag.
     """
 
-    def __init__(self, response: pb.SubscribeResponse, functions: Sequence[str] = ()) -> None:
-        """functions: of an aggregation."""
-        self._snapshots = SnapshotReader(functions)
+    def __init__(self, response: pb.SubscribeResponse, functions: Mapping[str, Sequence[str]]) -> None:
+        """functions: of the clauses' aggregations, if they have one, by tag."""
+        self._snapshots = {tag: SnapshotReader(of_clause, tag) for tag, of_clause in functions.items()}
         self.id: str = response.subscription_id
         self.engine: str = response.engine
         self.lease_seconds: int = response.lease_seconds
         self.unusable_files: dict[str, str] = {file.path: file.reason for file in response.unusable_files}
         self.evaluated_late: dict[str, str] = {late.text: late.reason for late in response.evaluated_late}
-        self.added_late: dict[str, int] = {late.reason: late.sites for late in response.added_late}
+        self.added_late: dict[str, int] = decode.added_late(response.added_late)
         self.appeared: dict[str, int] = {}
         self.described: dict[int, DescribedSite] = {}
-        self.lost: dict[LossStage, int] = dict.fromkeys(LossStage, 0)
         self.account: Account | None = None
         self.end: End | None = None
         self.still_disarming = False
-        self.next_seq = 1
+        self.positions: dict[str, int] = dict.fromkeys(functions, 1)
+        self.clause_accounts: dict[str, Account] = {}
+        self._lost: dict[tuple[str, LossStage], int] = {}
         self._sites: dict[int, SiteStatus] = {}
         self._ever_armed: dict[int, SiteStatus] = {}
         self._update(decode.site_statuses(response.sites))
+
+    @property
+    def next_seq(self) -> int:
+        """The position of a subscription that has only one clause."""
+        (position,) = self.positions.values()
+        return position
+
+    @property
+    def lost(self) -> dict[LossStage, int]:
+        return {
+            stage: sum(total for (_, lost_in), total in self._lost.items() if lost_in is stage) for stage in LossStage
+        }
 
     @property
     def sites(self) -> tuple[SiteStatus, ...]:
@@ -100,30 +114,31 @@ class SubscriptionState:
         return len(self._ever_armed)
 
     def _read(self, response: pb.StreamResponse, encoding: Encoding) -> tuple[Message, ...]:
+        tag = response.tag
         match response.WhichOneof("payload"):
             case "descriptions":
-                sites = decode.described_sites(response.descriptions)
+                sites = decode.described_sites(response.descriptions, tag)
                 self.described.update((described.site.site_id, described) for described in sites)
                 return (Descriptions(sites),)
             case "columns" if encoding is Encoding.ROWS:
                 batch = event_batch(response.columns, self.described)
-                self.next_seq = response.columns.next_seq
+                self.positions[tag] = response.columns.next_seq
                 return (batch,)
             case "columns":
                 from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
 
                 batches = tuple(column_batch(block, self.described) for block in response.columns.blocks)
-                self.next_seq = response.columns.next_seq
+                self.positions[tag] = response.columns.next_seq
                 return batches
             case "snapshot":
-                snapshot = self._snapshots.read(response.snapshot)
+                snapshot = self._snapshots[tag].read(response.snapshot)
                 if snapshot is None:
                     return ()
-                self.next_seq = snapshot.number + 1
+                self.positions[tag] = snapshot.number + 1
                 return (snapshot,)
             case "loss":
-                loss = decode.loss(response.loss)
-                self.lost[loss.stage] = loss.total
+                loss = decode.loss(response.loss, tag)
+                self._lost[tag, loss.stage] = loss.total
                 return (loss,)
             case "status":
                 status = Status(decode.site_statuses(response.status.sites))
@@ -132,7 +147,7 @@ class SubscriptionState:
                 return (status,)
             case "end":
                 self.end = decode.end(response.end)
-                self.account = self.end.account
+                self.account, self.clause_accounts = self.end.account, dict(self.end.clauses)
                 return (self.end,)
             case _:
                 raise ProtocolError("the server sent a message of a type that this client does not know")
@@ -141,8 +156,16 @@ class SubscriptionState:
         self.still_disarming = response.still_disarming
         account = decode.account(response.account)
         if self.end is None:
-            self.account = account
+            self.account, self.clause_accounts = account, decode.clause_accounts(response.clauses)
         return account
+
+    def _resume_at(self, from_seq: int | Mapping[str, int] | None) -> None:
+        """Begin the next stream there; see `messages` of the subscriptions."""
+        if isinstance(from_seq, int):
+            from_seq = dict.fromkeys(self.positions, from_seq)
+        self.positions |= from_seq or {}
+        for snapshots in self._snapshots.values():
+            snapshots.restart()
 
     def _update(self, sites: tuple[SiteStatus, ...]) -> None:
         for site in sites:

@@ -63,7 +63,7 @@ class AdmissionControl:
                 f"there are {limits.max_subscriptions} subscriptions, as many as this server allows"
             )
         # a client that opens a stream and does not read it keeps the log for as long as it likes
-        kept = [(each.client.name, each.log.kept_bytes) for each in ended]
+        kept = [(each.client.name, sum(clause.log.kept_bytes for clause in each.clauses)) for each in ended]
         total = queue_bytes + sum(each.spec.queue_bytes for each in live) + sum(size for _, size in kept)
         if total > limits.max_total_queue_bytes:
             # do not reveal how much other clients have

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
-from stapsdtd.model import Object, Site
+from stapsdtd.model import Object
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
-from stapsdtd.sessions.attacher import Attacher, Closed, Outcome
+from stapsdtd.sessions.attacher import Attacher, Outcome, Refusals
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess
 from stapsdtd.sessions.lateness import Lateness
 from stapsdtd.sessions.live import ConsideredObject, Disarming, FirstArming, LiveSubscription
+from stapsdtd.sessions.session import Closed
 from stapsdtd.sessions.subscription import SiteState, SiteStatus
 from stapsdtd.sessions.targets import ArmRequest
 
@@ -221,11 +222,11 @@ class Armer:
 
 
 def _statuses(
-    live: LiveSubscription, considered: ConsideredObject, refusals: Mapping[Site, str], armed_after_ns: int
+    live: LiveSubscription, considered: ConsideredObject, refusals: Refusals, armed_after_ns: int
 ) -> list[SiteStatus]:
     return [
         live.status(SiteState.REFUSED, considered.object, each, reason)
-        if (reason := refusals.get(each.capture.site))
+        if (reason := refusals.get(each.key))
         else live.status(SiteState.ARMED, considered.object, each, armed_after_ns=armed_after_ns)
         for each in considered.selected_sites
     ]

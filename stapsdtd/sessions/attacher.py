@@ -32,23 +32,17 @@ from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
-from stapsdtd.sessions.principal import Principal
+from stapsdtd.sessions.session import Closed, Session, owner_of, release
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_not_computed
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """A subscription's state in the engine. error: why the engine could not open it."""
-
-    subscription: Subscription
-    is_open: bool = False
-    is_closed: bool = False
-    error: StapsdtdError | OSError | None = None
+Refusals = Mapping[tuple[int, Site], str]
+"""Why sites were refused, by `SelectedSite.key`."""
 
 
 class Opener(Protocol):
@@ -61,18 +55,10 @@ class Opener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """refusals: reasons by site; all other sites are armed. seconds: how long it took."""
+    """refusals: all other sites are armed. seconds: how long it took."""
 
-    refusals: Mapping[Site, str]
+    refusals: Refusals
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """delivered: done when the subscription has all its events. quiesced: when nothing is patched for it any more."""
-
-    delivered: Future[None]
-    quiesced: Future[None]
 
 
 class Attacher:
@@ -98,33 +84,8 @@ class Attacher:
         self.latency = Latency()
 
     def open(self, session: Session) -> None:
-        """Open a subscription in the engine, unless that was done. Raises StapsdtdError and OSError, then each time."""
-        if session.error is not None:
-            raise session.error
-        # closing comes first, also where it was submitted later
-        if session.is_open or session.is_closed:
-            return
-        subscription = session.subscription
-        try:
-            self._engine.open(
-                subscription.subscription_key,
-                subscription.sink,
-                subscription.spec.kernel_buffer_kib,
-                owner_of(subscription.client),
-                subscription.sink if subscription.spec.aggregation else None,
-            )
-            session.is_open = True
-            self._follow(subscription)
-        except (StapsdtdError, OSError) as error:
-            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
-            session.error = error
-            raise
-
-    def _follow(self, subscription: Subscription) -> None:
-        """Raises LimitReachedError and OSError."""
-        if subscription.spec.scope.follow:
-            processes = subscription.processes
-            processes.follow(self._engine.follow(subscription.subscription_key, processes.remaining))
+        """See `Session.open`."""
+        session.open(self._engine)
 
     def arm(self, session: Session, request: ArmRequest) -> Outcome:
         """Arm the sites that may be armed.
@@ -135,16 +96,16 @@ class Attacher:
             raise ObjectGoneError(request.object.path)
         begin = time.monotonic()
         try:
-            self.open(session)
+            session.open(self._engine)
         except (StapsdtdError, OSError) as error:
             # Subscribe fails with the same error, unless it has returned by now
-            refusals = {each.capture.site: str(error) for each in request.selected_sites}
+            refusals = {each.key: str(error) for each in request.selected_sites}
             self._file_writes.armed(request.object.key, None)
         else:
             refusals = self._arm(session.subscription, request)
         return Outcome(refusals, time.monotonic() - begin)
 
-    def _arm(self, subscription: Subscription, request: ArmRequest) -> dict[Site, str]:
+    def _arm(self, subscription: Subscription, request: ArmRequest) -> dict[tuple[int, Site], str]:
         """Arm the sites that may be armed. Return why the others were refused."""
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
@@ -152,21 +113,22 @@ class Attacher:
                 descriptor = self._open(request)
             except ObjectForeignError as error:
                 self._file_writes.armed(obj.key, None)
-                return {each.capture.site: error.reason for each in selected}
+                return {each.key: error.reason for each in selected}
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
-            refusals: dict[Site, str] = {}
+            refusals: dict[tuple[int, Site], str] = {}
             armable: list[FilteredSite] = []
             for each in selected:
-                site_filter = subscription.spec.filter_at(each.capture)
-                if reason := self._why_refused(subscription, descriptor, obj, each, site_filter):
-                    refusals[each.capture.site] = reason
+                clause = subscription.clauses[each.clause]
+                site_filter = clause.spec.filter_at(each.capture)
+                if reason := self._why_refused(clause, descriptor, obj, each, site_filter):
+                    refusals[each.key] = reason
                 else:
                     armable.append((each, site_filter))
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
-            refusals |= {each.capture.site: f"your role allows {limit} sites at once" for each, _ in armable[granted:]}
+            refusals |= {each.key: f"your role allows {limit} sites at once" for each, _ in armable[granted:]}
             try:
                 by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
             except BaseException:
@@ -190,7 +152,7 @@ class Attacher:
 
     def _why_refused(
         self,
-        subscription: Subscription,
+        clause: Clause,
         descriptor: int,
         obj: Object,
         selected: SelectedSite,
@@ -203,8 +165,8 @@ class Attacher:
             why_foreign(architecture)
             or missing_argument(site_filter.wanted)
             or site_filter.why_not(why_not)
-            or why_not_computed(subscription.spec.aggregation, selected.capture, why_not)
-            or subscription.why_not_paired(obj.path, selected.capture, why_not)
+            or why_not_computed(clause.spec.aggregation, selected.capture, why_not)
+            or clause.why_not_paired(obj.path, selected.capture, why_not)
             or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
         )
 
@@ -214,18 +176,23 @@ class Attacher:
         request: ArmRequest,
         file_path: str,
         selected: Sequence[FilteredSite],
-    ) -> dict[Site, str]:
-        """Arm sites. Return why the engine refused some of them, or all if it failed."""
-        obj = request.object
-        target = target_of(self._engine, subscription, request, file_path, selected)
-        try:
-            with self.latency.measured():
-                refusals = self._engine.arm(subscription.subscription_key, target)
-            return {refusal.site: refusal.reason for refusal in refusals}
-        except (TracefsRejectedError, OSError) as error:
-            _log.warning("cannot arm %s: %s", obj.path, error)
-            self._release(subscription, obj, is_awaited=False)
-            return {each.capture.site: str(error) for each, _ in selected}
+    ) -> dict[tuple[int, Site], str]:
+        """Arm sites. Return why the engine refused some of them, or all of a clause if it failed."""
+        refusals: dict[tuple[int, Site], str] = {}
+        for position, clause in enumerate(subscription.clauses):
+            of_clause = [each for each in selected if each[0].clause == position]
+            if not of_clause:
+                continue
+            target = target_of(self._engine, subscription, clause, request, of_clause, file_path=file_path)
+            try:
+                with self.latency.measured():
+                    refused = self._engine.arm(clause.key, target)
+                refusals |= {(position, each.site): each.reason for each in refused}
+            except (TracefsRejectedError, OSError) as error:
+                _log.warning("cannot arm %s: %s", request.object.path, error)
+                release(self._engine, clause, request.object)
+                refusals |= {each.key: str(error) for each, _ in of_clause}
+        return refusals
 
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""
@@ -239,31 +206,12 @@ class Attacher:
 
         is_awaited: that is only when nothing is patched any more.
         """
-        if not session.is_open or session.is_closed:
+        if not session.opened or session.is_closed:
             return finished()
-        self._release(session.subscription, obj, is_awaited=is_awaited)
+        for clause in session.opened:
+            release(self._engine, clause, obj, is_awaited=is_awaited)
         return self._engine.quiesced(owner_of(session.subscription.client)) if is_awaited else finished()
 
-    def _release(self, subscription: Subscription, obj: Object, *, is_awaited: bool) -> None:
-        try:
-            self._engine.disarm(subscription.subscription_key, obj, is_awaited=is_awaited)
-        except Exception:  # noqa: BLE001 - the client is told all the same, and nobody else would log it
-            _log.exception("cannot disarm %s", obj.path)
-
     def close(self, session: Session, unmapped: Sequence[Object]) -> Closed:
-        """Close a subscription in the engine. Nothing is armed for it after that.
-
-        unmapped: objects that are patched nowhere, so that their removal, which takes the kernel 0.1 s each, can wait.
-        """
-        session.is_closed = True
-        if not session.is_open:
-            return Closed(finished(), finished())
-        for obj in unmapped:
-            self._release(session.subscription, obj, is_awaited=False)
-        delivered = self._engine.close(session.subscription.subscription_key)
-        return Closed(delivered, self._engine.quiesced(owner_of(session.subscription.client)))
-
-
-def owner_of(principal: Principal) -> str:
-    """Name a client's subscriptions as an owner of events (see `capture.bpf.turns`)."""
-    return f"subscriptions of {principal.name}"
+        """See `Session.close`."""
+        return session.close(self._engine, unmapped)

@@ -12,8 +12,8 @@ from functools import partial
 from stapsdtd.model import Object
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.armer import Armer, CallSoon
-from stapsdtd.sessions.attacher import Closed
 from stapsdtd.sessions.live import LiveSubscription
+from stapsdtd.sessions.session import Closed
 from stapsdtd.sessions.subscription import EndReason, Subscription
 from stapsdtd.sessions.totals import AccountTotals
 
@@ -92,7 +92,8 @@ class EndingSubscriptions:
         del self._kept[subscription.id]
         self._totals.settle(subscription)
         # do not wait for the garbage collector, since the subscription refers to itself
-        subscription.log.forget()
+        for clause in subscription.clauses:
+            clause.log.forget()
 
     def get(self, ident: str) -> Ending | None:
         return self._kept.get(ident)

@@ -18,6 +18,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.live import LiveSubscription
@@ -84,7 +85,7 @@ class Housekeeping:
         if not self._principal_of:
             # the first rate is not to be of all the time in which nobody subscribed
             self._foreign.judge({}, {})
-        self._principal_of[subscription.subscription_key] = subscription.client
+        self._principal_of |= dict.fromkeys((clause.key for clause in subscription.clauses), subscription.client)
         self._progress_timer.set()
         self._cleanup_timer.set()
 
@@ -98,26 +99,27 @@ class Housekeeping:
             # Subscribe reports what it waits for
             if live.first is None:
                 self._armer.late.report(live)
-            self._sweep(live.subscription)
+            for clause in live.subscription.clauses:
+                self._sweep(clause)
         if self._foreign_hits is None or self._foreign_hits.done():
             self._foreign_hits = self._arming_thread.submit(None, self._engine.foreign_hits, "counting foreign hits")
             closed, self._closed = self._closed, []
             self._foreign_hits.add_done_callback(partial(self._on_foreign_hits, closed))
 
-    def _sweep(self, subscription: Subscription) -> None:
+    def _sweep(self, clause: Clause) -> None:
         """Remove starts of spans that no end can come for."""
-        pairing = subscription.pairing
+        pairing = clause.pairing
         if pairing is None:
             return
         ended, now_ns = pairing.ended_threads(), time.monotonic_ns()
 
         def finish(collected: Future[None]) -> None:
             if not collected.cancelled() and collected.exception() is None:
-                subscription.sink.spanned(pairing.sweep(ended, now_ns))
+                clause.sink.spanned(pairing.sweep(ended, now_ns))
 
         if ended or pairing.has_late(now_ns):
             # the last hits may be on their way
-            self._engine.collect(subscription.subscription_key).add_done_callback(finish)
+            self._engine.collect(clause.key).add_done_callback(finish)
 
     def _on_foreign_hits(
         self, closed: list[Subscription], done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]
@@ -144,7 +146,8 @@ class Housekeeping:
                     self._armer.bar(live, excess)
         self._foreign.forget()
         for subscription in closed:
-            self._principal_of.pop(subscription.subscription_key, None)
+            for clause in subscription.clauses:
+                self._principal_of.pop(clause.key, None)
         for live in list(self._live.values()):
             for key, obj in list(live.barred.items()):
                 if self._foreign.why_not(live.subscription.client.name, key) is None:

@@ -11,7 +11,8 @@ from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import unfinished
-from stapsdtd.sessions.attacher import Outcome, Session
+from stapsdtd.sessions.attacher import Outcome
+from stapsdtd.sessions.session import Session
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
 
 
@@ -38,7 +39,7 @@ class ConsideredObject:
     def armed(self) -> tuple[SelectedSite, ...]:
         if self.outcome is None:
             return ()
-        return tuple(each for each in self.selected_sites if each.capture.site not in self.outcome.refusals)
+        return tuple(each for each in self.selected_sites if each.key not in self.outcome.refusals)
 
     @property
     def reported_sites(self) -> tuple[SelectedSite, ...]:
@@ -145,4 +146,4 @@ class LiveSubscription:
         self, state: SiteState, obj: Object, selected: SelectedSite, reason: str = "", armed_after_ns: int = 0
     ) -> SiteStatus:
         site_id = self.subscription.site_id(obj, selected)
-        return SiteStatus(state, site_id, obj, selected.capture.site, reason, armed_after_ns)
+        return SiteStatus(state, site_id, obj, selected.capture.site, reason, armed_after_ns, selected.clause)

@@ -9,9 +9,9 @@ from stapsdtd import model
 from stapsdtd.capture.engine import Scope
 from stapsdtd.catalog.selectors import SelectedSite, choose
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Capture, Object, SiteCapture
+from stapsdtd.model import Object, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec
 from stapsdtd.sessions.subscription import Subscription
 
 
@@ -25,32 +25,33 @@ def selected_sites(
     names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
     if named is not None:
         names[named.path] = None
-    spec = subscription.spec
-    by_name = (_chosen(spec, name, obj) for name in names)
-    chosen = next(filter(None, by_name), [])
+    chosen: list[SelectedSite] = []
+    for position, clause in enumerate(subscription.spec.clauses):
+        by_name = (_chosen(position, clause, name, obj) for name in names)
+        chosen += next(filter(None, by_name), [])
     return tuple(selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
 
 
-def _chosen(spec: SubscriptionSpec, name: str, obj: Object) -> list[SelectedSite]:
-    """Return the sites of an object of this name that a subscription selects, and what is captured at each."""
+def _chosen(position: int, spec: ClauseSpec, name: str, obj: Object) -> list[SelectedSite]:
+    """Return the sites of an object of this name that a clause selects, and what is captured at each."""
     sites = obj.parsed.sites
-    chosen = [_capturing(each, spec.captured(each.capture.captures)) for each in choose(spec.selectors, name, sites)]
+    chosen = [_capturing(each, spec.captured(each.capture), position) for each in choose(spec.selectors, name, sites)]
     if spec.span is None:
         return chosen
     ends = {each.capture.site for each in chosen}
     captures = spec.span.span.start_captures
     return chosen + [
-        replace(each, capture=SiteCapture(each.capture.site, captures, is_start=True))
+        replace(each, capture=SiteCapture(each.capture.site, captures, is_start=True), clause=position)
         for each in choose(spec.span.selectors, name, sites)
         # a site that is both is refused as an end
         if each.capture.site not in ends
     ]
 
 
-def _capturing(selected: SelectedSite, captures: tuple[Capture, ...]) -> SelectedSite:
-    if captures == selected.capture.captures:
+def _capturing(selected: SelectedSite, capture: SiteCapture, position: int) -> SelectedSite:
+    if capture.captures == selected.capture.captures and capture.listed is None and position == selected.clause:
         return selected
-    return replace(selected, capture=replace(selected.capture, captures=captures))
+    return replace(selected, capture=capture, clause=position)
 
 
 def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:

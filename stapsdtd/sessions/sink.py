@@ -1,4 +1,4 @@
-"""The engine's end of a subscription: takes its events, and counts what becomes of each."""
+"""The engine's end of a clause: takes its events, and counts what becomes of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.fairness import Admission, shared_out
+from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
 from stapsdtd.sessions.pairing import Pairing
 from stapsdtd.sessions.principal import Principal
@@ -46,6 +47,21 @@ class Account:
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
 
+    def __add__(self, other: Account) -> Account:
+        return Account(
+            delivered=self.delivered + other.delivered,
+            aggregated=self.aggregated + other.aggregated,
+            filtered=self.filtered + other.filtered,
+            lost_kernel_buffer=self.lost_kernel_buffer + other.lost_kernel_buffer,
+            lost_queue=self.lost_queue + other.lost_queue,
+            lost_decode=self.lost_decode + other.lost_decode,
+            lost_quota=self.lost_quota + other.lost_quota,
+            lost_table_full=self.lost_table_full + other.lost_table_full,
+            in_flight=self.in_flight + other.in_flight,
+            sites=self.sites + other.sites,
+            spans=self.spans + other.spans,
+        )
+
     @property
     def fired(self) -> int:
         accounted = self.delivered + self.aggregated + self.filtered + self.lost + self.spans.consumed
@@ -64,7 +80,7 @@ class EventFilter(Protocol):
 
 
 class EventSink:
-    """Puts one subscription's events into its log, or adds them up. Implements `Sink` and `RowSink`."""
+    """Puts one clause's events into its log, or adds them up. Implements `Sink` and `RowSink`."""
 
     def __init__(
         self,
@@ -78,11 +94,12 @@ class EventSink:
         condition: EventFilter | None = None,
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
+        computer: FieldComputer | None = None,
     ) -> None:
-        """name: of the subscription, for messages. filters: what they leave out counts as filtered. on_loss is called
+        """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
-        pair_condition: leaves out pairs.
+        pair_condition: leaves out pairs. computer: of the values that the log gets.
         """
         self._name = name
         self._log = log
@@ -92,6 +109,7 @@ class EventSink:
         self._aggregator = aggregator
         self._conditions = [condition] if condition else []
         self._pairing = pairing
+        self._computer = computer
         self._pair_conditions = [pair_condition] if pair_condition else []
         self._spans = _NO_SPANS
         self._admission = Admission()
@@ -120,6 +138,8 @@ class EventSink:
                 if left_out := self._aggregator.add(batch):
                     self.lost(LossStage.TABLE_FULL, left_out)
                 return
+            if self._computer is not None:
+                batch = self._computer.computed(batch)
             if self._left() - batch.nbytes > self._log.max_bytes // _RESERVE:
                 self._log.append(batch)
                 return

@@ -1,16 +1,18 @@
-"""The ids by which one subscription's events name sites."""
+"""The ids by which one clause's events name sites."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, SiteCapture, StartArgument
+from stapsdtd.sessions.fields import Delivered, Field, delivered
 
 _RETIRED_KEPT = 10_000
 _RETIRED_SECONDS = 60.0
@@ -22,11 +24,17 @@ WhyNot = Callable[[Capture, Argument | BuiltIn, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class KnownSite:
-    """A site that the subscription's events may name."""
+    """A site that events may name."""
 
     object: Object
     capture: SiteCapture
     why_not: WhyNot
+    fields: Sequence[Field] = ()
+
+    @property
+    def delivered(self) -> tuple[Delivered, ...]:
+        """What the values of its events are, in order."""
+        return delivered(self.fields, self.capture)
 
     @property
     def module(self) -> str:
@@ -35,10 +43,26 @@ class KnownSite:
 
     def why_missing(self, position: int) -> str:
         """Return why an event has no value at a position: its operand, the engine, or the memory at that moment."""
-        subject = self.capture.subject(position)
+        value = self.delivered[position]
+        if isinstance(value, Capture):
+            return self._why_not_captured(value)
+        reason = value.source.why_not_at(self.capture.site)
+        return reason or next(
+            filter(None, map(self._why_never_captured, value.source.captures)),
+            "something that it is computed from could not be read, or it is divided by 0",
+        )
+
+    def _why_never_captured(self, capture: Capture) -> str | None:
+        subject = self.capture.subject_of(capture)
+        if isinstance(subject, StartArgument) or subject is BuiltIn.ELAPSED:
+            return None
+        return self.why_not(capture, subject, self.object.parsed.architecture)
+
+    def _why_not_captured(self, capture: Capture) -> str:
+        subject = self.capture.subject_of(capture)
         if isinstance(subject, StartArgument):
             return "the memory it points to could not be read when the span began"
-        reason = self.why_not(self.capture.captures[position], subject, self.object.parsed.architecture)
+        reason = self.why_not(capture, subject, self.object.parsed.architecture)
         if isinstance(subject, BuiltIn):
             return reason or "the cgroup was removed, or the server cannot look it up (CAP_DAC_READ_SEARCH)"
         return reason or "the memory it points to could not be read"
@@ -57,16 +81,24 @@ class SiteIds:
     """
 
     def __init__(
-        self, why_not: WhyNot, clock: Callable[[], float] = time.monotonic, retired_kept: int = _RETIRED_KEPT
+        self,
+        why_not: WhyNot,
+        clock: Callable[[], float] = time.monotonic,
+        retired_kept: int = _RETIRED_KEPT,
+        ids: Iterator[int] | None = None,
+        fields: Sequence[Field] = (),
     ) -> None:
-        """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most."""
+        """why_not: the engine's. retired_kept: how many disarmed sites are remembered at most. ids: to take new ids
+        from; several may share one. fields: of the clause.
+        """
         self._why_not = why_not
         self._clock = clock
+        self._fields = fields
         self._retired_kept = retired_kept
         self._lock = threading.Lock()
         self._sites: OrderedDict[int, KnownSite] = OrderedDict()
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
-        self._next_id = 1
+        self._new_ids = itertools.count(1) if ids is None else ids
         self._arming: set[int] = set()
         self._armed: set[int] = set()
         self._retired: OrderedDict[int, _Retired] = OrderedDict()
@@ -94,10 +126,9 @@ class SiteIds:
         known_id = self._ids.get((found.key, capture))
         if known_id is not None:
             return known_id
-        new_id = self._next_id
-        self._next_id += 1
+        new_id = next(self._new_ids)
         self._ids[found.key, capture] = new_id
-        self._sites[new_id] = KnownSite(found, capture, self._why_not)
+        self._sites[new_id] = KnownSite(found, capture, self._why_not, self._fields)
         return new_id
 
     def known(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:

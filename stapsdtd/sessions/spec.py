@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.catalog.selectors import Selector
@@ -11,6 +11,7 @@ from stapsdtd.procs.named_files import Credentials
 from stapsdtd.query.expression import Condition, conjuncts
 from stapsdtd.query.program import is_testable
 from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, subject_text, why_not_at_hit
+from stapsdtd.sessions.fields import ComputedField, Field, captured
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.spans.span import Span, of_start
 from stapsdtd.subscribe_options import Scope
@@ -29,31 +30,21 @@ class SpanSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionSpec:
-    """A subscription.
+class ClauseSpec:
+    """One clause: which hits, and what to do at them.
 
-    where: the client's text; predicate: what that and the scope test, None if all hits are wanted. owners: the users
-    whose own processes the client may see, None for all; nothing is revealed of others. subscriber_pid: the client's
-    own process, None if unknown. files: paths as in maps of files, or of their directories, to which probes are
-    restricted; None for no restriction. built_ins: captured at each site, besides what its selector says. credentials:
-    with whose rights installed files are opened; None to wait until a process maps them. aggregation: what is computed
-    instead of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
+    tag: the client's name for it. where: the client's text; predicate: what that and the scope test, None if all hits
+    are wanted. fields: what events tell besides what its selector says. aggregation: what is computed instead
+    of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
     """
 
     selectors: tuple[Selector, ...]
-    scope: Scope
-    lease_seconds: int
-    queue_bytes: int
-    kernel_buffer_kib: int
     where: str = ""
     predicate: Condition | None = None
-    owners: frozenset[int] | None = None
-    subscriber_pid: int | None = None
-    files: frozenset[str] | None = None
-    built_ins: tuple[BuiltIn, ...] = ()
-    credentials: Credentials | None = None
+    fields: tuple[Field, ...] = ()
     aggregation: Aggregation | None = None
     span: SpanSpec | None = None
+    tag: str = ""
 
     @property
     def _predicates(self) -> list[Condition]:
@@ -76,15 +67,20 @@ class SubscriptionSpec:
         """Report whether engines can test all that is required of a hit, whatever its site."""
         return all(is_testable(each) for predicate in self._predicates for each in conjuncts(predicate))
 
-    def captured(self, selected: tuple[Capture, ...]) -> tuple[Capture, ...]:
-        """Return what an event, or an aggregation, takes of a site. selected: by its selector."""
+    @property
+    def computes(self) -> bool:
+        """Report whether events have values that are computed of others."""
+        return any(isinstance(field, ComputedField) for field in self.fields)
+
+    def captured(self, selected: SiteCapture) -> SiteCapture:
+        """Return what an event, or an aggregation, takes of a site. selected: what its selector says."""
         if self.aggregation is not None:
-            return self.aggregation.captures
-        built_ins = tuple(map(Capture, self.built_ins))
-        if self.span is None:
-            return selected + built_ins
-        of_starts = map(of_start, self.span.span.start_captures)
-        return *selected, *of_starts, Capture(BuiltIn.ELAPSED), *built_ins
+            return replace(selected, captures=self.aggregation.captures)
+        listed = selected.captures
+        if self.span is not None:
+            listed = *listed, *map(of_start, self.span.span.start_captures), Capture(BuiltIn.ELAPSED)
+        captures = listed + captured(self.fields, selected.site)
+        return replace(selected, captures=captures, listed=len(listed) if self.computes else None)
 
     def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured, *, in_engine: bool) -> str | None:
         """Return why hits of a site cannot be paired, or None if they can. path: of its object."""
@@ -109,6 +105,32 @@ class SubscriptionSpec:
     def filter_of_pairs(self, wanted: SiteCapture) -> SiteFilter:
         """Return how the pairs of a span are filtered, whose end is at a site."""
         return SiteFilter.of(self.span.pair_predicate if self.span else None, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSpec:
+    """A subscription, of at least one clause.
+
+    owners: the users whose own processes the client may see, None for all; nothing is revealed of others.
+    subscriber_pid: the client's own process, None if unknown. files: paths as in maps of files, or of their
+    directories, to which probes are restricted; None for no restriction. credentials: with whose rights installed files
+    are opened; None to wait until a process maps them.
+    """
+
+    clauses: tuple[ClauseSpec, ...]
+    scope: Scope
+    lease_seconds: int
+    queue_bytes: int
+    kernel_buffer_kib: int
+    owners: frozenset[int] | None = None
+    subscriber_pid: int | None = None
+    files: frozenset[str] | None = None
+    credentials: Credentials | None = None
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """The selectors of all clauses, without starts of spans."""
+        return tuple(selector for clause in self.clauses for selector in clause.selectors)
 
     def filter_of(self, clients: ConnectedClients) -> ClientFilter | None:
         """Return a filter that leaves out events of the daemon's own clients, or None if they are wanted."""

@@ -23,7 +23,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
 from stapsdtd.sessions.arming import Arming
-from stapsdtd.sessions.attacher import Opener, Session
+from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
 from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.installed import DEFAULT_LIMITS as DEFAULT_INSTALLED_LIMITS
@@ -32,7 +32,8 @@ from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.lifetimes import Lifetimes
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
 from stapsdtd.sessions.own_clients import ConnectedClients
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.session import Session
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import EndReason, SiteStatus, Subscription
 from stapsdtd.sessions.totals import AccountTotals
 
@@ -132,15 +133,13 @@ class Subscriptions:
             principal = self._admission.admit(spec.queue_bytes, client, quotas, others, self._ending.all())
             subscription = Subscription(
                 ident,
-                next(self._subscription_keys),
+                self._subscription_keys,
                 spec,
                 os.getpid(),
                 self._engine.why_not,
                 principal,
                 self._connected,
-                engine_pairs=spec.is_tested
-                and spec.span is not None
-                and self._engine.why_not_paired(spec.span.span) is None,
+                engine_pairs=self._engine_pairs,
             )
         except BaseException:
             unfollow()
@@ -158,6 +157,12 @@ class Subscriptions:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
         return subscription, first.done
+
+    def _engine_pairs(self, clause: ClauseSpec) -> bool:
+        """Report whether the engine makes the pairs of a clause's span."""
+        if clause.span is None or not clause.is_tested:
+            return False
+        return self._engine.why_not_paired(clause.span.span) is None
 
     def first_statuses(self, ident: str) -> list[SiteStatus]:
         """Return the statuses of the sites that matched at first, once; later ones go to the stream. The lease begins.

@@ -1,4 +1,4 @@
-"""What an engine is asked to arm: an object's sites, with a subscription's filter and action at each."""
+"""What an engine is asked to arm: an object's sites, with a clause's filter and action at each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stapsdtd.procs.budgets import user_of
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.query.actions import Action, Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, why_not_at_hit
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.matcher import wanted_in
 from stapsdtd.sessions.subscription import Subscription
 
@@ -38,16 +39,18 @@ FilteredSite = tuple[SelectedSite, SiteFilter]
 def target_of(
     engine: Engine,
     subscription: Subscription,
+    clause: Clause,
     request: ArmRequest,
-    file_path: str,
     selected: Iterable[FilteredSite],
+    *,
+    file_path: str,
 ) -> Target:
-    """Return what an engine is to arm. selected: the sites, and how their hits are filtered."""
+    """Return what an engine is to arm for a clause. selected: the sites, and how their hits are filtered."""
     obj, pids = request.object, request.mappings.keys()
     sites: list[TargetSite] = []
     for each, site_filter in selected:
-        action, late = _action(engine, subscription, obj, each.capture, site_filter)
-        site_id = subscription.id_to_arm(obj, each, late)
+        action, late = _action(engine, clause, obj, each.capture, site_filter)
+        site_id = clause.id_to_arm(obj, each.capture, late)
         wanted = wanted_in(subscription, each)
         sites.append(TargetSite(each.capture.site, site_id, action, wanted, site_filter.tested))
     return Target(
@@ -63,13 +66,13 @@ def target_of(
 
 
 def _action(
-    engine: Engine, subscription: Subscription, obj: Object, wanted: SiteCapture, hits: SiteFilter
+    engine: Engine, clause: Clause, obj: Object, wanted: SiteCapture, hits: SiteFilter
 ) -> tuple[Action, str | None]:
     """Return what the engine is to do at a site, and why the daemon has to add up, if it does. hits: see target_of."""
-    spec = subscription.spec
+    spec = clause.spec
     if spec.span is None:
         return _made_of(engine, spec.aggregation, obj, hits)
-    if not subscription.engine_pairs:
+    if not clause.engine_pairs:
         reason = engine.why_not_paired(spec.span.span) or "its filter is evaluated after the hit"
         return Emit(hits.captures), reason if spec.aggregation else None
     if wanted.is_start:

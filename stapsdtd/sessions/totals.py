@@ -33,7 +33,7 @@ class AccountTotals:
         self._lock = threading.Lock()
         self._live: set[Subscription] = set()
         self._ended: set[Subscription] = set()
-        self._past = _NOTHING
+        self._past = Account()
         self._unread = 0
 
     def began(self, subscription: Subscription) -> None:
@@ -51,37 +51,16 @@ class AccountTotals:
         with self._lock:
             self._ended.discard(subscription)
             account = subscription.account()
-            self._past = _sum(self._past, replace(account, in_flight=0))
+            self._past = self._past + replace(account, in_flight=0)
             self._unread += account.in_flight
 
     def metrics(self) -> SessionMetrics:
         with self._lock:
-            account = self._past
-            for subscription in self._live | self._ended:
-                account = _sum(account, subscription.account())
+            account = sum((each.account() for each in self._live | self._ended), self._past)
             return SessionMetrics(
                 len(self._live),
                 account,
                 self._unread,
-                sum(subscription.log.unread_bytes for subscription in self._live),
-                sum(subscription.spec.queue_bytes for subscription in self._live),
+                sum(clause.log.unread_bytes for each in self._live for clause in each.clauses),
+                sum(each.spec.queue_bytes for each in self._live),
             )
-
-
-_NOTHING = Account()
-
-
-def _sum(one: Account, other: Account) -> Account:
-    return Account(
-        delivered=one.delivered + other.delivered,
-        aggregated=one.aggregated + other.aggregated,
-        filtered=one.filtered + other.filtered,
-        lost_kernel_buffer=one.lost_kernel_buffer + other.lost_kernel_buffer,
-        lost_queue=one.lost_queue + other.lost_queue,
-        lost_decode=one.lost_decode + other.lost_decode,
-        lost_quota=one.lost_quota + other.lost_quota,
-        lost_table_full=one.lost_table_full + other.lost_table_full,
-        in_flight=one.in_flight + other.in_flight,
-        sites=0,
-        spans=one.spans + other.spans,
-    )

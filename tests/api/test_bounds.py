@@ -184,7 +184,7 @@ def test_what_ended_subscriptions_hold_counts_until_it_is_forgotten(
             ended.extend(leave_events_behind() for _ in range(10))
         error: Any = refused.value
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        kept = sum(server.subscriptions.get(ident).log.kept_bytes for ident in ended)
+        kept = sum(server.subscriptions.get(ident).clauses[0].log.kept_bytes for ident in ended)
         assert 3 << 20 < kept <= 5 << 20
         for stop_reading in readers:
             stop_reading()

@@ -251,9 +251,9 @@ def test_totals_never_get_less(server: Served, scraped: Scraped) -> None:
     messages.cancel()
     server.wait_until_streaming(False)
     before = scraped["events_total[delivered]"]
-    server.subscriptions.get(ident).log.resume(1)
+    server.subscriptions.get(ident).clauses[0].log.resume(1)
     server.fire(batch(range(110, 200)))
-    server.subscriptions.get(ident).log.resume(1)
+    server.subscriptions.get(ident).clauses[0].log.resume(1)
     assert server.held()[0].account.delivered < before
     assert scraped["events_total[delivered]"] == before
 

@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from stapsdtd import __version__
-from stapsdtd.api.event_stream import EventStream
 from stapsdtd.api.server import SERVICE
+from stapsdtd.api.stream import SubscriptionStream
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
@@ -477,7 +477,7 @@ class TestContainers:
 def test_unknown_subscription(server: Served) -> None:
     def streams() -> int:
         gc.collect()
-        return sum(type(each) is EventStream for each in gc.get_objects())
+        return sum(type(each) is SubscriptionStream for each in gc.get_objects())
 
     before = streams()
     for call in (lambda: server.stream("nobody"), lambda: server.unsubscribe("nobody")):

@@ -72,7 +72,7 @@ def wrong(field: str, reason: str, **request: Any) -> Any:
             "start.arg0 is known of spans alone",
             aggregation=pb.Aggregation(functions=[COUNT], by=["start.arg0"]),
         ),
-        wrong("fields", "'elapsed' is not one of", fields=["elapsed"]),
+        wrong("fields", "elapsed is known of spans alone", fields=["elapsed"]),
     ],
 )
 def test_what_cannot_be_paired_is_refused(

@@ -16,15 +16,15 @@ import grpc
 import numpy as np
 import pytest
 
-from stapsdtd.api.event_stream import EventStream
-from stapsdtd.api.stream import TakenOverError
+from stapsdtd.api.event_reader import EventReader
+from stapsdtd.api.stream import SubscriptionStream, TakenOverError
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -286,10 +286,10 @@ class TestOrder:
         assert (end.end.account.filtered, end.end.account.delivered) == (2, 1)
 
 
-def streams_of(ident: str) -> list[EventStream]:
+def streams_of(ident: str) -> list[SubscriptionStream]:
     """Return the streams of a subscription that anything still refers to."""
     gc.collect()
-    streams = (each for each in gc.get_objects() if type(each) is EventStream)
+    streams = (each for each in gc.get_objects() if type(each) is SubscriptionStream)
     return [stream for stream in streams if stream.subscription.id == ident]
 
 
@@ -581,10 +581,11 @@ class TestObjectsThatComeAndGo:
 
 def test_stream_that_was_taken_over_meanwhile_does_not_count_what_it_sent() -> None:
     """Its successor begins with the same events, and is the one to say whether they were delivered."""
-    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None)
-    subscription.sink.deliver(batch([1, 2]))
-    stream = EventStream(subscription, pb.StreamRequest.ENCODING_ROWS, None)
+    spec = SubscriptionSpec((ClauseSpec((parse("app:*"),)),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None)
+    subscription.clauses[0].sink.deliver(batch([1, 2]))
+    reader = EventReader(subscription.clauses[0], pb.StreamRequest.ENCODING_ROWS, None, realtime_offset_ns=0)
+    stream = SubscriptionStream(subscription, [reader])
 
     async def read() -> None:
         messages = stream.messages()

@@ -254,7 +254,7 @@ def test_what_the_engine_cannot_tell_has_a_reason(daemon: Daemon, ticker: Ticker
 
 
 def test_unknown_field_is_refused(daemon: Daemon) -> None:
-    with Client(daemon.target) as client, pytest.raises(RequestFailedError, match="'gids' is not one of uid, gid, cg"):
+    with Client(daemon.target) as client, pytest.raises(RequestFailedError, match="gids"):
         client.subscribe("*:*", SubscribeOptions(fields=["uid", "gids"]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, EndReason, LimitReachedError, SubscribeOptions, Subscription
+from stapsdtd.client import Clause, Client, EndReason, LimitReachedError, SubscribeOptions, Subscription
 from tests.support import (
     SYSTEM_PYTHON,
     TICKER,
@@ -50,6 +50,21 @@ def test_children_of_every_kind(daemon: Daemon, family_program: Path, way: str) 
     assert [event.values[0] for event in recorder.events] == list(range(_HITS))
     assert {event.pid for event in recorder.events}.isdisjoint({parent.pid, stranger.pid})
     assert recorder.losses == []
+
+
+def test_children_are_followed_for_each_clause(daemon: Daemon, family_program: Path) -> None:
+    clauses = [Clause(tag=tag, selectors=[TICK]) for tag in ("one", "other")]
+    with (
+        Client(daemon.target) as client,
+        Ticker(family_program) as parent,
+        Ticker(family_program) as stranger,
+        client.query(clauses, SubscribeOptions(pids=[parent.pid], follow=True)) as subscription,
+    ):
+        for family in parent, stranger:
+            family.do(f"fork {_HITS}")
+        subscription.unsubscribe()
+        numbers = Counter((event.tag, event.values[0]) for event in subscription.events())
+    assert numbers == dict.fromkeys(((tag, number) for tag in ("one", "other") for number in range(_HITS)), 1)
 
 
 @pytest.mark.parametrize("way", ["exec", "vfork"])

@@ -19,7 +19,7 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import OPERATOR, USER, Quotas, Role
 from stapsdtd.errors import AccessDeniedError, InvalidArgumentError, LimitReachedError
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
@@ -164,8 +164,10 @@ class TestRights:
         ],
     )
     def test_subscriptions(self, client: str, owners: set[int] | None, *, may: bool, manager_may: bool) -> None:
-        spec = SubscriptionSpec((parse("a:b"),), Scope(), 1, 1, 1, owners=None if owners is None else frozenset(owners))
-        subscription = Subscription("id", 1, spec, 1, lambda *_: None, Principal(client))
+        spec = SubscriptionSpec(
+            (ClauseSpec((parse("a:b"),)),), Scope(), 1, 1, 1, owners=None if owners is None else frozenset(owners)
+        )
+        subscription = Subscription("id", itertools.count(1), spec, 1, lambda *_: None, Principal(client))
         assert self.OWN.may_use(subscription) is may
         assert replace(self.OWN, manage=True).may_use(subscription) is manager_may
 

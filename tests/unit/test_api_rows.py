@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stapsdtd.api import columns, rows
-from stapsdtd.api.convert import descriptions
+from stapsdtd.api.subscription_messages import descriptions
 from stapsdtd.client import DescribedSite, Event, ProtocolError
 from stapsdtd.client.decode import described_sites
 from stapsdtd.client.events import event_batch
@@ -161,7 +161,7 @@ def test_a_message_is_no_larger_than_a_client_takes() -> None:
 
 def _described(site_ids: Iterable[int]) -> dict[int, DescribedSite]:
     sites = descriptions(dict.fromkeys(site_ids, _KNOWN))
-    return {each.site.site_id: each for each in described_sites(sites)}
+    return {each.site.site_id: each for each in described_sites(sites, "")}
 
 
 def _as_client(event: pb.Event, described: DescribedSite) -> Event:

@@ -72,10 +72,10 @@ def test_event_in_one_line() -> None:
 
 def test_fields_have_names() -> None:
     captures = [CapturedArgument(0, is_string=False, missing="")]
-    captures += [CapturedArgument(0, is_string=False, missing="", field=name) for name in ("uid", "cgroup")]
+    captures += [CapturedArgument(0, is_string=False, missing="", field=name) for name in ("arg0 % 2", "cgroup")]
     sites = {1: replace(SITES[1], captures=tuple(captures))}
     events = block([1, 2], [1, 1], [None, 7], [1000, 0], ["/a", None], unavailable=[{0: "unread"}, {2: "removed"}])
     first, second = map(json.loads, json_lines(EventBatch((replace(events, sites=sites),))))
-    assert (first["args"], first["uid"], first["cgroup"]) == ([None], 1000, "/a")
-    assert (second["args"], second["uid"], second["cgroup"]) == ([7], 0, None)
+    assert (first["args"], first["arg0 % 2"], first["cgroup"]) == ([None], 1000, "/a")
+    assert (second["args"], second["arg0 % 2"], second["cgroup"]) == ([7], 0, None)
     assert (first["unavailable"], second["unavailable"]) == ({"0": "unread"}, {"cgroup": "removed"})

@@ -142,8 +142,8 @@ def test_wider_terminal_has_all_columns_again() -> None:
 
 def test_fields_have_labels() -> None:
     site = described(1, arguments=(INT64,))
-    fields = tuple(CapturedArgument(0, is_string=False, missing="", field=name) for name in ("uid", "cgroup"))
+    fields = tuple(CapturedArgument(0, is_string=False, missing="", field=name) for name in ("uid", "arg0 % 2"))
     (line,) = EventLines(color=False).format(
         batch(replace(site, captures=site.captures + fields), values=(-1, 1000, "/a")), None
     )
-    assert line.endswith('app:p  -1 uid=1000 cgroup="/a"')
+    assert line.endswith('app:p  -1 uid=1000 (arg0 % 2)="/a"')

@@ -9,9 +9,16 @@ import pytest
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
-from stapsdtd.cli.named_filter import RESERVED, by_position, key_by_position, key_has_names, split_keys
+from stapsdtd.cli.named_filter import (
+    RESERVED,
+    by_position,
+    field_by_position,
+    key_by_position,
+    key_has_names,
+)
 from stapsdtd.cli.named_values import ArgumentNames, cut_at
 from stapsdtd.cli.signatures import Resolved, with_captures
+from stapsdtd.cli.splitting import split_keys
 from stapsdtd.client import (
     Argument,
     CapturedArgument,
@@ -179,6 +186,18 @@ def test_names_of_keys_become_positions(known: Catalog) -> None:
         key_by_position("item", [[sale, later]])
     with pytest.raises(click.UsageError, match="--by: took is not the same argument of all selected probes"):
         key_by_position("took", [[wrap], [sale]])
+
+
+def test_names_of_fields_become_positions(known: Catalog) -> None:
+    (wrap,), (sale, later) = known.of("shop", "wrap"), known.of("shop", "sale")
+    fields = ("took", "took / 1000", "uid", "arg1 - arg0", "nobody")
+    assert [field_by_position(field, [[wrap]]) for field in fields] == [
+        "arg1", "arg1 / 1000", "uid", "arg1 - arg0", "nobody",
+    ]  # fmt: skip
+    assert field_by_position("item", [[later]]) == "str(arg0)"
+    assert field_by_position("item", [[sale]]) == "str(arg0, arg1)"
+    with pytest.raises(click.UsageError, match="--fields: took is not the same argument of all selected probes"):
+        field_by_position("took", [[wrap], [sale]])
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Subscription(SubscriptionState):
 
 
 def test_messages_of_unknown_kinds_are_errors() -> None:
-    subscription = Subscription(pb.SubscribeResponse(subscription_id="a"))
+    subscription = Subscription(pb.SubscribeResponse(subscription_id="a"), {"": ()})
     with pytest.raises(ProtocolError):
         subscription.read(pb.StreamResponse())
     with pytest.raises(ProtocolError, match="loss stage 0"):

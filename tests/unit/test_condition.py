@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.catalog.selectors import parse as parse_selector
 from stapsdtd.config import Quotas
 from stapsdtd.events.batch import EventBatch, join
@@ -17,7 +17,7 @@ from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.site_ids import KnownSite
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, event_rows, sample_object, signed, site, strings, unsigned
@@ -76,12 +76,14 @@ def test_nothing_may_be_left() -> None:
 
 
 def test_quota_is_of_the_events_on_which_the_filter_is_evaluated() -> None:
-    spec = SubscriptionSpec((parse_selector("app:*"),), Scope(), 30, 1 << 20, 64, predicate=where("arg0 % 2 == 1"))
+    spec = SubscriptionSpec(
+        (ClauseSpec((parse_selector("app:*"),), predicate=where("arg0 % 2 == 1")),), Scope(), 30, 1 << 20, 64
+    )
     client = Principal("", Quotas(max_events_per_second=8))
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None, client)
-    site_id = subscription.id_to_arm(FOUND, SelectedSite(SITES[1], None))
-    subscription.sink.deliver(batch(range(12), unsigned(*range(12)), unsigned(*range(12)), site_id=site_id))
-    subscription.sink.fired(12)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None, client)
+    site_id = subscription.clauses[0].id_to_arm(FOUND, SITES[1])
+    subscription.clauses[0].sink.deliver(batch(range(12), unsigned(*range(12)), unsigned(*range(12)), site_id=site_id))
+    subscription.clauses[0].sink.fired(12)
     account = subscription.account()
     assert (account.fired, account.lost_quota, account.lost) == (12, 4, 4)
     assert account.filtered + account.in_flight == 8

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
 
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import batch
@@ -25,16 +26,16 @@ def connected(*pids: int) -> ConnectedClients:
 
 def delivered(spec: SubscriptionSpec, clients: ConnectedClients) -> tuple[list[int], int]:
     """The processes whose events come, of one of each of 5, 6, 7 and the command 8, and how many are filtered."""
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None, clients=clients)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None, clients=clients)
     comms = [b"app", b"app", b"app", b"stapsdt"]
-    subscription.sink.deliver(batch([1, 2, 3, 4], pid=[5, 6, 7, 8], comm=comms))
-    entry = subscription.log.read(None)
+    subscription.clauses[0].sink.deliver(batch([1, 2, 3, 4], pid=[5, 6, 7, 8], comm=comms))
+    entry = subscription.clauses[0].log.read(None)
     came: list[int] = [] if entry is None else entry.batch.pid.tolist()
     return came, subscription.account().filtered
 
 
 def spec(scope: Scope = EVERYBODY, selector: str = "app:*", subscriber_pid: int | None = None) -> SubscriptionSpec:
-    return SubscriptionSpec((parse(selector),), scope, 30, 1 << 20, 64, subscriber_pid=subscriber_pid)
+    return SubscriptionSpec((ClauseSpec((parse(selector),)),), scope, 30, 1 << 20, 64, subscriber_pid=subscriber_pid)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from stapsdtd.capture.engine import LossStage
@@ -9,7 +11,7 @@ from stapsdtd.catalog.selectors import parse
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
@@ -84,7 +86,7 @@ def test_quota_that_goes_while_events_come() -> None:
         def events(self, value: object) -> None:
             pass
 
-    spec = SubscriptionSpec((parse("a:b"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None, Vanishing("uid 7"))
-    subscription.sink.deliver(batch([1, 2, 3]))
-    assert subscription.losses()[LossStage.QUOTA] == 1
+    spec = SubscriptionSpec((ClauseSpec((parse("a:b"),)),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None, Vanishing("uid 7"))
+    subscription.clauses[0].sink.deliver(batch([1, 2, 3]))
+    assert subscription.clauses[0].losses()[LossStage.QUOTA] == 1

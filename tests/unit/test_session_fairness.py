@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from hypothesis import given
@@ -14,7 +15,7 @@ from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.events.columns import Numbers
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.spec import SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.token_bucket import TokenBucket
 from stapsdtd.subscribe_options import Scope
@@ -98,15 +99,17 @@ def test_nobody_holds_more_than_stays_free(
 
 
 def test_few_events_of_one_process_stay_beside_a_flood_however_long_the_client_stalls() -> None:
-    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, 1 << 20, 64)
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None)
+    spec = SubscriptionSpec((ClauseSpec((parse("app:*"),)),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None)
     flooding, quiet, bursts = 1, 2, 60
     for burst in range(bursts):
-        subscription.sink.deliver(batch(range(burst * 1000, burst * 1000 + 1000), pid=[flooding] * 999 + [quiet]))
+        subscription.clauses[0].sink.deliver(
+            batch(range(burst * 1000, burst * 1000 + 1000), pid=[flooding] * 999 + [quiet])
+        )
     read: Counter[int] = Counter()
-    while (entry := subscription.log.read(None)) is not None:
+    while (entry := subscription.clauses[0].log.read(None)) is not None:
         read.update(entry.batch.pid.tolist())
-        subscription.log.handed_out(entry, entry.next_seq)
+        subscription.clauses[0].log.handed_out(entry, entry.next_seq)
     assert read[quiet] == bursts
     account = subscription.account()
     assert account.lost_queue == bursts * 1000 - read.total() > 0
@@ -128,26 +131,26 @@ def test_account_holds_under_pressure(
     rounds: list[tuple[list[list[int]], bool, int, int]], queue_bytes: int, per_second: int | None
 ) -> None:
     """Fired = delivered + filtered + lost + pending, whatever queue and quota withhold."""
-    spec = SubscriptionSpec((parse("app:*"),), Scope(), 30, queue_bytes, 64)
+    spec = SubscriptionSpec((ClauseSpec((parse("app:*"),)),), Scope(), 30, queue_bytes, 64)
     client = Principal("uid 1", Quotas(max_events_per_second=per_second))
     # time stands still, so that there are no more than these
     client.events = None if per_second is None else TokenBucket(per_second, lambda: 0.0)
-    subscription = Subscription("id", 1, spec, 999, lambda *_: None, client)
+    subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None, client)
     fired = filtered = lost = delivered = 0
     for pids, reads, more_filtered, more_lost in rounds:
-        subscription.sink.deliver(batch_of(pids))
-        subscription.sink.filtered(more_filtered)
-        subscription.sink.lost(LossStage.KERNEL_BUFFER, more_lost)
+        subscription.clauses[0].sink.deliver(batch_of(pids))
+        subscription.clauses[0].sink.filtered(more_filtered)
+        subscription.clauses[0].sink.lost(LossStage.KERNEL_BUFFER, more_lost)
         filtered += more_filtered
         lost += more_lost
         fired += sum(map(len, pids)) + more_filtered + more_lost
-        while reads and (entry := subscription.log.read(None)) is not None:
-            subscription.log.handed_out(entry, entry.next_seq)
+        while reads and (entry := subscription.clauses[0].log.read(None)) is not None:
+            subscription.clauses[0].log.handed_out(entry, entry.next_seq)
             delivered += len(entry.batch)
         account = subscription.account()
         assert account.fired == fired
         assert (account.filtered, account.lost_kernel_buffer, account.delivered) == (filtered, lost, delivered)
-        assert account.lost == sum(subscription.losses().values())
+        assert account.lost == sum(subscription.clauses[0].losses().values())
         assert account.lost_quota == 0 or per_second is not None
     if per_second is not None:
-        assert subscription.log.counts().received <= per_second
+        assert subscription.clauses[0].log.counts().received <= per_second

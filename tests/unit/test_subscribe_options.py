@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from stapsdtd.client import encode
-from stapsdtd.subscribe_options import Aggregate, Scope, Span, SubscribeOptions
+from stapsdtd.subscribe_options import Aggregate, Clause, Scope, Span, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 NO_DEFAULT = SubscribeOptions(
@@ -39,7 +39,10 @@ def test_request_carries_every_option() -> None:
 def test_each_field_of_the_messages_is_an_option() -> None:
     assert set(pb.Scope.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Scope)}
     options = {field.name for field in fields(SubscribeOptions)} - {field.name for field in fields(Scope)}
-    assert set(pb.SubscribeRequest.DESCRIPTOR.fields_by_name) == options | {"selectors", "scope", "aggregation", "span"}
+    of_request = {"selectors", "scope", "aggregation", "span", "clauses"}
+    assert set(pb.SubscribeRequest.DESCRIPTOR.fields_by_name) == options | of_request
+    of_clause = {field.name for field in fields(Clause)}
+    assert set(pb.Clause.DESCRIPTOR.fields_by_name) == of_clause - {"aggregate"} | {"aggregation"}
     assert set(pb.Aggregation.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Aggregate)}
     assert set(pb.Span.DESCRIPTOR.fields_by_name) == {field.name for field in fields(Span)}
 

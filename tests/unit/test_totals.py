@@ -18,10 +18,10 @@ def test_all_subscriptions_are_summed_up() -> None:
     first, second = make(1 << 20), make(1 << 21)
     for subscription in (first, second):
         totals.began(subscription)
-        subscription.sink.deliver(batch([1, 2]))
-        subscription.sink.filtered(3)
+        subscription.clauses[0].sink.deliver(batch([1, 2]))
+        subscription.clauses[0].sink.filtered(3)
         for number, stage in enumerate(LossStage, 1):
-            subscription.sink.lost(stage, number)
+            subscription.clauses[0].sink.lost(stage, number)
     assert totals.metrics() == SessionMetrics(
         2,
         Account(
@@ -34,22 +34,22 @@ def test_all_subscriptions_are_summed_up() -> None:
             in_flight=4,
         ),
         0,
-        first.log.unread_bytes + second.log.unread_bytes,
+        first.clauses[0].log.unread_bytes + second.clauses[0].log.unread_bytes,
         3 << 20,
     )
-    assert first.log.unread_bytes > 0
+    assert first.clauses[0].log.unread_bytes > 0
 
 
 def test_what_ended_still_counts_and_may_still_be_read() -> None:
     totals = AccountTotals()
     subscription = make()
     totals.began(subscription)
-    subscription.sink.deliver(batch([1, 2, 3]))
+    subscription.clauses[0].sink.deliver(batch([1, 2, 3]))
     totals.ended(subscription)
     assert totals.metrics() == SessionMetrics(0, replace(NOTHING, in_flight=3), 0, 0, 0)
-    entry = subscription.log.read(None)
+    entry = subscription.clauses[0].log.read(None)
     assert entry is not None
-    subscription.log.handed_out(entry, 3)
+    subscription.clauses[0].log.handed_out(entry, 3)
     assert totals.metrics().account == replace(NOTHING, delivered=2, in_flight=1)
     totals.settle(subscription)
     assert totals.metrics() == SessionMetrics(0, replace(NOTHING, delivered=2), 1, 0, 0)

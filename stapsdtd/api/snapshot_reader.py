@@ -1,4 +1,4 @@
-"""A stream of the snapshots of an aggregation, with losses and statuses."""
+"""Reads the snapshots of a clause's aggregation."""
 
 from __future__ import annotations
 
@@ -6,58 +6,59 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.table import Table
-from stapsdtd.api import convert, snapshots
-from stapsdtd.api.stream import SubscriptionStream
+from stapsdtd.api import snapshots, subscription_messages
+from stapsdtd.api.stream import ClauseReader
 from stapsdtd.capture.engine import SubscriptionKey
-from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.clause import Clause
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 Collect = Callable[[SubscriptionKey], Future[None]]
 
 _COLLECT_SECONDS = 1.0
 _MAX_SHARE = 0.2
-"""Of the time, for one stream's snapshots: one of very many rows takes some 0.1 s."""
+"""Of the time, for one clause's snapshots: one of very many rows takes some 0.1 s."""
 
 
-class SnapshotStream(SubscriptionStream):
+class SnapshotReader(ClauseReader):
     """Takes a snapshot at each interval, and one at the end. Without a stream, the next one covers the time between."""
 
     def __init__(
         self,
-        subscription: Subscription,
+        clause: Clause,
         table: Table,
         aggregation: Aggregation,
         from_number: int | None,
         collect: Collect,
         *,
+        realtime_offset_ns: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """from_number: of the first snapshot that the client lacks. collect: see `Engine.collect`."""
-        super().__init__(subscription)
+        super().__init__(clause)
         self._table = table
         self._aggregation = aggregation
         self._next_number = table.last.number + 1 if from_number is None else from_number
         self._collect = collect
+        self._realtime_offset_ns = realtime_offset_ns
         self._clock = clock
         self._interval = aggregation.interval_ms / 1000
-        self._due = clock() + self._interval if self._interval else None
+        self.due = clock() + self._interval if self._interval else None
 
-    async def _new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
-        for message in self._statuses_and_losses():
+    async def new_messages(self, *, is_ended: bool) -> AsyncGenerator[bytes, None]:
+        for message in self._losses():
             yield message
-        is_due = self._due is not None and self._clock() >= self._due
+        is_due = self.due is not None and self._clock() >= self.due
         is_last = is_ended and not self._table.last.is_final
         begin = self._clock()
         for message in await asyncio.to_thread(self._unsent, is_taken=is_due or is_last, is_final=is_last):
             yield message
-        if self._due is not None and is_due:
+        if self.due is not None and is_due:
             now = self._clock()
-            self._due += ((now - self._due) // self._interval + 1) * self._interval
-            self._due = max(self._due, now + (now - begin) / _MAX_SHARE)
+            self.due += ((now - self.due) // self._interval + 1) * self._interval
+            self.due = max(self.due, now + (now - begin) / _MAX_SHARE)
 
     def _unsent(self, *, is_taken: bool, is_final: bool) -> list[bytes]:
         """Return the snapshots that this stream has not sent, whoever took them. is_taken: take another one first."""
@@ -67,23 +68,19 @@ class SnapshotStream(SubscriptionStream):
         if not unsent:
             return []
         self._next_number = unsent[-1].number + 1
-        offset_ns = self._subscription.realtime_offset_ns
         return [
             pb.StreamResponse(snapshot=message).SerializeToString()
             for snapshot in unsent
             for message in snapshots.messages(
-                snapshot, self._aggregation, convert.account(self._subscription.account(snapshot)), offset_ns
+                snapshot,
+                self._aggregation,
+                subscription_messages.account(self._clause.account(snapshot)),
+                self._realtime_offset_ns,
             )
         ]
 
-    async def _wait(self) -> None:
-        if self._due is None:
-            await super()._wait()
-            return
-        with suppress(TimeoutError):
-            await asyncio.wait_for(super()._wait(), max(self._due - self._clock(), 0))
-        if self._clock() >= self._due and self._subscription.end_reason is None:
-            # what fired until now belongs to this interval; if the engine has failed, so much is known
-            collected = asyncio.wrap_future(self._collect(self._subscription.subscription_key))
-            await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
-            collected.cancel()
+    async def complete(self) -> None:
+        # what fired until now belongs to this interval; if the engine has failed, so much is known
+        collected = asyncio.wrap_future(self._collect(self._clause.key))
+        await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
+        collected.cancel()

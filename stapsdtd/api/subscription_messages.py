@@ -1,0 +1,172 @@
+"""Converts subscriptions, and what their streams tell, to protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from stapsdtd.api.convert import site_of_probe
+from stapsdtd.capture.engine import LossStage
+from stapsdtd.model import BuiltIn, Site, StartArgument
+from stapsdtd.query.site_filter import evaluated_late
+from stapsdtd.query.text import text_of
+from stapsdtd.sessions.fields import ComputedField, Delivered
+from stapsdtd.sessions.sink import Account
+from stapsdtd.sessions.site_ids import KnownSite
+from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_STATES = {
+    SiteState.ARMING: pb.SiteStatus.STATE_ARMING,
+    SiteState.ARMED: pb.SiteStatus.STATE_ARMED,
+    SiteState.DISARMING: pb.SiteStatus.STATE_DISARMING,
+    SiteState.DISARMED: pb.SiteStatus.STATE_DISARMED,
+    SiteState.REFUSED: pb.SiteStatus.STATE_REFUSED,
+}
+_END_REASONS = {
+    EndReason.UNSUBSCRIBED: pb.End.REASON_UNSUBSCRIBED,
+    EndReason.SERVER_STOPPING: pb.End.REASON_SERVER_STOPPING,
+    EndReason.LEASE_EXPIRED: pb.End.REASON_LEASE_EXPIRED,
+    EndReason.ACCESS_REVOKED: pb.End.REASON_ACCESS_REVOKED,
+    EndReason.PROCESSES_ENDED: pb.End.REASON_PROCESSES_ENDED,
+}
+LOSS_STAGES = {
+    LossStage.KERNEL_BUFFER: pb.Loss.STAGE_KERNEL_BUFFER,
+    LossStage.DECODE: pb.Loss.STAGE_DECODE,
+    LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
+    LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
+    LossStage.TABLE_FULL: pb.Loss.STAGE_TABLE_FULL,
+}
+
+
+def site_statuses(subscription: Subscription, statuses: Iterable[SiteStatus]) -> list[pb.SiteStatus]:
+    return [_site_status(status, subscription.clauses[status.clause].spec.tag) for status in statuses]
+
+
+def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
+    return pb.SiteStatus(
+        state=_STATES[status.state],
+        site_id=status.site_id,
+        provider=status.site.provider,
+        name=status.site.name,
+        path=status.object.path,
+        offset=status.site.site_offset,
+        reason=status.reason,
+        armed_after_ns=status.armed_after_ns,
+        tag=tag,
+    )
+
+
+def account(account: Account) -> pb.Account:
+    spans = account.spans
+    return pb.Account(
+        fired=account.fired,
+        delivered=account.delivered,
+        aggregated=account.aggregated,
+        filtered=account.filtered,
+        lost_kernel_buffer=account.lost_kernel_buffer,
+        lost_queue=account.lost_queue,
+        lost_decode=account.lost_decode,
+        lost_quota=account.lost_quota,
+        lost_table_full=account.lost_table_full,
+        in_flight=account.in_flight,
+        sites=account.sites,
+        spans=pb.SpanAccount(
+            starts=spans.starts,
+            paired=spans.paired,
+            nested=spans.nested,
+            died=spans.died,
+            timed_out=spans.timed_out,
+            table_full=spans.table_full,
+            open=spans.open,
+            unmatched=spans.unmatched,
+        )
+        if spans.consumed
+        else None,
+    )
+
+
+def clause_accounts(subscription: Subscription) -> list[pb.ClauseAccount]:
+    return [pb.ClauseAccount(tag=clause.spec.tag, account=account(clause.account())) for clause in subscription.clauses]
+
+
+def end(reason: EndReason, subscription: Subscription) -> pb.End:
+    return pb.End(
+        reason=_END_REASONS[reason],
+        account=account(subscription.account()),
+        clauses=clause_accounts(subscription),
+    )
+
+
+def subscription(subscription: Subscription, *, streaming: bool, lease_left_seconds: float) -> pb.Subscription:
+    scope, clauses = asdict(subscription.spec.scope), subscription.clauses
+    return pb.Subscription(
+        subscription_id=subscription.id,
+        selectors=[selector.text for selector in subscription.spec.selectors],
+        scope=pb.Scope(**scope | {name: sorted(scope[name]) for name in ("pids", "exclude_pids")}),
+        where=clauses[0].spec.where if len(clauses) == 1 else "",
+        created_ns=subscription.created_ns,
+        streaming=streaming,
+        lease_left_ms=int(lease_left_seconds * 1000),
+        account=account(subscription.account()),
+        added_late=added_late(subscription),
+        clauses=[
+            pb.ClauseStatus(
+                tag=clause.spec.tag,
+                selectors=[selector.text for selector in clause.spec.selectors],
+                where=clause.spec.where,
+                account=account(clause.account()),
+            )
+            for clause in clauses
+        ],
+    )
+
+
+def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
+    """Describe each site on its own, since sites of one probe may differ in their arguments."""
+    message = pb.Descriptions()
+    for site_id, known_site in sites.items():
+        site = known_site.capture.site
+        probe_message = site_of_probe(known_site.object, site)
+        probe_message.sites[0].site_id = site_id
+        captures = (
+            _captured(value, known_site.why_missing(position)) for position, value in enumerate(known_site.delivered)
+        )
+        message.probes.append(pb.Description(probe=probe_message, captures=captures))
+    return message
+
+
+def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:
+    if isinstance(capture, ComputedField):
+        return pb.CapturedArgument(field=capture.text, missing=missing)
+    message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
+    match capture.subject:
+        case BuiltIn() as built_in:
+            message.field = built_in.value
+        case StartArgument(index):
+            message.index = index
+            message.of_start = True
+        case int(index):
+            message.index = index
+    return message
+
+
+def late_conditions(subscription: Subscription, statuses: Iterable[SiteStatus]) -> list[pb.LateCondition]:
+    """Return what of the clauses' filters is not evaluated at the hits of these sites."""
+    sites: dict[int, list[Site]] = {}
+    for status in statuses:
+        sites.setdefault(status.clause, []).append(status.site)
+    return [
+        pb.LateCondition(text=text_of(condition), reason=reason, tag=clause.spec.tag)
+        for position, clause in enumerate(subscription.clauses)
+        for condition, reason in evaluated_late(clause.spec.predicate, sites.get(position, ())).items()
+    ]
+
+
+def added_late(subscription: Subscription) -> list[pb.LateAggregation]:
+    """Return why hits are not added up where they are."""
+    return [
+        pb.LateAggregation(reason=reason, sites=sites, tag=clause.spec.tag)
+        for clause in subscription.clauses
+        for reason, sites in clause.added_late().items()
+    ]

@@ -1,0 +1,97 @@
+"""One clause of a subscription: the engine's sink on one side, what a stream reads on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from stapsdtd.aggregate.table import Snapshot, Table
+from stapsdtd.capture.engine import LossStage, SubscriptionKey
+from stapsdtd.model import Object, SiteCapture
+from stapsdtd.query.site_filter import WhyNotCaptured
+from stapsdtd.sessions.aggregator import Aggregator
+from stapsdtd.sessions.condition import ConditionFilter
+from stapsdtd.sessions.fields import FieldComputer
+from stapsdtd.sessions.log import EventLog
+from stapsdtd.sessions.pairing import Pairing
+from stapsdtd.sessions.principal import Principal
+from stapsdtd.sessions.sink import Account, EventFilter, EventSink
+from stapsdtd.sessions.site_ids import KnownSite, SiteIds
+from stapsdtd.sessions.spec import ClauseSpec
+
+
+class Clause:
+    """Shared by three threads: the arming thread arms its sites, the engine's reader delivers to `sink`, the API's
+    streams read `log` or `table`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        key: SubscriptionKey,
+        spec: ClauseSpec,
+        sites: SiteIds,
+        client: Principal,
+        *,
+        filters: Sequence[EventFilter],
+        notify: Callable[[], None],
+        queue_bytes: int,
+        engine_pairs: bool,
+    ) -> None:
+        """name: for messages. key: the engine knows each clause as a subscription of its own. filters: of the
+        subscription. notify: called when there is something new to read. engine_pairs: if there is a span, the engine
+        delivers pairs.
+        """
+        self.key = key
+        self.spec = spec
+        self.sites = sites
+        self.engine_pairs = engine_pairs
+        self.log = EventLog(queue_bytes, notify)
+        aggregator = Aggregator(spec.aggregation, sites.known, queue_bytes) if spec.aggregation else None
+        self.table: Table | None = aggregator.table if aggregator else None
+        self.pairing = Pairing(spec.span.span, sites.known, queue_bytes) if spec.span and not engine_pairs else None
+        self.sink = EventSink(
+            name,
+            self.log,
+            client,
+            filters,
+            notify,
+            aggregator=aggregator,
+            condition=None if spec.is_unfiltered else ConditionFilter(spec.filter_at, sites.known),
+            pairing=self.pairing,
+            computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
+            pair_condition=ConditionFilter(spec.filter_of_pairs, sites.known) if spec.filters_pairs else None,
+        )
+
+    def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:
+        """See `ClauseSpec.why_not_paired`."""
+        return self.spec.why_not_paired(path, wanted, why_not, in_engine=self.engine_pairs)
+
+    def id_to_arm(self, found: Object, capture: SiteCapture, added_late: str | None = None) -> int:
+        """See `SiteIds.id_to_arm`. Call this from the arming thread."""
+        return self.sites.id_to_arm(found, capture, added_late)
+
+    def armed(self, site_id: int) -> None:
+        self.sites.arm(site_id)
+
+    def retired(self, site_id: int) -> None:
+        """Take note that a site was disarmed or refused."""
+        self.sites.retire(site_id, self.log.next_seq)
+
+    def forget_unused_sites(self) -> None:
+        self.sites.forget_unused(self.log.first_kept)
+
+    def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
+        """Return sites by their ids, without those that were forgotten."""
+        return self.sites.known(site_ids)
+
+    def added_late(self) -> dict[str, int]:
+        """See `SiteIds.added_late`."""
+        return self.sites.added_late()
+
+    def losses(self) -> dict[LossStage, int]:
+        """Return how many events were lost so far, by stage."""
+        return self.sink.losses()
+
+    def account(self, snapshot: Snapshot | None = None) -> Account:
+        """As of now, or of a snapshot that was taken now; see `EventSink.account`."""
+        return self.sink.account(self.sites.armed, None if snapshot is None else snapshot.hits)

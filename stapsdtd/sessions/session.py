@@ -1,0 +1,99 @@
+"""A subscription's state in the engine, which knows each of its clauses as a subscription of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from stapsdtd.capture.engine import Engine
+from stapsdtd.errors import StapsdtdError
+from stapsdtd.model import Object
+from stapsdtd.runtime.futures import all_done, finished
+from stapsdtd.sessions.clause import Clause
+from stapsdtd.sessions.principal import Principal
+from stapsdtd.sessions.subscription import Subscription
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """delivered: done when the subscription has all its events. quiesced: when nothing is patched for it any more."""
+
+    delivered: Future[None]
+    quiesced: Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Used by the arming thread. opened: the clauses that the engine knows. error: why it could not open all."""
+
+    subscription: Subscription
+    opened: list[Clause] = field(default_factory=list)
+    is_closed: bool = False
+    error: StapsdtdError | OSError | None = None
+
+    def open(self, engine: Engine) -> None:
+        """Open the clauses, unless that was done. Raises StapsdtdError and OSError, then each time."""
+        if self.error is not None:
+            raise self.error
+        # closing comes first, also where it was submitted later
+        if self.opened or self.is_closed:
+            return
+        subscription = self.subscription
+        try:
+            for clause in subscription.clauses:
+                engine.open(
+                    clause.key,
+                    clause.sink,
+                    subscription.spec.kernel_buffer_kib,
+                    owner_of(subscription.client),
+                    clause.sink if clause.spec.aggregation else None,
+                )
+                self.opened.append(clause)
+            if subscription.spec.scope.follow:
+                processes = subscription.processes
+                # the other clauses' sites name the same set, which goes with the first clause: that is closed last
+                processes.follow(engine.follow(subscription.clauses[0].key, processes.remaining))
+        except (StapsdtdError, OSError) as error:
+            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
+            self.error = error
+            raise
+
+    def close(self, engine: Engine, unmapped: Sequence[Object]) -> Closed:
+        """Close the clauses. Nothing is armed for them after that.
+
+        unmapped: objects that are patched nowhere, so that their removal, which takes the kernel 0.1 s each, can wait.
+        """
+        self.is_closed = True
+        if not self.opened:
+            return Closed(finished(), finished())
+        for clause in self.opened:
+            for obj in unmapped:
+                release(engine, clause, obj)
+        delivered: list[Future[None]] = []
+
+        def close(clause: Clause) -> None:
+            delivered.append(engine.close(clause.key))
+
+        with contextlib.ExitStack() as steps:
+            # the last of these comes first, and one that fails does not stop the others
+            for clause in self.opened:
+                steps.callback(close, clause)
+        return Closed(all_done(delivered), engine.quiesced(owner_of(self.subscription.client)))
+
+
+def release(engine: Engine, clause: Clause, obj: Object, *, is_awaited: bool = False) -> None:
+    """Disarm an object for a clause; see `Engine.disarm`."""
+    try:
+        engine.disarm(clause.key, obj, is_awaited=is_awaited)
+    except Exception:  # noqa: BLE001 - the client is told all the same, and nobody else would log it
+        _log.exception("cannot disarm %s", obj.path)
+
+
+def owner_of(principal: Principal) -> str:
+    """Name a client's subscriptions as an owner of events (see `capture.bpf.turns`)."""
+    return f"subscriptions of {principal.name}"
