@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from stapsdtd.query.d.values import UINT64, Bytes, Integer, String, Type
+from stapsdtd.query.d.values import UINT64, Integer, String, Type
 
 INT32 = Integer(32, is_signed=True)
 STRING = String()
@@ -57,7 +57,6 @@ def _callable(arguments: str, result: Type | None = None, rest: str = "") -> Cal
 
 FUNCTIONS = {
     "copyinstr": _callable("i i", STRING),
-    "copyin": _callable("ii", Bytes()),
     "stringof": _callable("x", STRING),
     "strlen": _callable("s", UINT64),
     "strjoin": _callable("ss", STRING),
@@ -88,6 +87,7 @@ _STACKS = "stacks are not captured yet"
 _DESTRUCTIVE = "actions that change what is traced are never allowed"
 _NOT_THERE = "it is not supported"
 REFUSED = {
+    "copyin": "memory is captured as strings alone; use copyinstr()",
     **dict.fromkeys(("stack", "ustack", "jstack", "uaddr", "usym", "umod", "ufunc"), _STACKS),
     **dict.fromkeys(
         ("stop", "raise", "system", "copyout", "copyoutstr", "freopen", "breakpoint", "panic", "chill", "pcap"),

@@ -1,0 +1,99 @@
+"""What a D program has while it runs: variables, aggregations, and the hit that it looks at.
+
+An integer is kept as its type has it: `uint8_t x = 300` is 44. An element that was never assigned, or is assigned 0, is
+not there, and reads as 0 or the empty string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from stapsdtd.query.d.aggregations import Aggregation
+from stapsdtd.query.d.nodes import Scope
+from stapsdtd.query.d.values import Value
+
+MAX_ELEMENTS = 1 << 17
+"""Of all associative arrays and self-> variables together."""
+
+_Element = tuple[str, tuple[Value, ...]]
+_Name = TypeVar("_Name")
+
+
+class Fault(Exception):  # noqa: N818 - DTrace's own word
+    """Why a clause ended before its end. The next one runs all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A hit, or a moment of the program itself, in which the fields are those of the command.
+
+    arguments, strings: of the probe, by position; None for what could not be read, with the reason in missing.
+    """
+
+    probe_id: int
+    provider: str
+    module: str
+    function: str
+    name: str
+    pid: int = 0
+    tid: int = 0
+    uid: int | None = None
+    gid: int | None = None
+    cpu: int = 0
+    execname: str = ""
+    timestamp: int = 0
+    walltimestamp: int = 0
+    arguments: Mapping[int, int | None] = field(default_factory=dict)
+    strings: Mapping[int, str | None] = field(default_factory=dict)
+    missing: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Variables:
+    """dropped: assignments for which there was no room."""
+
+    shared: dict[_Element, Value] = field(default_factory=dict)
+    of_threads: dict[tuple[int, int, _Element], Value] = field(default_factory=dict)
+    of_clause: dict[_Element, Value] = field(default_factory=dict)
+    dropped: int = 0
+    max_elements: int = MAX_ELEMENTS
+
+    def get(self, scope: Scope, name: str, keys: tuple[Value, ...], hit: Hit) -> Value | None:
+        """Return a value, None if there is none."""
+        element = name, keys
+        match scope:
+            case Scope.GLOBAL:
+                return self.shared.get(element)
+            case Scope.SELF:
+                return self.of_threads.get((hit.pid, hit.tid, element))
+            case Scope.THIS:
+                return self.of_clause.get(element)
+
+    def set(self, scope: Scope, name: str, keys: tuple[Value, ...], hit: Hit, value: Value) -> None:
+        element = name, keys
+        match scope:
+            case Scope.GLOBAL:
+                self._set(self.shared, element, value)
+            case Scope.SELF:
+                self._set(self.of_threads, (hit.pid, hit.tid, element), value)
+            case Scope.THIS:
+                self.of_clause[element] = value
+
+    def _set(self, variables: dict[_Name, Value], name: _Name, value: Value) -> None:
+        if not value:
+            variables.pop(name, None)
+        elif name in variables or len(self.shared) + len(self.of_threads) < self.max_elements:
+            variables[name] = value
+        else:
+            self.dropped += 1
+
+
+@dataclass(slots=True)
+class Frame:
+    """What an expression is evaluated in."""
+
+    hit: Hit
+    variables: Variables
+    aggregations: Mapping[str, Aggregation]
