@@ -41,6 +41,7 @@ _COMMANDS = {
     "hist": _Module("stapsdtd.cli.hist", "Show the histogram of an argument, by key."),
     "latency": _Module("stapsdtd.cli.latency", "Show how long it takes from one probe to another, by key."),
     "spans": _Module("stapsdtd.cli.spans", "Print pairs of probes, and the time between them."),
+    "d": _Module("stapsdtd.cli.d", "Run programs in D, DTrace's language."),
     "top": _Module("stapsdtd.cli.top", "Show the busiest probes and processes, live."),
     "info": _Module("stapsdtd.cli.info", "Show the server's state and your rights."),
     "doctor": _Module("stapsdtd.cli.doctor", "Check this host and suggest fixes."),

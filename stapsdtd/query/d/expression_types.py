@@ -43,8 +43,8 @@ from stapsdtd.query.d.nodes import (
     Variable,
 )
 from stapsdtd.query.d.text import text_of_expression
+from stapsdtd.query.d.values import INT64, Pointer, Type
 from stapsdtd.query.d.values import Integer as IntegerType
-from stapsdtd.query.d.values import Pointer, Type
 
 _COMPARING = frozenset(["<", "<=", ">", ">=", "==", "!="])
 _LOGICAL = frozenset(["&&", "||", "^^"])
@@ -84,6 +84,7 @@ class ExpressionTypes:
                 kind = self._integer(operand, f"the operand of {operator}")
                 return INT32 if operator == "!" else _promoted(kind)
             case Step(operator, target):
+                self._define(target, INT64)
                 self._integer(target, f"the operand of {operator}")
                 return self._assigned(target)
             case Binary():
@@ -151,14 +152,19 @@ class ExpressionTypes:
             raise DError(f"{text_of_expression(target)} cannot be assigned to", target.at)
         return self.type_of(target)
 
+    def _define(self, target: Expression, kind: Type) -> None:
+        """Declare a variable that is modified for the first time."""
+        if not isinstance(target, Variable) or (target.scope, target.name) in self._checked.variables:
+            return
+        if target.scope is Scope.GLOBAL and target.name in {*BUILT_INS, *REFUSED_VARIABLES, "args"}:
+            return
+        self._checked.variables[target.scope, target.name] = Declared(kind, tuple(map(self.type_of, target.keys)))
+
     def _assignment(self, assignment: Assignment) -> Type:
         target, value = assignment.target, self.type_of(assignment.value)
         if isinstance(target, Aggregation):
             raise DError("an assignment to an aggregation is a statement of its own", assignment.at)
-        if assignment.operator == "=" and isinstance(target, Variable):
-            name = target.scope, target.name
-            if name not in self._checked.variables and target.name not in {*BUILT_INS, *REFUSED_VARIABLES, "args"}:
-                self._checked.variables[name] = Declared(value, tuple(map(self.type_of, target.keys)))
+        self._define(target, value)
         kind = self._assigned(target)
         if _is_number(kind) != _is_number(value) or (assignment.operator != "=" and not _is_number(kind)):
             raise DError(f"operands have incompatible types: {kind} {assignment.operator} {value}", assignment.at)

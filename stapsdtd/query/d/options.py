@@ -16,9 +16,12 @@ _RATE = re.compile(r"(\d{1,9})(ns|us|ms|s|sec|hz)?")
 _FLAGS = frozenset(["quiet", "flowindent", "defaultargs", "aggsortkey", "aggsortrev", "zdefs"])
 _NUMBERS = frozenset(["aggsortpos", "aggsortkeypos"])
 _IGNORED = frozenset(
-    ["bufsize", "aggsize", "dynvarsize", "strsize", "switchrate", "aggrate", "statusrate", "cleanrate", "specsize", "nspec",
-     "bufpolicy", "bufresize", "cpu", "amin", "linkmode", "stackframes", "ustackframes", "jstackframes", "jstackstrsize"]
-)  # fmt: skip
+    [
+        *("bufsize", "aggsize", "dynvarsize", "strsize", "specsize", "nspec", "bufpolicy", "bufresize"),
+        *("switchrate", "aggrate", "statusrate", "cleanrate", "cpu", "amin", "linkmode"),
+        *("stackframes", "ustackframes", "jstackframes", "jstackstrsize"),
+    ]
+)
 _DESTRUCTIVE = "programs that change what is traced are never allowed"
 
 

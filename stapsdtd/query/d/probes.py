@@ -93,8 +93,5 @@ def _tick(description: Description) -> Tick:
 
 def selector_of(description: Description) -> str:
     """Return a description of static probes as the selector that means the same."""
-    module, function = description.module, description.function
-    name = description.name or "*"
-    if not (module or function):
-        return f"{description.provider or '*'}:{name}"
-    return f"{description.provider}:{module}:{function}:{name}"
+    # the short form, provider:name, has no process in its provider
+    return f"{description.provider}:{description.module}:{description.function}:{description.name or '*'}"

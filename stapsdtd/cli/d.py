@@ -1,0 +1,295 @@
+"""`stapsdt d`: runs D programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.command import started
+from stapsdtd.cli.d_hits import Hits, ProbeIds
+from stapsdtd.cli.d_probes import Meant, argument_type, check_found, static_probes
+from stapsdtd.cli.d_run import Output, Runner, tell_fault
+from stapsdtd.cli.following import follow, set_on_signals
+from stapsdtd.cli.render import plural, print_stderr
+from stapsdtd.cli.signatures import catalog
+from stapsdtd.client import AsyncClient, Clause, ClientError, SubscribeOptions
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.query.d.check import check
+from stapsdtd.query.d.errors import DError
+from stapsdtd.query.d.interpret import Program as Running
+from stapsdtd.query.d.macros import substituted
+from stapsdtd.query.d.needs import Needs, needs_of
+from stapsdtd.query.d.nodes import NOWHERE, Option, Program
+from stapsdtd.query.d.options import options_of
+from stapsdtd.query.d.parse import parse
+from stapsdtd.query.d.probes import Moment
+from stapsdtd.query.d.records import Records
+from stapsdtd.runtime.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stapsdtd.cli.command import Run
+    from stapsdtd.client import AsyncSubscription, Probe, Site
+    from stapsdtd.query.d.checked import Checked
+
+_DEFAULT_ARGUMENTS = 10
+
+_EXAMPLES = """\b
+Examples:
+  stapsdt d -n 'postgresql*:::query-start { @[copyinstr(arg0)] = count(); }'
+  stapsdt d -n 'python$target:::gc-start { self->t = timestamp; }
+                python$target:::gc-done /self->t/ { @ = quantize(timestamp - self->t); }' -p 4711
+  stapsdt d -s script.d -c './program'
+"""
+
+
+class CompileError(click.ClickException):
+    """A program that cannot run. Nothing was armed."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A program's text. what: it is, for messages."""
+
+    text: str
+    what: str
+
+    def failed(self, error: DError) -> CompileError:
+        place = f"line {error.at.line}: " if error.at.line > 1 or self.what.startswith("script") else ""
+        return CompileError(escape(f"failed to compile {self.what}: {place}{error.reason}"))
+
+
+@click.command("d", epilog=_EXAMPLES)
+@click.option("-n", "programs", multiple=True, metavar="PROGRAM", help="Run PROGRAM. Repeatable.")
+@click.option(
+    "-s", "scripts", multiple=True, metavar="FILE", type=click.Path(dir_okay=False, path_type=str), help="Run FILE."
+)
+@click.option("-p", "pid", type=click.IntRange(min=1), metavar="PID", help="Make $target PID, and stop when it ends.")
+@click.option("-c", "command_text", metavar="COMMAND", help="Run COMMAND as $target, from its start until it ends.")
+@click.option("-q", "quiet", is_flag=True, help="Print only what the program prints.")
+@click.option("-l", "lists", is_flag=True, help="List the probes that the program means, and do not run it.")
+@click.option("-e", "compiles", is_flag=True, help="Check the program, and do not run it.")
+@click.option("-Z", "allow_none", is_flag=True, help="Allow descriptions that match no probes yet.")
+@click.option("-x", "settings", multiple=True, metavar="NAME[=VALUE]", help="Set an option of D. Repeatable.")
+@options.output
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
+@click.pass_obj
+def command(
+    server: options.Server,
+    *,
+    programs: tuple[str, ...],
+    scripts: tuple[str, ...],
+    pid: int | None,
+    command_text: str | None,
+    quiet: bool,
+    lists: bool,
+    compiles: bool,
+    allow_none: bool,
+    settings: tuple[str, ...],
+    arguments: tuple[str, ...],
+) -> int:
+    """Run programs in D, DTrace's language, over the static probes of this host.
+
+    ARGUMENTs are $1, $2, ... or, as strings, $$1, $$2, .... What D has here and what it has not is in docs/d.md.
+    """
+    if not programs and not scripts:
+        raise click.UsageError("give a program, by -n or -s")
+    if pid is not None and command_text is not None:
+        raise click.UsageError("-p and -c exclude each other")
+    sources = [_Source(text, f"'{text}'") for text in programs]
+    for path in scripts:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            sources.append(_Source(file.read(), f"script {path}"))
+    given = [*(["quiet"] if quiet else []), *(["zdefs"] if allow_none else []), *settings]
+    wanted = _Wanted(sources, [Option(*_setting(each), NOWHERE) for each in given], arguments, lists, compiles)
+    return asyncio.run(_run(server, wanted, pid, tuple(shlex.split(command_text or ""))))
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    sources: Sequence[_Source]
+    settings: Sequence[Option]
+    arguments: Sequence[str]
+    lists: bool
+    compiles: bool
+
+    def parsed(self, target: int | None) -> Program:
+        """Return all programs as one, without macro variables. Raises CompileError."""
+        whole = Program(())
+        for source in self.sources:
+            try:
+                part = parse(source.text)
+                settings = options_of([*part.options, *self.settings])
+                part = substituted(part, _macros(self.arguments, target, is_lenient=settings.has_default_arguments))
+            except DError as error:
+                raise source.failed(error) from None
+            whole = Program(
+                whole.clauses + part.clauses, whole.declarations + part.declarations, whole.options + part.options
+            )
+        return replace(whole, options=(*whole.options, *self.settings))
+
+
+def _macros(arguments: Sequence[str], target: int | None, *, is_lenient: bool) -> Mapping[str, str]:
+    values = {str(number): "0" for number in range(_DEFAULT_ARGUMENTS)} if is_lenient else {}
+    values |= {str(number): text for number, text in enumerate(arguments, 1)}
+    values |= {"pid": str(os.getpid()), "ppid": str(os.getppid()), "uid": str(os.getuid()), "gid": str(os.getgid())}
+    values |= {"euid": str(os.geteuid()), "egid": str(os.getegid()), "sid": str(os.getsid(0)), "0": "stapsdt"}
+    return values if target is None else values | {"target": str(target)}
+
+
+async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command_line: tuple[str, ...]) -> int:
+    stop = asyncio.Event()
+    with set_on_signals(stop), started(command_line, server.address) as run:
+        scope = run.in_scope(SubscribeOptions(lease_seconds=options.LEASE_SECONDS, exclude_pids=(os.getpid(),)))
+        target = next(iter(scope.pids), pid)
+        program = wanted.parsed(target)
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+            probes = await _probes(client, scope)
+            prepared = _prepared(wanted, program, probes, target or 0)
+            if wanted.lists:
+                _print_list(prepared)
+                return 0
+            if wanted.compiles:
+                return 0
+            # a program's clauses are about whomever they name, not about the command alone
+            scope = replace(scope, pids=(), follow=False)
+            if pid is not None:
+                stack.callback(_stop_with(pid, stop))
+            failure, status = await _trace(client, prepared, scope, run, stop)
+        if failure:
+            print_stderr(failure)
+        code = await run.exit_code(failure)
+        return status if status is not None else code
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A program that can run. meant: by `id` of the clause."""
+
+    checked: Checked
+    needs: Needs
+    meant: Mapping[int, Sequence[Meant]]
+
+    def sites(self) -> list[tuple[Probe, Site, int]]:
+        """Return what there is to trace, each in every process that has it; 0 for none yet."""
+        found = {
+            (probe.path, site.offset, pid): (probe, site, pid)
+            for each in (each for some in self.meant.values() for each in some)
+            for probe in each.found
+            for site in probe.sites
+            for pid in probe.pids or (0,)
+            if not pid or each.matches(probe, site, pid)
+        }
+        return list(found.values())
+
+    def selectors(self) -> list[str]:
+        found: dict[str, str] = {}
+        for each in (each for some in self.meant.values() for each in some):
+            count = each.fewest_arguments
+            captures = self.needs.captures(_DEFAULT_ARGUMENTS if count is None else count)
+            found[each.selector.text] = f"{each.selector.text}({captures})"
+        return list(found.values())
+
+
+def _prepared(wanted: _Wanted, program: Program, probes: Sequence[Probe], target: int) -> _Prepared:
+    """Raises CompileError."""
+    source = wanted.sources[0] if len(wanted.sources) == 1 else _Source("", "the programs")
+    known = catalog()
+    try:
+        settings = options_of(program.options)
+        meant = static_probes(program, probes, target)
+        if not settings.allows_no_match:
+            check_found(meant)
+        checked = check(program, lambda clause, index: argument_type(clause, index, meant, known))
+        return _Prepared(checked, needs_of(checked), meant)
+    except DError as error:
+        raise source.failed(error) from None
+    except InvalidArgumentError as error:
+        raise CompileError(escape(f"failed to compile {source.what}: {error.reason}")) from None
+
+
+async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:
+    """Return the probes that there are: those of programs that run, and of the files of one that is about to."""
+    found = list((await client.list_probes()).probes)
+    for path in scope.expected_files:
+        # a file without probes is no reason not to run
+        with suppress(ClientError):
+            found += (await client.list_probes(files=[path])).probes
+    return found
+
+
+async def _trace(
+    client: AsyncClient, prepared: _Prepared, scope: SubscribeOptions, run: Run, stop: asyncio.Event
+) -> tuple[str | None, int | None]:
+    """Return why it failed, and the program's own exit status, None for neither."""
+    settings = options_of(prepared.checked.program.options)
+    output = Output()
+    program = Running(prepared.checked, Records(output.write, is_quiet=settings.is_quiet), settings.sorting, tell_fault)
+    runner = Runner(program, output)
+    if not settings.is_quiet:
+        print_stderr(f"matched {plural(len(prepared.sites()), 'probe')}")
+    failure: str | None = None
+    async with AsyncExitStack() as stack:
+        subscription: AsyncSubscription | None = None
+        if selectors := prepared.selectors():
+            clause = Clause(tag="hits", selectors=selectors, fields=prepared.needs.fields)
+            subscription = await stack.enter_async_context(client.query([clause], scope))
+        described = subscription.described if subscription else {}
+        hits = Hits(prepared.checked.program.clauses, prepared.meant, described)
+        runner.own(Moment.BEGIN, hits.own("dtrace", "BEGIN"))
+        if runner.done.is_set():
+            stop.set()
+        tasks = [runner.until_done(stop), *(runner.tick(each, hits) for each in runner.ticks())]
+        running = [asyncio.create_task(each) for each in tasks]
+        if subscription is not None:
+            failure = await follow(subscription, runner.read(subscription, hits), stop, duration=None, run=run)
+        else:
+            if not stop.is_set():
+                run.release(stop)
+            await stop.wait()
+        for task in running:
+            task.cancel()
+        runner.finish(hits.own("dtrace", "END"))
+    return failure or output.failure, program.exit_status
+
+
+def _stop_with(pid: int, stop: asyncio.Event) -> Callable[[], None]:
+    """Set stop when a process ends. Return a function that ends that. Raises CompileError if there is none."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise CompileError(f"failed to grab process {pid}: {error.strerror}") from None
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pidfd, stop.set)
+
+    def end() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+    return end
+
+
+def _print_list(prepared: _Prepared) -> None:
+    print(f"{'ID':>5} {'PROVIDER':>10} {'MODULE':>17} {'FUNCTION':>33} NAME")
+    ids = ProbeIds()
+    for probe, site, pid in prepared.sites():
+        parts = probe.provider, os.path.basename(probe.path), site.function or "", probe.name
+        provider, module, function, name = map(escape, parts)
+        number = ids.id_of(*parts)
+        print(f"{number:5} {f'{provider}{pid or str()}':>10} {module:>17} {function:>33} {name}")

@@ -1,0 +1,111 @@
+"""Hits of a D program, made of events."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from stapsdtd.query.d.machine import Hit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stapsdtd.cli.d_probes import Meant
+    from stapsdtd.client import DescribedSite, Event
+    from stapsdtd.query.d.nodes import Clause
+
+
+class ProbeIds:
+    """Numbers probes as they are met, as DTrace's ID column does."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, str, str, str], int] = {
+            ("dtrace", "", "", name): number for number, name in enumerate(("BEGIN", "END", "ERROR"), 1)
+        }
+
+    def id_of(self, *probe: str) -> int:
+        provider, module, function, name = probe
+        return self._ids.setdefault((provider, module, function, name), len(self._ids) + 1)
+
+
+class Hits:
+    """meant: what the descriptions of each clause mean, by `id` of the clause."""
+
+    def __init__(
+        self, clauses: Sequence[Clause], meant: Mapping[int, Sequence[Meant]], described: Mapping[int, DescribedSite]
+    ) -> None:
+        """described: the subscription's sites, by id; more are added to it."""
+        self._clauses = clauses
+        self._meant = meant
+        self._described = described
+        self._ids = ProbeIds()
+        self._matching: dict[tuple[int, int], tuple[Clause, ...]] = {}
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def matching(self, event: Event) -> tuple[Clause, ...]:
+        """Return the clauses that an event is a hit of, in the order of the program."""
+        key = event.site.site_id, event.pid
+        if key not in self._matching:
+            self._matching[key] = tuple(
+                clause
+                for clause in self._clauses
+                if any(each.matches(event.probe, event.site, event.pid) for each in self._meant[id(clause)])
+            )
+        return self._matching[key]
+
+    def hit(self, event: Event) -> Hit:
+        captures = self._described[event.site.site_id].captures
+        arguments: dict[int, int | None] = {}
+        strings: dict[int, str | None] = {}
+        missing: dict[int, str] = {}
+        fields: dict[str, int] = {}
+        for position, (capture, value) in enumerate(zip(captures, event.values, strict=True)):
+            if capture.field:
+                if isinstance(value, int):
+                    fields[capture.field] = value
+            elif capture.is_string:
+                strings[capture.index] = value if isinstance(value, str) else None
+            else:
+                arguments[capture.index] = value if isinstance(value, int) else None
+            if value is None and not capture.field:
+                missing[capture.index] = event.unavailable.get(position, capture.missing)
+        probe, site = event.probe, event.site
+        module, function = os.path.basename(probe.path), site.function or ""
+        provider = f"{probe.provider}{event.pid}"
+        return Hit(
+            self._ids.id_of(probe.provider, module, function, probe.name),
+            provider,
+            module,
+            function,
+            probe.name,
+            pid=event.pid,
+            tid=event.tid,
+            uid=fields.get("uid"),
+            gid=fields.get("gid"),
+            cpu=event.cpu,
+            execname=event.comm,
+            timestamp=event.time_ns - self._offset_ns,
+            walltimestamp=event.time_ns,
+            arguments=arguments,
+            strings=strings,
+            missing=missing,
+        )
+
+    def own(self, provider: str, name: str) -> Hit:
+        """Return a moment of the program itself."""
+        now = time.time_ns()
+        return Hit(
+            self._ids.id_of(provider, "", "", name),
+            provider,
+            "",
+            "",
+            name,
+            pid=os.getpid(),
+            tid=os.getpid(),
+            uid=os.getuid(),
+            gid=os.getgid(),
+            execname="stapsdt",
+            timestamp=now - self._offset_ns,
+            walltimestamp=now,
+        )

@@ -1,0 +1,109 @@
+"""Which probes a D program's clauses mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stapsdtd.catalog.selectors import Selector, parse
+from stapsdtd.query.d.errors import DError
+from stapsdtd.query.d.probes import meaning, selector_of
+from stapsdtd.query.d.values import Integer, String
+from stapsdtd.signatures import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stapsdtd.client import Probe, Site
+    from stapsdtd.query.d.nodes import Clause, Description, Program
+    from stapsdtd.query.d.values import Type
+    from stapsdtd.signatures.catalog import Catalog
+
+_SIZES = frozenset([1, 2, 4, 8])
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """A description of static probes. found: those that there are now."""
+
+    description: Description
+    selector: Selector
+    found: tuple[Probe, ...]
+
+    def matches(self, probe: Probe, site: Site, pid: int) -> bool:
+        """Report whether a hit of a site in a process is one of these probes'."""
+        if not (self._is_of_file(probe) and self.selector.function.matches(site.function or "")):
+            return False
+        named = self.selector.provider_of_pid
+        return self.selector.provider.matches(_normalized(probe.provider)) or (
+            named is not None and named[1] == pid and named[0].matches(_normalized(probe.provider))
+        )
+
+    def _is_of_file(self, probe: Probe) -> bool:
+        return self.selector.matches_name(probe.name) and self.selector.matches_module(probe.path)
+
+    @property
+    def fewest_arguments(self) -> int | None:
+        """Return how many arguments all of the sites have; None if there are no sites."""
+        return min((len(site.arguments) for probe in self.found for site in probe.sites), default=None)
+
+
+def _normalized(provider: str) -> str:
+    return provider.replace("-", "__")
+
+
+def static_probes(program: Program, probes: Iterable[Probe], target: int) -> dict[int, tuple[Meant, ...]]:
+    """Return what the descriptions of each clause mean, by `id` of the clause.
+
+    probes: all that there are. target: a process that may have those without processes, 0 for none.
+    """
+    known = tuple(probes)
+    return {
+        id(clause): tuple(_meant(each, known, target) for each in clause.descriptions if meaning(each) is None)
+        for clause in program.clauses
+    }
+
+
+def check_found(meant: Mapping[int, Sequence[Meant]]) -> None:
+    """Raises DError if there are no probes for a description."""
+    for some in meant.values():
+        for each in some:
+            if not each.found:
+                raise DError(f"probe description {each.description} does not match any probes", each.description.at)
+
+
+def _meant(description: Description, probes: Sequence[Probe], target: int) -> Meant:
+    selector = parse(selector_of(description))
+    meant = Meant(description, selector, ())
+    found = tuple(
+        probe
+        for probe in probes
+        if any(meant.matches(probe, site, pid) for site in probe.sites for pid in probe.pids or (target,))
+    )
+    return Meant(description, selector, found)
+
+
+def argument_type(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]], signatures: Catalog) -> Type | None:
+    """Return the type of args[index] in a clause: by signatures, or by the sizes in the notes."""
+    types = {
+        _type_of(probe, site, index, signatures)
+        for each in meant[id(clause)]
+        for probe in each.found
+        for site in probe.sites
+    }
+    known = [each for each in types if each is not None]
+    if not known:
+        return None
+    return known[0] if len(known) == 1 else Integer(64, is_signed=True)
+
+
+def _type_of(probe: Probe, site: Site, index: int, signatures: Catalog) -> Type | None:
+    if index >= len(site.arguments):
+        return None
+    named = _normalized(probe.provider), _normalized(probe.name)
+    signature = signatures.fit(*named, [site], probe.architecture).signature
+    if signature is not None and signature.arguments and signature.arguments[index].kind is Kind.STRING:
+        return String()
+    argument = site.arguments[index]
+    bits = argument.size * 8 if argument.size in _SIZES else 64
+    return Integer(bits, is_signed=argument.signed)

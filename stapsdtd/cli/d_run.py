@@ -1,0 +1,138 @@
+"""Run a compiled D program: its beginning, the hits, its timers, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.client import End, EventBatch, Interruption, Loss, Status
+from stapsdtd.client.messages import SiteState
+from stapsdtd.query.d.probes import Moment, Tick, meaning
+from stapsdtd.runtime.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stapsdtd.cli.d_hits import Hits
+    from stapsdtd.client import AsyncSubscription
+    from stapsdtd.query.d.interpret import Program
+    from stapsdtd.query.d.machine import Hit
+    from stapsdtd.query.d.nodes import Clause
+
+
+class Output:
+    """Collects what a program prints until it is flushed. failure: why nothing can be written any more."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self.failure: str | None = None
+        self.is_closed = False
+
+    def write(self, text: str) -> None:
+        self._parts.append(text)
+
+    def flush(self) -> None:
+        text, self._parts = "".join(self._parts), []
+        if not text or self.is_closed:
+            return
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.is_closed = True
+            discard_output()
+        except OSError as error:
+            self.is_closed = True
+            discard_output()
+            self.failure = f"cannot write: {error.strerror}"
+
+
+def tell_fault(hit: Hit, reason: str) -> None:
+    place = f"{hit.provider}:{hit.module}:{hit.function}:{hit.name}"
+    print_stderr(escape(f"error on enabled probe ID {hit.probe_id} ({place}): {reason}"))
+
+
+class Runner:
+    """done: set when the program has exited, or nobody reads what it prints."""
+
+    def __init__(self, program: Program, output: Output) -> None:
+        self._program = program
+        self._output = output
+        self.done = asyncio.Event()
+
+    @property
+    def _clauses(self) -> Sequence[Clause]:
+        return self._program.checked.program.clauses
+
+    def own(self, moment: Moment | Tick, hit: Hit) -> None:
+        """Run the clauses of BEGIN, END or a timer."""
+        for clause in self._clauses:
+            if moment in map(meaning, clause.descriptions):
+                self._program.run(clause, hit)
+        self._show()
+
+    def _show(self) -> None:
+        self._output.flush()
+        if self._program.exit_status is not None or self._output.is_closed:
+            self.done.set()
+
+    def ticks(self) -> list[Tick]:
+        found = (meaning(each) for clause in self._clauses for each in clause.descriptions)
+        return list(dict.fromkeys(each for each in found if isinstance(each, Tick)))
+
+    async def tick(self, tick: Tick, hits: Hits) -> None:
+        """Run a timer's clauses, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while not self.done.is_set():
+            due = max(due + tick.period_ns / 1e9, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if not self.done.is_set():
+                self.own(tick, hits.own("profile", tick.name))
+
+    async def read(self, subscription: AsyncSubscription, hits: Hits) -> None:
+        """Run the clauses of each event, until the End, or until the program exits."""
+        async for message in subscription.messages():
+            match message:
+                case EventBatch(events=events):
+                    for event in events:
+                        for clause in hits.matching(event):
+                            self._program.run(clause, hits.hit(event))
+                        if self._program.exit_status is not None:
+                            break
+                    self._show()
+                case Loss(count=count):
+                    print_stderr(f"{count} drops")
+                case Status(sites):
+                    for site in sites:
+                        if site.state is SiteState.REFUSED:
+                            print_stderr(escape(f"{site.provider}:{site.name} in {site.path}: refused: {site.reason}"))
+                case Interruption(error):
+                    seconds = subscription.lease_seconds
+                    print_stderr(f"stream interrupted, retrying for up to {seconds} s: {error}")
+                case End():
+                    return
+                case _:
+                    pass
+            if self.done.is_set():
+                return
+
+    async def until_done(self, stop: asyncio.Event) -> None:
+        """Have stop set when the program is done."""
+        with suppress(asyncio.CancelledError):
+            await self.done.wait()
+            stop.set()
+
+    def finish(self, hit: Hit) -> None:
+        """Run END, and print what is left."""
+        self.own(Moment.END, hit)
+        self._program.finish()
+        if dropped := self._program.variables.dropped:
+            print_stderr(f"{dropped} dynamic variable drops")
+        for aggregation in self._program.aggregations.values():
+            if aggregation.dropped:
+                print_stderr(f"{aggregation.dropped} aggregation drops on @{aggregation.name}")
+        self._output.flush()
