@@ -18,7 +18,17 @@ from stapsdtd.query.d.records import Records
 
 FOLDER = Path(__file__).parent / "output"
 
+CASES = sorted(path.stem for path in FOLDER.glob("*.out"))
+
 _IDS = {Moment.BEGIN: 1, Moment.END: 2}
+
+
+def program(name: str) -> str:
+    return (FOLDER / f"{name}.d").read_text()
+
+
+def expected(name: str) -> str:
+    return (FOLDER / f"{name}.out").read_text()
 
 
 def output_of(text: str) -> str:
