@@ -45,8 +45,7 @@ _DEFAULT_ARGUMENTS = 10
 _EXAMPLES = """\b
 Examples:
   stapsdt d -n 'postgresql*:::query-start { @[copyinstr(arg0)] = count(); }'
-  stapsdt d -n 'python$target:::gc-start { self->t = timestamp; }
-                python$target:::gc-done /self->t/ { @ = quantize(timestamp - self->t); }' -p 4711
+  stapsdt d -n 'python$target:::gc* { @[probename] = count(); }' -p 4711
   stapsdt d -s script.d -c './program'
 """
 

@@ -1,0 +1,170 @@
+"""D programs on the real kernel, as a user of DTrace runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import TICKER, Daemon, Ticker, compile_target, running_daemon, stapsdt, stapsdt_command, wait_for
+from tests.users import ANNE, public_folder
+
+pytestmark = pytest.mark.kernel
+
+ARGUMENTS = TICKER.replace("ticker", "arguments")
+
+
+@pytest.fixture(scope="session")
+def arguments_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("targets") / "arguments"
+    return compile_target("arguments.c", output, f"-DPROVIDER={ARGUMENTS}")
+
+
+def run(daemon: Daemon, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return stapsdt(daemon.target, "d", *arguments, check=check)
+
+
+def rows(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines() if line.strip()]
+
+
+@pytest.mark.vm
+def test_arguments_of_each_number(daemon: Daemon, arguments_program: Path) -> None:
+    program = f"""
+        {ARGUMENTS}$target:::none {{ printf("none\\n"); }}
+        {ARGUMENTS}$target:::one {{ printf("%d\\n", arg0); }}
+        {ARGUMENTS}$target:::three {{ printf("%d %d %d %d\\n", arg0, arg1, arg2, arg3); }}
+        {ARGUMENTS}$target:::ten {{ printf("%d %d\\n", arg0, arg9); }}
+        {ARGUMENTS}$target:::twelve {{ printf("%d %d %d\\n", args[0], args[10], args[11]); }}
+    """
+    done = run(daemon, "-q", "-n", program, "-c", str(arguments_program))
+    # the probe `one` has two sites; an argument that a probe lacks is 0
+    assert rows(done.stdout) == [
+        ["none"], ["100"], ["300", "301", "302", "0"], ["1000", "1009"], ["1200", "1210", "1211"], ["7"],
+    ]  # fmt: skip
+
+
+def test_what_matches_is_listed(daemon: Daemon, arguments_program: Path) -> None:
+    listed = rows(run(daemon, "-l", "-n", f"{ARGUMENTS}$target:::t*", "-c", str(arguments_program)).stdout)
+    assert listed[0] == ["ID", "PROVIDER", "MODULE", "FUNCTION", "NAME"]
+    assert {(line[1].rstrip("0123456789"), *line[2:]) for line in listed[1:]} == {
+        (ARGUMENTS, "arguments", "fire", name) for name in ("ten", "three", "twelve", "two")
+    }
+
+
+@pytest.mark.vm
+def test_the_default_action_is_a_line(daemon: Daemon, arguments_program: Path) -> None:
+    done = run(daemon, "-n", f"{ARGUMENTS}$target:::six,{ARGUMENTS}$target:::none", "-c", str(arguments_program))
+    title, *lines = rows(done.stdout)
+    assert title == ["CPU", "ID", "FUNCTION:NAME"]
+    assert [line[2] for line in lines] == ["fire:none", "fire:six"]
+    assert done.stderr == "stapsdt: matched 2 probes\n"
+
+
+@pytest.mark.vm
+def test_aggregations_and_variables(daemon: Daemon, ticker_program: Path) -> None:
+    program = f"""
+        {TICKER}$target:::tick {{ @names[copyinstr(arg2)] = count(); @sum = sum(arg1); self->last = arg0; n++; }}
+        {TICKER}$target:::tick /self->last % 4 == 0/ {{ @[arg0 / 4] = quantize(arg0); }}
+        END {{ printf("%d\\n", n); printa("%s %@d\\n", @names); printa(@sum); }}
+    """
+    done = run(daemon, "-q", "-n", program, "-c", f"{ticker_program} 16")
+    lines = rows(done.stdout)
+    assert lines[:3] == [["16"], ["tick", "16"], [str(-sum(range(16)))]]
+    assert sum(line[-1] == "1" and "|@" in "".join(line) for line in lines) == 4
+
+
+def test_predicates_on_the_process_and_its_user(daemon: Daemon, ticker: Ticker, engine: str) -> None:
+    with subprocess.Popen(
+        [*stapsdt_command(daemon.target, "d"), "-q", "-p", str(ticker.pid), "-n",
+         f'{TICKER}$target:::tick /pid == $target && arg0 > 1/ {{ printf("%d %s\\n", arg0, execname); }}'],
+        stdout=subprocess.PIPE, text=True,
+    ) as tracing:  # fmt: skip
+        wait_for(lambda: ticker.semaphore, "the probe to be armed")
+        ticker.do("fire 4")
+        assert tracing.stdout is not None
+        assert [tracing.stdout.readline().split() for _ in range(2)] == [["2", "ticker"], ["3", "ticker"]]
+        # it ends with the process that is its target
+        ticker.kill()
+        assert tracing.wait(20) == 0
+    if engine == "bpf":
+        done = run(daemon, "-q", "-n", f"{TICKER}*:::tick /uid == 0/ {{ exit(uid + 5); }}", "-Z", "-c", "true")
+        assert done.returncode == 0
+
+
+def test_ctrl_c_prints_what_there_is(daemon: Daemon, ticker: Ticker) -> None:
+    with subprocess.Popen(
+        [*stapsdt_command(daemon.target, "d"), "-n", f"{TICKER}:::tick {{ @ = count(); }} END {{ trace(5); }}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as tracing:  # fmt: skip
+        wait_for(lambda: ticker.semaphore, "the probe to be armed")
+        ticker.do("fire 3")
+        tracing.send_signal(signal.SIGINT)
+        output, errors = tracing.communicate(timeout=20)
+    assert rows(output)[-1] == ["3"]
+    assert [line[-1] for line in rows(output)[:2]] == ["FUNCTION:NAME", "5"]
+    assert errors == "stapsdt: matched 1 probe\n"
+    assert ticker.semaphore == 0
+
+
+def test_exit_ends_the_program_with_its_status(daemon: Daemon, ticker_program: Path) -> None:
+    tick = f"{TICKER}$target:::tick"
+    program = f"{tick} {{ trace(arg0); }} {tick} /arg0 == 2/ {{ exit(9); }} END {{ trace(7); }}"
+    done = run(daemon, "-q", "-n", program, "-c", f"{ticker_program} 100", check=False)
+    assert (done.returncode, done.stdout.split()) == (9, ["0127"])
+
+
+def test_timers(daemon: Daemon) -> None:
+    program = "BEGIN { n = 3; } tick-20ms { trace(n--); } tick-20ms /n == 0/ { exit(0); }"
+    assert run(daemon, "-q", "-n", program).stdout.split() == ["321"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-n", "nosuch_provider:::a"], 1, "probe description nosuch_provider:::a does not match any probes"),
+        (["-n", "BEGIN { x = ; }"], 1, "failed to compile 'BEGIN { x = ; }': syntax error near \";\""),
+        (["-n", "syscall::read:entry"], 1, "stapsdt has static probes of programs alone"),
+        (["-n", "BEGIN { trace($1); }"], 1, "macro argument $1 is not defined"),
+        (["-n", "BEGIN", "-p", "1", "-c", "true"], 2, "-p and -c exclude each other"),
+        ([], 2, "give a program, by -n or -s"),
+        (["-x", "nosuch", "-n", "BEGIN"], 1, "invalid option or value: nosuch"),
+    ],
+)
+def test_errors(daemon: Daemon, arguments: list[str], code: int, message: str) -> None:
+    done = run(daemon, *arguments, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_script_says_where_it_is_wrong(daemon: Daemon, tmp_path: Path) -> None:
+    script = tmp_path / "wrong.d"
+    script.write_text("#!/usr/bin/env -S stapsdt d -s\n\nBEGIN\n{\n\ttrace(nothing);\n}\n")
+    done = run(daemon, "-s", str(script), check=False)
+    assert done.returncode == 1
+    assert f"failed to compile script {script}: line 5: failed to resolve nothing: unknown variable name" in done.stderr
+
+
+def test_a_script_runs_by_itself(daemon: Daemon, tmp_path: Path) -> None:
+    command, *options = stapsdt_command(daemon.target, "d")
+    script = tmp_path / "right.d"
+    script.write_text('#pragma D option quiet\nBEGIN { printf("%s %d\\n", $$1, $2 * 2); exit(0); }\n')
+    assert run(daemon, "-s", str(script), "a word", "21").stdout == "a word 42\n\n"
+    assert command
+    assert options
+
+
+@pytest.mark.parametrize("engine", ["bpf"])
+def test_a_user_traces_own_programs(engine: str, ticker_program: Path) -> None:
+    with public_folder() as folder, running_daemon(folder, "--engine", engine) as daemon:
+        program = shutil.copy(ticker_program, folder / "own")
+        os.chmod(daemon.target.removeprefix("unix:"), 0o666)
+        text = f"{TICKER}$target:::tick {{ @ = sum(arg0); }}"
+        command = stapsdt_command(daemon.target, "d", "-q", "-n", text, "-c", f"{program} 5")
+        done = subprocess.run(ANNE.command(*command), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["10"]
