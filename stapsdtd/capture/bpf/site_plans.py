@@ -243,6 +243,6 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
         raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")
     if sum(consumer.span is not None for consumer in restricted) > _RESTRICTED_PAIRINGS:
         raise ValueError(
-            f"the bpf engine pairs hits of a site for at most {_RESTRICTED_PAIRINGS} subscriptions of clients that may not"
-            " trace everybody's processes"
+            f"the bpf engine pairs a site's hits at most {_RESTRICTED_PAIRINGS} times for clients that may not trace"
+            " everybody's processes"
         )
