@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-MAX_EDGES = 2048
+MAX_BUCKETS = 2048
+"""Between the first edge and the last."""
 LEAST, GREATEST = -(1 << 63), (1 << 64) - 1
 """The values that integers of 64 bits have, signed or not."""
 
@@ -54,7 +55,7 @@ class LogLinear:
 class Edges:
     """A bucket from each edge to the next, one below the first, and one from the last on.
 
-    edges: of signed 64-bit integers, in rising order, at most MAX_EDGES.
+    edges: of signed 64-bit integers, in rising order, of at most MAX_BUCKETS buckets between them.
     """
 
     edges: tuple[int, ...]
@@ -87,8 +88,9 @@ def linear(low: int, high: int, step: int) -> Edges:
         raise ValueError("the step must be at least 1")
     if not -(1 << 63) <= low < high < 1 << 63:
         raise ValueError("low must be less than high, and both numbers of 64 bits")
-    if (high - low) // step >= MAX_EDGES:
-        raise ValueError(f"that makes {(high - low) // step} buckets; the limit is {MAX_EDGES}")
+    count = -((low - high) // step)
+    if count > MAX_BUCKETS:
+        raise ValueError(f"that makes {count} buckets; the limit is {MAX_BUCKETS}")
     return Edges((*range(low, high, step), high))
 
 
@@ -100,12 +102,12 @@ def log_linear(factor: int, low: int, high: int, steps: int) -> Edges:
         raise ValueError("the factor must be at least 2")
     if not 0 <= low <= high <= _MAX_EXPONENT or factor ** (high + 1) >= 1 << 63:
         raise ValueError("the exponents must rise from 0 or more, and the last bucket end within 63 bits")
-    if steps < factor or steps % factor or steps > MAX_EDGES:
-        raise ValueError(f"the number of steps must be a multiple of the factor, {factor}, and at most {MAX_EDGES}")
+    if steps < factor or steps % factor or steps > MAX_BUCKETS:
+        raise ValueError(f"the number of steps must be a multiple of the factor, {factor}, and at most {MAX_BUCKETS}")
     edges: set[int] = set()
     for exponent in range(low, high + 1):
         end = factor ** (exponent + 1)
         edges.update(range(factor**exponent, end, max(end // steps, 1)))
-        if len(edges) > MAX_EDGES:
-            raise ValueError(f"that makes more than {MAX_EDGES} buckets")
+        if len(edges) > MAX_BUCKETS:
+            raise ValueError(f"that makes more than {MAX_BUCKETS} buckets")
     return Edges((*sorted(edges), factor ** (high + 1)))

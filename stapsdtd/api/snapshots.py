@@ -15,6 +15,8 @@ _BYTES_PER_MESSAGE = 1 << 20
 _NUMBER_BYTES = 8
 _BUCKET_BYTES = 32
 
+_DTYPES = {pb.Column.TYPE_SIGNED: "<i8", pb.Column.TYPE_UNSIGNED: "<u8", pb.Column.TYPE_FLOAT: "<f8"}
+
 _LEAST_SIGNED, _GREATEST_SIGNED = -(1 << 63), (1 << 63) - 1
 
 _VALUES: dict[Function, Callable[[Row], int | float | None]] = {
@@ -31,7 +33,7 @@ def messages(
     snapshot: Snapshot, aggregation: Aggregation, account: pb.Account, realtime_offset_ns: int
 ) -> Iterator[pb.Snapshot]:
     """Yield a snapshot in messages of moderate size. account: as of the snapshot."""
-    parts = list(_parts(snapshot, aggregation)) or [[]]
+    parts = [alike for part in _parts(snapshot, aggregation) for alike in _divided(part, aggregation)] or [[]]
     for number, rows in enumerate(parts, 1):
         message = pb.Snapshot(
             number=snapshot.number,
@@ -39,11 +41,7 @@ def messages(
             end_ns=snapshot.end_ns + realtime_offset_ns,
             count=len(rows),
             keys=[_column([key[position] for key, _ in rows]) for position in range(len(aggregation.keys))],
-            values=[
-                _column([_VALUES[function](row) for _, row in rows])
-                for function in aggregation.functions
-                if function is not Function.HISTOGRAM
-            ],
+            values=[_column([_VALUES[function](row) for _, row in rows]) for function in _functions(aggregation)],
             histogram=_histogram([row for _, row in rows], aggregation.buckets) if aggregation.buckets else None,
         )
         if number < len(parts):
@@ -68,27 +66,48 @@ def _parts(snapshot: Snapshot, aggregation: Aggregation) -> Iterator[list[tuple[
         yield part
 
 
-def _column(values: Sequence[KeyValue]) -> pb.Column:
-    """Write values, which may differ in type where sites declare different ones."""
-    missing = bytes(value is None for value in values)
-    column = pb.Column(unavailable=missing if any(missing) else b"")
+def _functions(aggregation: Aggregation) -> list[Function]:
+    """Return the functions that have a column."""
+    return [function for function in aggregation.functions if function is not Function.HISTOGRAM]
+
+
+def _divided(part: list[tuple[Key, Row]], aggregation: Aggregation) -> list[list[tuple[Key, Row]]]:
+    """Return the rows, divided where integers would share a column with what only floating-point ones hold."""
+    cells = [(*key, *(_VALUES[function](row) for function in _functions(aggregation))) for key, row in part]
+    is_exact = all(
+        _type_of(column) != pb.Column.TYPE_FLOAT or not any(isinstance(value, int) for value in column)
+        for column in zip(*cells, strict=True)
+    )
+    if is_exact:
+        return [part]
+    by_types: dict[tuple[pb.Column.Type.ValueType, ...], list[tuple[Key, Row]]] = {}
+    for row, values in zip(part, cells, strict=True):
+        by_types.setdefault(tuple(_type_of([value]) for value in values), []).append(row)
+    return list(by_types.values())
+
+
+def _type_of(values: Sequence[KeyValue]) -> pb.Column.Type.ValueType:
+    """Return the type of a column of values, which may differ in type where sites declare different ones."""
     if any(isinstance(value, bytes) for value in values):
-        texts = [value if isinstance(value, bytes) else b"" if value is None else b"%d" % value for value in values]
-        column.type = pb.Column.TYPE_STRING
-        column.data = b"".join(texts)
-        column.ends = np.cumsum([len(text) for text in texts]).astype("<u4").tobytes()
-        return column
+        return pb.Column.TYPE_STRING
     numbers = [value for value in values if isinstance(value, int | float)]
     low, high = min(numbers, default=0), max(numbers, default=0)
     if any(isinstance(number, float) for number in numbers) or low < _LEAST_SIGNED or high > GREATEST:
-        column.type, dtype = pb.Column.TYPE_FLOAT, "<f8"
-    elif high <= _GREATEST_SIGNED:
-        column.type, dtype = pb.Column.TYPE_SIGNED, "<i8"
-    elif low >= 0:
-        column.type, dtype = pb.Column.TYPE_UNSIGNED, "<u8"
+        return pb.Column.TYPE_FLOAT
+    if high <= _GREATEST_SIGNED:
+        return pb.Column.TYPE_SIGNED
+    return pb.Column.TYPE_UNSIGNED if low >= 0 else pb.Column.TYPE_FLOAT
+
+
+def _column(values: Sequence[KeyValue]) -> pb.Column:
+    missing = bytes(value is None for value in values)
+    column = pb.Column(type=_type_of(values), unavailable=missing if any(missing) else b"")
+    if column.type == pb.Column.TYPE_STRING:
+        texts = [value if isinstance(value, bytes) else b"" if value is None else b"%d" % value for value in values]
+        column.data = b"".join(texts)
+        column.ends = np.cumsum([len(text) for text in texts]).astype("<u4").tobytes()
     else:
-        column.type, dtype = pb.Column.TYPE_FLOAT, "<f8"
-    column.data = np.array([0 if value is None else value for value in values], dtype).tobytes()
+        column.data = np.array([0 if value is None else value for value in values], _DTYPES[column.type]).tobytes()
     return column
 
 

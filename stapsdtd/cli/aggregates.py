@@ -81,7 +81,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--interval",
-            type=click.FloatRange(min=0.01),
+            type=options.Seconds(min=0.01, max=options.MAX_SECONDS),
             metavar="SECONDS",
             help="Show each interval on its own, rather than all hits so far.",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pwd
 import shlex
@@ -23,8 +24,21 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _TIMEOUT_SECONDS = 0.3
+MAX_SECONDS = 4_000_000
+"""As milliseconds, requests have 32 bits for these."""
 LEASE_SECONDS = 5
 """How long probes stay armed after a command was killed, and how long a connection may be down."""
+
+
+class Seconds(click.FloatRange):
+    """A time in seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        # which no range rules out
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 class Server(NamedTuple):
@@ -231,7 +245,7 @@ event_fields = click.option(
 )
 duration = click.option(
     "--duration",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="Stop SECONDS after the probes are armed.",
 )

@@ -121,7 +121,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--timeout",
-            type=click.FloatRange(min=0.001, max=4_000_000),
+            type=options.Seconds(min=0.001, max=options.MAX_SECONDS),
             metavar="SECONDS",
             help="A start waits no longer for its end.",
         ),

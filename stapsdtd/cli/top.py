@@ -51,7 +51,7 @@ Examples:
 @options.subscribe_options
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=options.Seconds(min=0.1),
     metavar="SECONDS",
     default=1.0,
     show_default=True,

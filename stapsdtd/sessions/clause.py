@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from stapsdtd.aggregate.table import Snapshot, Table
@@ -79,6 +80,11 @@ class Clause:
 
     def forget_unused_sites(self) -> None:
         self.sites.forget_unused(self.log.first_kept)
+
+    def settle_spans(self) -> None:
+        """Count starts without an end to come, once all hits were delivered."""
+        if self.pairing is not None:
+            self.sink.spanned(self.pairing.sweep(self.pairing.ended_threads(), time.monotonic_ns()))
 
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""

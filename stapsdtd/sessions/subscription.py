@@ -180,6 +180,8 @@ class Subscription:
 
     def end(self, reason: EndReason) -> None:
         """The logs have everything that fired, and the account is final but for what is still to be delivered."""
+        for clause in self.clauses:
+            clause.settle_spans()
         self._end = reason
         self.ended.set_result(None)
         self._notify()

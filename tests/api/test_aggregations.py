@@ -305,6 +305,20 @@ def test_large_snapshots_take_several_messages(server: Served, client: Client) -
 
 
 @pytest.mark.usefixtures("app")
+def test_integers_stay_exact_beside_larger_ones(server: Served, client: Client) -> None:
+    subscription = client.aggregate("app:call", Aggregate(functions=["sum"], value="arg1", by=["arg0"]))
+    exact, greatest = (1 << 53) + 1, (1 << 64) - 1
+    server.fire(batch(range(4), signed(1, 2, 2, -1), unsigned(exact, greatest, greatest, 5)))
+    # what another site declares as unsigned
+    server.fire(batch(range(1), unsigned(greatest), unsigned(greatest)))
+    subscription.unsubscribe()
+    (snapshot,) = subscription.snapshots()
+    assert keys_of(snapshot) == {
+        (1,): {"sum": exact}, (2,): {"sum": float(2 * greatest)}, (-1,): {"sum": 5}, (greatest,): {"sum": greatest}
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("app")
 def test_keys_without_room_are_lost_and_told(server: Served, client: Client) -> None:
     subscription = client.aggregate("app:call", Aggregate(by=["arg0"], max_keys=2))
     server.fire(call(1, 1, 2, 3, 4))

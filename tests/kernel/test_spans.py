@@ -137,6 +137,12 @@ def test_threads_that_end_between(client: Client, spanner: Ticker) -> None:
     assert check(account) == SpanAccount(starts=10_003, paired=3, died=10_000)
 
 
+def test_threads_that_ended_by_the_end_of_a_short_subscription(client: Client, spanner: Ticker) -> None:
+    """Which the daemon pairs, as long as nobody has looked for them."""
+    _, account = pairs_of(client, spanner, "die 20", "pairs 1", nested=True)
+    assert check(account) == SpanAccount(starts=21, paired=1, died=20)
+
+
 def test_a_key_of_ones_own(client: Client, spanner: Ticker) -> None:
     commands = ["begin 7", "begin 8", "begin 9", "end 8", "end 7", "end 6"]
     events, account = pairs_of(client, spanner, *commands, ends="(arg0)", starts="(arg2:str)", key=["arg0"])

@@ -65,6 +65,10 @@ def test_linear_buckets_have_open_ends() -> None:
     ]  # fmt: skip
 
 
+def test_as_many_linear_buckets_as_allowed() -> None:
+    assert len(linear(0, 2048, 1).edges) == len(linear(0, 4095, 2).edges) == 2049
+
+
 def test_log_linear_buckets_are_steps_of_each_power() -> None:
     assert log_linear(10, 0, 2, 10).edges == (*range(1, 11), *range(20, 101, 10), *range(200, 1001, 100))
 
@@ -76,6 +80,8 @@ def test_log_linear_buckets_are_steps_of_each_power() -> None:
         (lambda: linear(10, 10, 1), "low must be less than high"),
         (lambda: linear(0, 1 << 63, 1 << 60), "numbers of 64 bits"),
         (lambda: linear(0, 1 << 40, 1), "buckets; the limit is 2048"),
+        (lambda: linear(0, 2049, 1), "makes 2049 buckets; the limit is 2048"),
+        (lambda: linear(0, 4097, 2), "makes 2049 buckets; the limit is 2048"),
         (lambda: log_linear(1, 0, 1, 2), "factor must be at least 2"),
         (lambda: log_linear(10, 3, 2, 10), "exponents must rise"),
         (lambda: log_linear(10, 0, 18, 10), "within 63 bits"),

@@ -358,7 +358,7 @@ def test_one_owner_cannot_take_all_tables(kernel: FakeKernel, engine: BpfEngine)
     sink = AddingSink()
     engine.open(limit, sink, 64, "me", sink)
     (refusal,) = engine.arm(limit, Target(FOUND, kernel.path, (TargetSite(A, 1, Aggregate(BY_ARGUMENT)),)))
-    assert "has aggregations in 32 subscriptions, which is the limit" in refusal.reason
+    assert "have 32 aggregations, which is the limit" in refusal.reason
     adding(engine, kernel, limit + 1, BY_ARGUMENT, owner="another")
 
 

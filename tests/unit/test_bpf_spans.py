@@ -65,6 +65,7 @@ def armed(
     ends: tuple[Site, ...] = (END,),
     text: str = "",
     owner: str = "me",
+    users: frozenset[int] | None = None,
 ) -> tuple[SpanSink, list[Refusal]]:
     sink = SpanSink()
     engine.open(subscription_key, sink, 64, owner, sink)
@@ -72,7 +73,7 @@ def armed(
     found = sample_object(*dict.fromkeys([BEGIN, END, *begins, *ends]))
     wanted = [TargetSite(each, 1, EndSpan(span, outcome), predicate=predicate) for each in ends]
     wanted += [TargetSite(each, 2, BeginSpan(span), predicate=predicate) for each in begins]
-    return sink, engine.arm(subscription_key, Target(found, kernel.path, tuple(wanted)))
+    return sink, engine.arm(subscription_key, Target(found, kernel.path, tuple(wanted), owners=users))
 
 
 def pairing(
@@ -375,6 +376,15 @@ def test_site_serves_so_many_spans(kernel: FakeKernel, engine: BpfEngine) -> Non
     for number, sink in enumerate(sinks):
         closed(engine, number)
         assert sink.values == [(1, 2)]
+
+
+def test_pairings_of_a_site_are_kept_for_who_may_trace_everybody(kernel: FakeKernel, engine: BpfEngine) -> None:
+    for number in range(3):
+        _, refusals = armed(engine, kernel, number, Span(), Emit((NUMBER,)), users=frozenset({1000}))
+        assert bool(refusals) == (number == 2)
+        assert all("at most 2 times for clients that may not trace everybody's" in each.reason for each in refusals)
+    for number in (3, 4):
+        pairing(engine, kernel, number, Span(), Emit((NUMBER,)))
 
 
 def test_memory_is_shared_by_owner_with_aggregations(kernel: FakeKernel, engine: BpfEngine) -> None:

@@ -19,6 +19,17 @@ from stapsdtd.cli import stapsdt
         (["dance"], "stapsdt: error: no such command 'dance'; see 'stapsdt --help'\n"),
         (["trace"], "stapsdt: error: missing argument 'SELECTOR...'; see 'stapsdt trace --help'\n"),
         (["trace", "--xyzzy"], "stapsdt: error: no such option '--xyzzy'; see 'stapsdt trace --help'\n"),
+        (
+            ["count", "a:b", "--interval", "1e9"],
+            "1000000000.0 is not in the range 0.01<=x<=4000000; see 'stapsdt count --help'\n",
+        ),
+        (["count", "a:b", "--interval", "nan"], "'nan' is not a number of seconds; see 'stapsdt count --help'\n"),
+        (
+            ["latency", "a:b", "a:c", "--timeout", "nan"],
+            "'nan' is not a number of seconds; see 'stapsdt latency --help'\n",
+        ),
+        (["trace", "a:b", "--duration", "nan"], "'nan' is not a number of seconds; see 'stapsdt trace --help'\n"),
+        (["top", "--interval", "nan"], "'nan' is not a number of seconds; see 'stapsdt top --help'\n"),
         (["completion", "cmd"], "see 'stapsdt completion --help'\n"),
         (
             ["--server", "/run/x.sock", "list"],

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -12,8 +14,9 @@ from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.model import Capture
 from stapsdtd.sessions import log
 from stapsdtd.sessions.principal import Principal
-from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
+from stapsdtd.sessions.spec import ClauseSpec, SpanSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import EndReason, SiteState, SiteStatus, Subscription
+from stapsdtd.spans.span import Span, SpanCounts
 from stapsdtd.subscribe_options import Scope
 from tests.unit.samples import argument, batch, captured, sample_object, site
 
@@ -42,6 +45,20 @@ def test_what_the_engine_filters_is_counted() -> None:
     subscription.clauses[0].sink.filtered(2)
     account = subscription.account()
     assert (account.in_flight, account.filtered, account.fired) == (2, 5, 7)
+
+
+def test_starts_of_threads_that_ended_are_told_at_the_end() -> None:
+    span = SpanSpec(Span(), (parse("app:a"),))
+    spec = SubscriptionSpec((ClauseSpec((parse("app:b()"),), span=span),), Scope(), 30, 1 << 20, 64)
+    subscription = Subscription("id", itertools.count(1), spec, OWN_PID, lambda *_: None)
+    clause = subscription.clauses[0]
+    begin = clause.id_to_arm(FOUND, replace(captured(A), is_start=True))
+    with subprocess.Popen("true") as ended:
+        pass
+    clause.sink.deliver(batch([1], pid=[ended.pid], tid=[ended.pid], site_id=begin))
+    assert subscription.account().spans == SpanCounts(starts=1)
+    subscription.end(EndReason.UNSUBSCRIBED)
+    assert subscription.account().spans == SpanCounts(starts=1, died=1)
 
 
 def test_the_daemon_itself_is_always_excluded() -> None:

@@ -135,9 +135,9 @@ class HitTables:
         tables = self.all()
         own = [table for table in tables if table.owner == owner]
         if sum(_edge_count(table.aggregation) for table in own) + _edge_count(aggregation) > _PER_OWNER_EDGES:
-            raise TableFullError(f"{owner}'s histograms have as many edges as one client's may")
+            raise TableFullError(f"histograms of {owner} have as many edges as one client's may")
         if len(own) >= _PER_OWNER:
-            raise TableFullError(f"{owner} has aggregations in {_PER_OWNER} subscriptions, which is the limit")
+            raise TableFullError(f"{owner} have {_PER_OWNER} aggregations, which is the limit")
         used = {table.number for table in tables}
         free = next(number for number in itertools.count() if number not in used)
         if free >= layout.MAX_TABLES:

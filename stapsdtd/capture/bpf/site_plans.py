@@ -41,6 +41,7 @@ _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 _RESTRICTED_FILTERS = 3 * layout.MAX_FILTERS // 4
 _RESTRICTED_STEPS = 3 * layout.MAX_STEPS // 4
 _RESTRICTED_CAPTURES = layout.MAX_VALUES // 2
+_RESTRICTED_PAIRINGS = layout.MAX_PAIRINGS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,3 +241,8 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
     steps = sum(each.steps for each in filters)
     if len(filters) > _RESTRICTED_FILTERS or steps > _RESTRICTED_STEPS or len(captures) > _RESTRICTED_CAPTURES:
         raise ValueError("its filters or captures are too many for clients that may not trace everybody's processes")
+    if sum(consumer.span is not None for consumer in restricted) > _RESTRICTED_PAIRINGS:
+        raise ValueError(
+            f"the bpf engine pairs a site's hits at most {_RESTRICTED_PAIRINGS} times for clients that may not trace"
+            " everybody's processes"
+        )

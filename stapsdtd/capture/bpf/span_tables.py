@@ -136,7 +136,7 @@ class SpanTables:
     def _free_number(self, owner: str) -> int:
         tables = self.all()
         if sum(table.owner == owner for table in tables) >= _PER_OWNER:
-            raise TableFullError(f"{owner} has spans in {_PER_OWNER} subscriptions, which is the limit")
+            raise TableFullError(f"{owner} have {_PER_OWNER} spans, which is the limit")
         used = {table.number for table in tables}
         free = next((number for number in range(layout.MAX_SPANS) if number not in used), None)
         if free is None:

@@ -29,7 +29,7 @@ class TableMemory:
         with self._lock:
             if self._taken[owner] + byte_count > _PER_OWNER_BYTES:
                 raise TableFullError(
-                    f"{owner}'s aggregations and spans take as much of the kernel's memory as one client's may"
+                    f"aggregations and spans of {owner} take as much of the kernel's memory as one client's may"
                 )
             if self._taken.total() + byte_count > _MAX_BYTES:
                 raise TableFullError("aggregations and spans take as much of the kernel's memory as they may")
