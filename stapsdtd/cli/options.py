@@ -230,6 +230,13 @@ event_fields = click.option(
     shell_complete=complete_fields,
     help=f"Print more of each event: {', '.join(FIELDS[:-1])} or {FIELDS[-1]}.",
 )
+buffer = click.option(
+    "--buffer",
+    "kernel_buffer_kib",
+    type=click.IntRange(min=1),
+    metavar="KIB",
+    help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
+)
 duration = click.option(
     "--duration",
     type=click.FloatRange(min=0, min_open=True),
