@@ -8,6 +8,7 @@ know, nothing is compiled: the ftrace engine does without.
 from __future__ import annotations
 
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "bpf" / "stapsdt.bpf.c"
 TARGET = ROOT / "stapsdtd" / "capture" / "bpf" / "stapsdt.bpf.o"
+fingerprint = runpy.run_path(str(TARGET.with_name("fingerprint.py")))["fingerprint"]
 
 ARCHITECTURES = {
     "x86_64": "x86", "aarch64": "arm64", "riscv64": "riscv", "s390x": "s390", "ppc64le": "powerpc",
@@ -51,7 +53,8 @@ def command(machine: str, headers: str, output: Path, source: Path = SOURCE, *op
     """headers: where that machine's asm/types.h is."""
     return [
         "clang", "-g", "-O2", "-Wall", "-Wextra", "-Werror", "-target", "bpfeb" if machine == "s390x" else "bpfel",
-        "-mcpu=v3", f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", f"-I{headers}", f"-I{SOURCE.parent}",
+        "-mcpu=v3", f"-D__TARGET_ARCH_{ARCHITECTURES[machine]}", f"-DFINGERPRINT={fingerprint():#x}ULL", f"-I{headers}",
+        f"-I{SOURCE.parent}",
         *options, "-c", str(source), "-o", str(output),
     ]  # fmt: skip
 

@@ -32,6 +32,9 @@ struct {
 	__array(values, struct ring);
 } hits_to_wait_for SEC(".maps");
 
+/* Of what the daemon knew of stapsdt.h when this was compiled; one that knows something else refuses the object. */
+const __u64 fingerprint SEC(".rodata.fingerprint") = FINGERPRINT;
+
 /* Never used: it has the object's BTF describe what else is shared. */
 struct {
 	struct text text;

@@ -21,9 +21,9 @@ HISTOGRAMS = ("quantize", "lquantize", "llquantize", "percentiles")
 class Aggregate:
     """What to compute of the hits instead of delivering them.
 
-    functions: `count`, `sum`, `min`, `max`, `avg`, `stddev`, and a histogram: `quantize` (powers of two),
-        `lquantize(low, high, step)`, `llquantize(factor, low, high, steps)`, or `percentiles` (32 buckets for each
-        power of two).
+    functions: `count`, `sum`, `min`, `max`, `avg`, `stddev`, `values` (how many hits had a value), and a histogram:
+        `quantize` (powers of two), `lquantize(low, high, step)`, `llquantize(factor, low, high, steps)`, or
+        `percentiles` (32 buckets for each power of two).
     value: of which value, an expression such as `arg0` or `arg1 - arg0`; empty if count is all that is wanted.
     by: compute them for each combination of these: expressions, such as `pid`, `arg0 / 1000` or `str(arg1, arg2)`, or
         arguments as in a capture list, `arg1:str[64]`.

@@ -8,6 +8,7 @@ in the same order each time: SQL statements, a Python that imports `json`, a sho
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -48,10 +49,11 @@ class Stage:
             ),
         }
 
-    def run(self, command: str, *, source: str = "", columns: int = 120) -> str:
+    def run(self, command: str, *, source: str = "", columns: int = 120, interrupts: bool = False) -> str:
         """Return what a command prints on a terminal, with its escape sequences.
 
-        source: where the command names the providers that it waits for, if not in its line.
+        source: where the command names the providers that it waits for, if not in its line. interrupts: press Ctrl-C
+        once they have fired.
         """
         environment = {
             "PATH": f"{COMMANDS}:{os.environ['PATH']}",
@@ -59,9 +61,13 @@ class Stage:
             "TERM": "xterm-256color",
             "LC_ALL": "C.UTF-8",
         }
-        return run_on_terminal(
-            command, environment, lambda process: self._act(source or command, process), columns=columns
-        )
+
+        def act(process: subprocess.Popen[bytes]) -> None:
+            self._act(source or command, process)
+            if interrupts and process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+
+        return run_on_terminal(command, environment, act, columns=columns)
 
     def _act(self, source: str, process: subprocess.Popen[bytes]) -> None:
         """Have the providers fire that the source names, once it waits for events; nothing if it waits for none."""

@@ -15,9 +15,12 @@ from stapsdtd.model import Capture, Site
 
 
 class Function(StrEnum):
-    """COUNT counts hits, HISTOGRAM the values of each bucket. The others are computed of the values."""
+    """COUNT counts hits, VALUES those that have a value, HISTOGRAM the values of each bucket. The others are computed
+    of the values.
+    """
 
     COUNT = "count"
+    VALUES = "values"
     SUM = "sum"
     MIN = "min"
     MAX = "max"

@@ -33,6 +33,7 @@ _FUNCTIONS = {
     pb.AggregateFunction.FUNCTION_MAX: Function.MAX,
     pb.AggregateFunction.FUNCTION_AVG: Function.AVG,
     pb.AggregateFunction.FUNCTION_STDDEV: Function.STDDEV,
+    pb.AggregateFunction.FUNCTION_VALUES: Function.VALUES,
 }
 _HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
     pb.AggregateFunction.FUNCTION_QUANTIZE: (0, lambda _: POWERS_OF_TWO),

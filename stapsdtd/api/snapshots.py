@@ -26,6 +26,7 @@ _VALUES: dict[Function, Callable[[Row], int | float | None]] = {
     Function.MAX: lambda row: row.high,
     Function.AVG: lambda row: row.average,
     Function.STDDEV: lambda row: row.deviation,
+    Function.VALUES: lambda row: row.values,
 }
 
 

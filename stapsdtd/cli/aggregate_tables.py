@@ -39,13 +39,13 @@ def _left_out(snapshot: Snapshot, shown: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table with a line for each key, the most frequent first."""
+    """A table with a line for each key."""
 
     shown: Shown
     unit: str = ""
 
     def lines(self, snapshot: Snapshot) -> list[str]:
-        rows = snapshot.most_frequent(self.shown.limit)
+        rows = self.shown.first(snapshot)
         if not rows:
             return ["no hits"]
         names = list(rows[0].values)
@@ -76,14 +76,14 @@ def _shown(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """A histogram for each key, the one with most values first."""
+    """A histogram for each key. They show their sums if these say which key comes first."""
 
     shown: Shown
     unit: str = ""
     is_linear: bool = False
 
     def lines(self, snapshot: Snapshot) -> list[str]:
-        rows = snapshot.most_frequent(self.shown.limit)
+        rows = self.shown.first(snapshot)
         if not rows:
             return ["no hits"]
         lines: list[str] = []
@@ -100,7 +100,10 @@ class Histograms:
             for percent in _PERCENTILES
         ]
         counted = f"{values:,} {'value' if values == 1 else 'values'}"
-        return "  ".join([*keys, counted, *percentiles, f"max {format_quantity(greatest, self.unit)}"])
+        parts = [*keys, counted, *percentiles, f"max {format_quantity(greatest, self.unit)}"]
+        if self.shown.order == "sum":
+            parts.append(f"total {format_quantity(row.values['sum'], self.unit)}")
+        return "  ".join(parts)
 
     def _bars(self, row: SnapshotRow) -> list[str]:
         buckets = list(row.buckets if self.is_linear else powers_of_two(row.buckets))

@@ -15,13 +15,14 @@ from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
-from stapsdtd.cli.joined_rows import without_literals
+from stapsdtd.cli.joined_rows import to_join, without_literals
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.splitting import split_keys
+from stapsdtd.cli.sql_text import DIALECTS
 from stapsdtd.cli.unmatched import Wanted, subscribed
 from stapsdtd.client import AsyncClient, Interruption, Snapshot
 from stapsdtd.subscribe_options import Aggregate
@@ -61,7 +62,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if count is not None and interval is None:
             raise click.UsageError("--count is of intervals: give --interval, too")
-        shown = Shown(by, interval, count, limit, duration, as_json, command_line, normalize is not None)
+        shown = Shown(by, interval, count, limit, duration, as_json, command_line, normalize or "")
         return command(*args, shown=shown, **parameters)
 
     wrapped: Callable[..., Any] = with_shown
@@ -69,14 +70,18 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options.as_json,
         options.output,
         in_one_argument,
+        options.buffer,
         options.duration,
         click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --interval: stop after N of them."),
         click.option(
-            "--limit", type=click.IntRange(min=1), metavar="N", help="Show only the N keys with the most hits."
+            "--limit",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Show only the first N keys: those with the most hits or, of latency, that took the longest in all.",
         ),
         click.option(
             "--normalize",
-            type=click.Choice(["sql"]),
+            type=click.Choice(DIALECTS),
             help="Join keys that differ in literals of SQL alone. Done here, with the keys that the server kept.",
         ),
         click.option(
@@ -125,7 +130,7 @@ def run(
     output = output_for(table, shown)
     interval_ms = _LIVE_MS if output.is_live else 0
     aggregate = Aggregate(
-        functions=functions,
+        functions=to_join(functions) if shown.dialect else functions,
         value=value,
         by=shown.by,
         interval_ms=round(shown.interval * 1000) if shown.interval else interval_ms,
@@ -185,7 +190,7 @@ class _Reader:
     def __init__(self, output: Output, shown: Shown) -> None:
         self._output = output
         self._count = shown.count
-        self._normalizes = shown.normalizes
+        self._dialect = shown.dialect
         self.failure: str | None = None
 
     async def run(self, subscription: AsyncSubscription) -> None:
@@ -194,7 +199,7 @@ class _Reader:
             try:
                 match message:
                     case Snapshot():
-                        self._output.show(without_literals(message) if self._normalizes else message)
+                        self._output.show(without_literals(message, self._dialect) if self._dialect else message)
                         if message.number == self._count:
                             return
                     case Interruption(error):

@@ -15,24 +15,34 @@ if TYPE_CHECKING:
 
     from stapsdtd.client import Snapshot, Value
 
+_COUNT = "values"
+"""The function that says how many values an average is of."""
 
-def without_literals(snapshot: Snapshot) -> Snapshot:
-    """Return a snapshot whose keys' strings are SQL without literals."""
+
+def to_join(functions: Sequence[str]) -> Sequence[str]:
+    """Return the functions to ask for so that rows can be joined: an average alone does not say what it weighs."""
+    return (*functions, _COUNT) if "avg" in functions else functions
+
+
+def without_literals(snapshot: Snapshot, dialect: str) -> Snapshot:
+    """Return a snapshot of the functions that were to be joined, whose keys' strings are SQL without literals."""
     by_key: dict[tuple[Value, ...], list[SnapshotRow]] = {}
     for row in snapshot.rows:
-        key = tuple(normalized(part) if isinstance(part, str) else part for part in row.key)
+        key = tuple(normalized(part, dialect) if isinstance(part, str) else part for part in row.key)
         by_key.setdefault(key, []).append(row)
     return replace(snapshot, rows=tuple(_joined(key, rows) for key, rows in by_key.items()))
 
 
 def _joined(key: tuple[Value, ...], rows: Sequence[SnapshotRow]) -> SnapshotRow:
-    if len(rows) == 1:
-        return replace(rows[0], key=key)
     counts: Counter[tuple[int | None, int | None]] = Counter()
     for row in rows:
         for bucket in row.buckets:
             counts[bucket.low, bucket.high] += bucket.count
-    values = {name: _average(rows) if name == "avg" else _ADDED[name](_known(name, rows)) for name in rows[0].values}
+    values = {
+        name: _average(rows) if name == "avg" else _ADDED[name](_known(name, rows))
+        for name in rows[0].values
+        if name != _COUNT
+    }
     buckets = tuple(Bucket(*bounds, counts[bounds]) for bounds in sorted(counts, key=_begin))
     return SnapshotRow(key, values, buckets)
 
@@ -42,15 +52,8 @@ def _known(name: str, rows: Sequence[SnapshotRow]) -> list[int | float]:
 
 
 def _average(rows: Sequence[SnapshotRow]) -> float | None:
-    """Return the average of all values. How many a row has follows from its sum: hits without one are in the count."""
-    with_values = [row for row in rows if row.values["avg"] is not None]
-    values = sum(_values(row) for row in with_values)
-    return sum(_known("sum", with_values)) / values if values else None
-
-
-def _values(row: SnapshotRow) -> float:
-    average = row.values["avg"]
-    return round((row.values["sum"] or 0) / average) if average else row.values["count"] or 0
+    values = sum(_known(_COUNT, rows))
+    return sum(_known("sum", rows)) / values if values else None
 
 
 def _begin(bounds: tuple[int | None, int | None]) -> float:

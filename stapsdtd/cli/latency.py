@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -40,10 +41,12 @@ def command(
     known which probe ends a START; 'stapsdt list --details' shows these.
 
     --by names keys: arguments of END, those of START as start.arg0 or by name as start.query, and pid, execname and the
-    others of stapsdt count. --where may use elapsed, such as elapsed > 10ms. The percentiles are exact to 3.1 %.
+    others of stapsdt count. Keys that took the longest in all come first. --where may use elapsed, such as elapsed >
+    10ms. The percentiles are exact to 3.1 %.
 
     At the end, a summary on standard error says what became of starts that had no end.
     """
+    shown = replace(shown, order="sum")
     output = Histograms(shown, "ns")
-    functions = ("count", "max", "percentiles")
+    functions = ("count", "sum", "max", "percentiles")
     return aggregates.run(server, (), subscribe_options, shown, output, functions=functions, value="elapsed", pair=pair)

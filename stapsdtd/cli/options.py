@@ -243,6 +243,13 @@ event_fields = click.option(
     shell_complete=complete_fields,
     help=f"Print more of each event: {', '.join(FIELDS)}, or what is computed of it, as 'arg1 - arg0'. Repeatable.",
 )
+buffer = click.option(
+    "--buffer",
+    "kernel_buffer_kib",
+    type=click.IntRange(min=1),
+    metavar="KIB",
+    help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
+)
 duration = click.option(
     "--duration",
     type=Seconds(min=0, min_open=True),

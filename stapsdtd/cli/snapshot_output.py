@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stapsdtd.cli.aggregate_tables import Table
     from stapsdtd.cli.following import Summary
     from stapsdtd.cli.unmatched import Hints
-    from stapsdtd.client import SiteStatus, Snapshot, Value
+    from stapsdtd.client import SiteStatus, Snapshot, SnapshotRow, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Shown:
     """What to show of an aggregation.
 
     by: the keys. interval: in seconds; None for all hits so far. count: of intervals. limit: of keys. duration: in
-    seconds. None stands for no end. normalizes: keys are SQL, whose literals do not matter.
+    seconds. None stands for no end. dialect: of keys that are SQL, whose literals do not matter; otherwise empty.
+    order: the function that is greatest of the first key.
     """
 
     by: tuple[str, ...]
@@ -40,7 +41,12 @@ class Shown:
     duration: float | None
     as_json: bool
     command_line: tuple[str, ...]
-    normalizes: bool = False
+    dialect: str = ""
+    order: str = "count"
+
+    def first(self, snapshot: Snapshot) -> list[SnapshotRow]:
+        """Return the rows to show, in their order."""
+        return snapshot.greatest(self.order, self.limit)
 
 
 class Output(Protocol):
@@ -80,7 +86,7 @@ class _JsonOutput:
     def show(self, snapshot: Snapshot) -> None:
         when = {"time_ns": snapshot.end_ns} if self._shown.interval else {}
         lines = []
-        for row in snapshot.most_frequent(self._shown.limit):
+        for row in self._shown.first(snapshot):
             values = {name: _in_json(value) for name, value in row.values.items()}
             record: dict[str, object] = {**when, "key": list(map(_in_json, row.key)), **values}
             if row.buckets:

@@ -82,13 +82,7 @@ def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="BYTES",
             help="How much the server buffers if this end is slow. The server has a default.",
         ),
-        click.option(
-            "--buffer",
-            "kernel_buffer_kib",
-            type=click.IntRange(min=1),
-            metavar="KIB",
-            help="Size of the kernel buffer per CPU, for bursts. The server has a default.",
-        ),
+        options.buffer,
         options.duration,
         click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N events."),
     ):

@@ -66,7 +66,11 @@ class Snapshot:
 
     def most_frequent(self, limit: int | None = None) -> list[SnapshotRow]:
         """Return the rows by falling count, which must be one of the functions; all of them or at most limit."""
-        rows = sorted(self.rows, key=lambda row: (-(row.values["count"] or 0), str(row.key)))
+        return self.greatest("count", limit)
+
+    def greatest(self, function: str, limit: int | None = None) -> list[SnapshotRow]:
+        """Return the rows by a falling value of one of the functions; all of them or at most limit."""
+        rows = sorted(self.rows, key=lambda row: (-(row.values[function] or 0), str(row.key)))
         return rows[:limit]
 
 

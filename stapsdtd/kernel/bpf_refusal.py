@@ -38,6 +38,12 @@ def refusal(path: str, error: OSError, log: str, host: Host) -> KernelFeatureErr
     return KernelFeatureError("bpf", reason, _remedy(error, bool(messages), host))
 
 
+def stale(path: str) -> KernelFeatureError:
+    """Return the error to raise if a file was built of other sources than those that are to use it."""
+    reason = f"{os.path.basename(path)} was built for another version of stapsdtd"
+    return KernelFeatureError("bpf", reason, "build it anew: run ./dev setup in a checkout, or install stapsdtd anew")
+
+
 def _remedy(error: OSError, by_verifier: bool, host: Host) -> str:
     if error.errno == errno.EPERM:
         advice = "run as root or with CAP_BPF and CAP_PERFMON"

@@ -11,11 +11,13 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.bpf_refusal import Host, refusal
+from stapsdtd.kernel.bpf_refusal import Host, refusal, stale
 
 _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
@@ -135,8 +137,15 @@ def last_error() -> OSError:
 class BpfObject:
     """An object file whose programs and maps stay loaded in the kernel until it is closed."""
 
-    def __init__(self, path: str, max_entries: dict[str, int], constants: dict[str, bytes]) -> None:
-        """max_entries: overrides, by map. constants: initial contents, by .rodata map.
+    def __init__(
+        self,
+        path: str,
+        max_entries: Mapping[str, int],
+        constants: Mapping[str, bytes],
+        expected: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """max_entries: overrides, by map. constants: initial contents, by .rodata map. expected: those that the file
+        must have, unless it is of another build.
 
         Raises KernelFeatureError with the kernel's or libbpf's reason.
         """
@@ -152,6 +161,7 @@ class BpfObject:
         if not self._object:
             raise refusal(path, last_error(), "", Host.here())
         try:
+            self._check_initial(path, expected)
             for name, entries in max_entries.items():
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
             for name, content in constants.items():
@@ -170,6 +180,16 @@ class BpfObject:
         if not handle:
             raise KeyError(name)
         return handle
+
+    def _check_initial(self, path: str, expected: Mapping[str, bytes]) -> None:
+        if any(self._initial(name) != content for name, content in expected.items()):
+            raise stale(path)
+
+    def _initial(self, name: str) -> bytes | None:
+        """Return a map's initial contents; None if there is no such map."""
+        handle, size = self._library.bpf_object__find_map_by_name(self._object, name.encode()), ctypes.c_size_t()
+        address = self._library.bpf_map__initial_value(handle, ctypes.byref(size)) if handle else None
+        return ctypes.string_at(address, size.value) if address else None
 
     def _set_initial(self, name: str, content: bytes) -> None:
         size = ctypes.c_size_t()

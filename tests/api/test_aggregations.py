@@ -170,7 +170,7 @@ def test_captures_and_fields_have_no_use(server: Served) -> None:
 
 @pytest.mark.usefixtures("app")
 def test_one_snapshot_at_the_end(server: Served, client: Client) -> None:
-    everything = ["count", "sum", "min", "max", "avg", "stddev", "quantize"]
+    everything = ["count", "sum", "min", "max", "avg", "stddev", "values", "quantize"]
     wanted = Aggregate(functions=everything, value="arg0", by=["arg1:str", "name", "function", "provider", "execname"])
     subscription = client.aggregate("app:call", wanted)
     server.fire(call(1, 2, -3, 4, texts=(b"x", b"y", b"x", None)))
@@ -180,9 +180,9 @@ def test_one_snapshot_at_the_end(server: Served, client: Client) -> None:
     (snapshot,) = subscription.snapshots()
     rest = ("call", "work", "app", "app")
     assert {key[0]: values for key, values in keys_of(snapshot).items()} == {
-        "x": {"count": 2, "sum": -2, "min": -3, "max": 1, "avg": -1.0, "stddev": 2.0},
-        "y": {"count": 2, "sum": 8, "min": 2, "max": 6, "avg": 4.0, "stddev": 2.0},
-        None: {"count": 1, "sum": 4, "min": 4, "max": 4, "avg": 4.0, "stddev": 0.0},
+        "x": {"count": 2, "sum": -2, "min": -3, "max": 1, "avg": -1.0, "stddev": 2.0, "values": 2},
+        "y": {"count": 2, "sum": 8, "min": 2, "max": 6, "avg": 4.0, "stddev": 2.0, "values": 2},
+        None: {"count": 1, "sum": 4, "min": 4, "max": 4, "avg": 4.0, "stddev": 0.0, "values": 1},
     }
     assert {key[1:] for key in keys_of(snapshot)} == {rest}
     buckets = {row.key[0]: [(each.low, each.high, each.count) for each in row.buckets] for row in snapshot.rows}

@@ -68,10 +68,10 @@ def test_functions_of_a_value(client: Client, ticker: Ticker, ticker_program: Pa
 
 def test_threads_by_themselves(client: Client, ticker: Ticker, ticker_program: Path) -> None:
     """Each argument is fired once by each of 8 threads."""
-    wanted = Aggregate(functions=["count", "sum"], value="arg0", by=["tid"])
+    wanted = Aggregate(functions=["count", "sum", "values"], value="arg0", by=["tid"])
     snapshot = finished(client, of(ticker_program, "tick"), wanted, ticker, "threads 8 2000")
     assert len(snapshot.rows) == 8
-    assert {tuple(row.values.values()) for row in snapshot.rows} == {(2000, sum(range(2000)))}
+    assert {tuple(row.values.values()) for row in snapshot.rows} == {(2000, sum(range(2000)), 2000)}
     wanted = Aggregate(by=["arg0"])
     snapshot = finished(client, of(ticker_program, "tick"), wanted, ticker, "threads 8 2000")
     assert {row.key: row.values["count"] for row in snapshot.rows} == {(number,): 8 for number in range(2000)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.capture.bpf.fingerprint import fingerprint
+from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.client import Account, Client, SiteState, SubscribeOptions
+from stapsdtd.errors import KernelFeatureError
 from tests.support import Daemon, Recorder, Ticker, compile_target, mapped_bytes, running_daemon, wait_for
+from tests.unit.test_bpf_layout import OBJECT
 
 pytestmark = pytest.mark.kernel
 
@@ -34,6 +39,16 @@ def operands_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def operands(operands_program: Path) -> Iterator[Ticker]:
     with Ticker(operands_program) as running:
         yield running
+
+
+def test_object_of_another_build_is_refused(tmp_path: Path) -> None:
+    mark = fingerprint().to_bytes(8, sys.byteorder)
+    built = OBJECT.read_bytes()
+    assert built.count(mark) == 1
+    other = tmp_path / OBJECT.name
+    other.write_bytes(built.replace(mark, bytes(8)))
+    with pytest.raises(KernelFeatureError, match=r"another version of stapsdtd; .*run \./dev setup"):
+        Loaded(str(other))
 
 
 def in_program(program: Path, name: str, captures: str = "") -> str:

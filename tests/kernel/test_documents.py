@@ -19,6 +19,14 @@ pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 _ADDRESS = "unix:/run/stapsdtd/stapsdtd.sock"
 """The server in the documents, in place of the one that is tested."""
+QUESTIONS = [
+    command
+    for example in in_documents("sh")
+    if example.path.name == "README.md"
+    for command in example.source.replace("\\\n", " ").splitlines()
+]
+_QUIET = ("stapsdt top", "lock__wait__start", "gc__begin")
+"""Questions to which the answer may be that there was nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +47,19 @@ def test_command_prints_what_the_document_shows(stage: Stage, example: Example) 
     for command, expected in example.commands:
         output = plain(stage.run(command)).replace(stage.target, _ADDRESS)
         assert agrees(expected, output), f"{command}\n{output}"
+
+
+@pytest.mark.parametrize("command", QUESTIONS, ids=lambda command: command.partition("#")[2].strip())
+def test_question_has_an_answer(stage: Stage, command: str, tmp_path: Path) -> None:
+    """Those of the README end with Ctrl-C, or with the program."""
+    program = tmp_path / "x.py"
+    program.write_text("import json\n")
+    is_endless = " -- " not in command
+    output = plain(stage.run(command.replace("x.py", str(program)), interrupts=is_endless))
+    *_, last = output.splitlines()
+    found = re.fullmatch(r"stapsdt: (\d+) (?:events|pairs?) (?:delivered|aggregated), .*", last)
+    assert found, output
+    assert int(found[1]) or any(quiet in command for quiet in _QUIET), output
 
 
 @pytest.mark.parametrize("example", in_documents("python") + in_docstrings(), ids=str)

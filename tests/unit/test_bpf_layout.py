@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.fingerprint import fingerprint
 from stapsdtd.query import program
 from tests.support import ROOT
 from tests.unit.btf import Btf, Member
@@ -61,6 +64,13 @@ def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any])
     values = [b"0123456789abcdef" if name == "comm" else number for number, name in enumerate(names, 1)]
     (row,) = np.frombuffer(packed.pack(*values), dtype)
     assert [row[name].tobytes() if name == "comm" else row[name] for name in names] == values
+
+
+def test_object_has_the_fingerprint_of_these_sources() -> None:
+    with OBJECT.open("rb") as file:
+        elf: Any = ELFFile(file)
+        found = elf.get_section_by_name(".rodata.fingerprint").data()
+    assert found == fingerprint().to_bytes(8, sys.byteorder)
 
 
 def test_a_slot_is_one_number() -> None:

@@ -5,7 +5,10 @@ import os
 
 import pytest
 
+from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.bpf_refusal import Host, refusal
+from stapsdtd.kernel.libbpf import BpfObject
+from tests.unit.test_bpf_layout import OBJECT
 
 HOST = Host("6.1.0-56-amd64", has_btf=True, is_filtered=False)
 WITHOUT_BTF = Host("5.10.0", has_btf=False, is_filtered=False)
@@ -53,6 +56,14 @@ processed 0 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_stat
 def test_remedy_fits_the_cause(number: int, log: str, host: Host, remedy: str) -> None:
     error = refusal("/somewhere/stapsdt.bpf.o", OSError(number, os.strerror(number)), log, host)
     assert error.remedy == remedy
+
+
+@pytest.mark.parametrize("expected", [{".rodata.fingerprint": bytes(8)}, {".rodata.none": b""}])
+def test_object_of_another_build_is_refused_before_it_is_loaded(expected: dict[str, bytes]) -> None:
+    with pytest.raises(KernelFeatureError) as refused:
+        BpfObject(str(OBJECT), {}, {}, expected)
+    assert refused.value.reason == "stapsdt.bpf.o was built for another version of stapsdtd"
+    assert "./dev setup" in refused.value.remedy
 
 
 def test_reason_ends_with_the_verifiers_last_words() -> None:

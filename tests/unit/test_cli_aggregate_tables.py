@@ -9,8 +9,8 @@ from stapsdtd.client import Account, Bucket, Snapshot, SnapshotRow
 ACCOUNT = Account(0, 0, 0, 0, 0, 0, 0, 1)
 
 
-def shown(*by: str, limit: int | None = None) -> Shown:
-    return Shown(by, None, None, limit, None, as_json=False, command_line=())
+def shown(*by: str, limit: int | None = None, order: str = "count") -> Shown:
+    return Shown(by, None, None, limit, None, as_json=False, command_line=(), order=order)
 
 
 def snapshot(*rows: SnapshotRow) -> Snapshot:
@@ -29,6 +29,14 @@ def test_the_most_frequent_key_comes_first() -> None:
         "5,000  b         7",
         "and 2 more keys",
     ]
+
+
+def test_what_takes_longest_in_all_comes_first() -> None:
+    often = SnapshotRow(("often",), {"count": 9, "sum": 90, "max": 10}, (Bucket(10, 10, 9),))
+    slow = SnapshotRow(("slow",), {"count": 1, "sum": 5_000, "max": 5_000}, (Bucket(5_000, 5_000, 1),))
+    lines = Histograms(shown("arg0:str", limit=1, order="sum"), "ns").lines(snapshot(often, slow))
+    assert lines[0] == "arg0:str=slow  1 value  p50 5 us  p90 5 us  p99 5 us  max 5 us  total 5 us"
+    assert lines[-1] == "and 1 more key"
 
 
 def test_values_have_the_unit_and_counts_have_none() -> None:

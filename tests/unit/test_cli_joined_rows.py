@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stapsdtd.cli.joined_rows import without_literals
+from stapsdtd.cli.joined_rows import to_join, without_literals
 from stapsdtd.client import Account, Bucket, Snapshot, SnapshotRow
 
 ACCOUNT = Account(
@@ -18,36 +18,43 @@ def snapshot(*rows: SnapshotRow) -> Snapshot:
 
 
 def row_of(statement: str, values: list[int], unread: int) -> SnapshotRow:
-    """As the server makes one: hits without a value are in the count alone."""
+    """As the server makes one for to_join: hits without a value are in the count alone."""
     known = {"avg": None, "min": None, "max": None, "sum": None} if not values else {
         "avg": sum(values) / len(values), "min": min(values), "max": max(values), "sum": sum(values),
     }  # fmt: skip
     buckets = tuple(Bucket(value, value, values.count(value)) for value in sorted(set(values)))
-    return SnapshotRow((statement, 7), {"count": len(values) + unread, **known}, buckets)
+    return SnapshotRow((statement, 7), {"count": len(values) + unread, **known, "values": len(values)}, buckets)
 
 
-@given(st.lists(st.tuples(st.lists(st.integers(1, 9), max_size=5), st.integers(0, 2)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.lists(st.integers(-9, 9), max_size=5), st.integers(0, 2)), min_size=1, max_size=5))
+@example([([0], 0), ([6], 0), ([-1, 1], 3)])
 def test_rows_are_those_of_all_values_together(parts: list[tuple[list[int], int]]) -> None:
     rows = [row_of(f"SELECT {number}", values, unread) for number, (values, unread) in enumerate(parts)]
-    (joined,) = without_literals(snapshot(*rows)).rows
+    (joined,) = without_literals(snapshot(*rows), "sql").rows
     whole = row_of("SELECT ?", [value for values, _ in parts for value in values], sum(unread for _, unread in parts))
     assert joined.key == whole.key
     assert joined.buckets == whole.buckets
     average, wanted = joined.values["avg"], whole.values["avg"]
     assert (average is None) is (wanted is None)
     assert average is None or wanted is None or abs(average - wanted) < 1e-9
-    assert {**joined.values, "avg": wanted} == whole.values
+    assert {**joined.values, "avg": wanted, "values": whole.values["values"]} == whole.values
+    assert "values" not in joined.values
+
+
+def test_an_average_needs_the_number_of_values() -> None:
+    assert set(to_join(("count", "avg"))) == {"count", "avg", "values"}
+    assert tuple(to_join(("count", "max"))) == ("count", "max")
 
 
 def test_other_rows_stay_as_they_are() -> None:
     rows = [SnapshotRow((None, b"\xff"), {"count": 1}), SnapshotRow(("COMMIT", 7), {"count": 2})]
-    assert without_literals(snapshot(*rows)).rows == tuple(rows)
+    assert without_literals(snapshot(*rows), "sql").rows == tuple(rows)
 
 
 def test_open_ends_come_first() -> None:
     rows = [
         SnapshotRow((text,), {"count": 1}, (Bucket(None, -1, 1), Bucket(0, 9, 1), Bucket(10, None, 1))) for text in "12"
     ]
-    (joined,) = without_literals(snapshot(*rows)).rows
+    (joined,) = without_literals(snapshot(*rows), "sql").rows
     assert [bucket.low for bucket in joined.buckets] == [None, 0, 10]
     assert all(bucket.count == 2 for bucket in joined.buckets)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.cli.sql_text import normalized
+from stapsdtd.cli.sql_text import DIALECTS, normalized
 
 PIECES = [
     "SELECT", "'it''s'", "E'\\''", "'", '"', "`", "$$", "$a$", "$1", "?", "--", "/*", "*/", "\n", " ", "(", ")", ",",
-    "-", "+", "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'",
+    "-", "+", "1", "1.5e3", ".5", "0x1f", "x2", ";", "=", "\\", "é", "::", "e", "N'", "#", "NULL", "1_0", "0b1", "_",
+    "U&'", "&", "U", "IN", "/", "*",
 ]  # fmt: skip
 
 
@@ -24,7 +25,15 @@ PIECES = [
         ("SELECT -1 FROM t WHERE a between -2 AND +3 LIMIT -1", "SELECT ? FROM t WHERE a between ? AND ? LIMIT ?"),
         ("SELECT (-+1)", "SELECT (?)"),
         ("SELECT 1.5e3 + .5 + 0xff", "SELECT ? + ? + ?"),
-        ("SELECT E'it\\'s', 'C:\\' || $1", "SELECT ? || $1"),
+        ("SELECT E'it\\'s', 'C:\\' || $1", "SELECT ? || ?"),
+        ("SELECT 1_000 + 0b11 + 0o17 + 0x1F_FF + 1.5_0e1_0 FROM t_1", "SELECT ? + ? + ? + ? + ? FROM t_1"),
+        ("SELECT U&'d!0061' UESCAPE '!', U&\"a b\" FROM u", 'SELECT ? UESCAPE ?, U&"a b" FROM u'),
+        ("SELECT /* a /* b */ 1 */ x /* cut /* */ y", "SELECT x"),
+        ("SELECT a FROM t WHERE a IN ($1, NULL, true, -1)", "SELECT a FROM t WHERE a IN (?)"),
+        ("SELECT a FROM t WHERE a IN (null)", "SELECT a FROM t WHERE a IN (?)"),
+        ("INSERT INTO t VALUES (NULL, 1), ($1, $2)", "INSERT INTO t VALUES (?)"),
+        ("SELECT f(a, NULL), b IS NULL", "SELECT f(a, ?), b IS NULL"),
+        ("SELECT a # 5, b #>> '{x}'", "SELECT a # ?, b #>> ?"),
         ("SELECT $$it's$$, $body$a $$ b$body$ FROM x", "SELECT ? FROM x"),
         ('SELECT "a  1", `b 2` FROM "t"', 'SELECT "a  1", `b 2` FROM "t"'),
         ("SELECT /* a\n hint */ x::int4 -- done\nFROM y ;; ", "SELECT x::int4 FROM y"),
@@ -37,7 +46,21 @@ def test_what_statements_become(statement: str, wanted: str) -> None:
     assert normalized(statement) == wanted
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join) | st.text())
-def test_what_is_normalized_stays(statement: str) -> None:
-    once = normalized(statement)
-    assert normalized(once) == once
+@pytest.mark.parametrize(
+    ("statement", "wanted"),
+    [
+        ("SELECT 1 # one\nFROM t -- two\n", "SELECT ? FROM t"),
+        ("# hint\nSELECT 5--1", "SELECT ?-?"),
+        ("SELECT 'it\\'s', \"a \\\" b\", `c 1`", "SELECT ?, `c 1`"),
+        ("SELECT /* a /* b */ x", "SELECT x"),
+        ("SELECT a FROM t WHERE a IN (0b1, NULL)", "SELECT a FROM t WHERE a IN (?)"),
+    ],
+)
+def test_what_statements_of_mysql_become(statement: str, wanted: str) -> None:
+    assert normalized(statement, "mysql") == wanted
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join) | st.text(), st.sampled_from(DIALECTS))
+def test_what_is_normalized_stays(statement: str, dialect: str) -> None:
+    once = normalized(statement, dialect)
+    assert normalized(once, dialect) == once

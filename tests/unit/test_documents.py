@@ -64,7 +64,7 @@ def test_configuration_is_valid(example: Example, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", in_documents("sh"), ids=str)
 def test_commands_are_accepted(example: Example) -> None:
-    """These select what not every host has, such as a container, so they are parsed and not run."""
+    """These select what not every host has, such as a container, so they are parsed; tests/kernel runs the README's."""
     commands = example.source.replace("\\\n", " ").splitlines()
     assert commands
     for command in commands:

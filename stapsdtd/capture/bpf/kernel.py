@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.resources import as_file, files
@@ -11,6 +12,7 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.fingerprint import fingerprint
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
@@ -43,7 +45,7 @@ class Loaded:
             "pair_spaces": layout.PAIR_SPACES * self.cpus,
         }
         with nullcontext(object_path) if object_path else _packaged() as path:
-            self._object = BpfObject(path, sizes, {".rodata": constants})
+            self._object = BpfObject(path, sizes, {".rodata": constants}, {".rodata.fingerprint": _fingerprint()})
         self.program = self._object.program("on_hit")
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
@@ -178,6 +180,10 @@ class Loaded:
     def close(self) -> None:
         os.close(self._any_map)
         self._object.close()
+
+
+def _fingerprint() -> bytes:
+    return fingerprint().to_bytes(8, sys.byteorder)
 
 
 @contextmanager
