@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from stapsdtd.cli.splitting import split_keys
-from stapsdtd.subscribe_options import FIELDS, SubscribeOptions
+from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
     from stapsdtd.client import ProbeListing, Tls
@@ -223,26 +222,6 @@ where = click.option(
 )
 
 
-def _fields(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    del ctx, parameter
-    return tuple(field for text in texts for field in split_keys(text))
-
-
-def complete_fields(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    del ctx, parameter
-    *given, last = incomplete.split(",")
-    return [",".join([*given, name]) for name in FIELDS if name.startswith(last) and name not in given]
-
-
-event_fields = click.option(
-    "--fields",
-    "fields",
-    multiple=True,
-    metavar="EXPR,...",
-    callback=_fields,
-    shell_complete=complete_fields,
-    help=f"Print more of each event: {', '.join(FIELDS)}, or what is computed of it, as 'arg1 - arg0'. Repeatable.",
-)
 buffer = click.option(
     "--buffer",
     "kernel_buffer_kib",

@@ -17,6 +17,7 @@ import click
 from stapsdtd.cli import options, signatures
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
+from stapsdtd.cli.event_fields import event_fields
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
@@ -74,7 +75,7 @@ def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options.output,
         in_one_argument,
         signatures.no_signatures,
-        options.event_fields,
+        event_fields,
         click.option(
             "--queue",
             "queue_bytes",

@@ -8,7 +8,6 @@ Only functions of libbpf 1.0 are called (bpf/libbpf.h, bpf/bpf.h).
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
 from collections.abc import Mapping
@@ -23,10 +22,10 @@ _LIBRARY = "libbpf.so.1"
 _LOG_BYTES = 1 << 20
 MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
-_FLAG_NO_PREALLOC = 1
+FLAG_NO_PREALLOC = 1
 _ATTACH_TYPE_PERF_EVENT = 41
 
-_UPDATE_ANY = 0
+UPDATE_ANY = 0
 _MADV_REMOVE = 9
 """include/uapi/asm-generic/mman-common.h."""
 
@@ -61,7 +60,7 @@ class _LinkOptions(ctypes.Structure):
     ]
 
 
-class _MapOptions(ctypes.Structure):
+class MapOptions(ctypes.Structure):
     """struct bpf_map_create_opts."""
 
     _fields_ = [
@@ -239,50 +238,10 @@ def create_ring(size: int) -> int:
     return ring
 
 
-class NumberMap:
-    """A hash map from numbers to numbers, of 32 bits each. Any thread may use it; methods raise OSError."""
-
-    def __init__(self, max_entries: int) -> None:
-        self._max_entries = max_entries
-        options = _MapOptions(sz=ctypes.sizeof(_MapOptions), map_flags=_FLAG_NO_PREALLOC)
-        self.descriptor = int(
-            library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_numbers", 4, 4, max_entries, ctypes.byref(options))
-        )
-        if self.descriptor < 0:
-            raise last_error()
-
-    def __setitem__(self, key: int, value: int) -> None:
-        pair = ctypes.c_uint32(key), ctypes.c_uint32(value)
-        if library().bpf_map_update_elem(self.descriptor, *map(ctypes.byref, pair), _UPDATE_ANY):
-            raise last_error()
-
-    def get(self, key: int) -> int | None:
-        value = ctypes.c_uint32()
-        if library().bpf_map_lookup_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)), ctypes.byref(value)):
-            return None
-        return value.value
-
-    def discard(self, key: int) -> None:
-        library().bpf_map_delete_elem(self.descriptor, ctypes.byref(ctypes.c_uint32(key)))
-
-    def keys(self) -> frozenset[int]:
-        """Return the keys, among them each that is in the map all the time."""
-        keys, values = (ctypes.c_uint32 * self._max_entries)(), (ctypes.c_uint32 * self._max_entries)()
-        position, count = ctypes.c_uint32(), ctypes.c_uint32(self._max_entries)
-        arguments = ctypes.byref(position), keys, values, ctypes.byref(count), None
-        # one call has room for all, and ENOENT says that there are no more
-        if library().bpf_map_lookup_batch(self.descriptor, None, *arguments) and ctypes.get_errno() != errno.ENOENT:
-            raise last_error()
-        return frozenset(keys[: count.value])
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-
 def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
-    if library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), _UPDATE_ANY):
+    if library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), UPDATE_ANY):
         raise last_error()
 
 

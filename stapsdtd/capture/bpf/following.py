@@ -15,7 +15,7 @@ from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.errors import LimitReachedError
-from stapsdtd.kernel.libbpf import NumberMap
+from stapsdtd.kernel.number_map import NumberMap
 
 _log = logging.getLogger(__name__)
 

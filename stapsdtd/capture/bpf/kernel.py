@@ -19,7 +19,8 @@ from stapsdtd.kernel import procfs
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, NumberMap, attach_to_tracepoint, create_ring, put_map, remove_map
+from stapsdtd.kernel.libbpf import BpfObject, attach_to_tracepoint, create_ring, put_map, remove_map
+from stapsdtd.kernel.number_map import NumberMap
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
