@@ -15,6 +15,7 @@
  */
 
 #include "buckets.h"
+#include "filter.h"
 #include "rows.h"
 
 /* Whose lowest bit is the bank that hits use. */
@@ -196,6 +197,10 @@ static long add(__u32 number, struct hit *hit)
 
 static __always_inline void aggregate(struct hit *hit)
 {
+	if (hit->plan->calculations != JUMP_END) {
+		hit->next_test = hit->plan->calculations;
+		bpf_loop(MAX_STEPS, step, hit, 0);
+	}
 	hit->bank = *(volatile __u32 *)&epoch & 1;
 	if (hit->plan->recipe_count == 1)
 		add(0, hit);

@@ -24,8 +24,8 @@ static __always_inline bool fetch(const struct hit *hit, const struct operand *o
 		value = bpf_get_current_uid_gid();
 	} else if (op->kind == OPERAND_CGROUP) {
 		value = bpf_get_current_cgroup_id();
-	} else if (op->kind >= OPERAND_OF_PAIR) { /* the last one; for == clang takes 8 bytes more of stack, see emit.h */
-		return fetch_of_pair(hit, op, out);
+	} else if (op->kind >= OPERAND_MADE) { /* the last one; for == clang takes 8 bytes more of stack, see emit.h */
+		return fetch_made(hit, op, out);
 	} else if (op->kind != OPERAND_CONSTANT) {
 		__u64 address = address_of(hit, op);
 		__u32 width = op->width;

@@ -4,7 +4,7 @@
 
 /* For which subscriptions a hit is. */
 
-#include "fetch.h"
+#include "calculate.h"
 #include "follow.h"
 
 /* include/linux/sched/coredump.h */
@@ -46,22 +46,6 @@ typedef struct {
 struct mm_struct___bitmap {
 	mm_flags_t flags;
 } __attribute__((preserve_access_index));
-
-static __always_inline bool holds(__u32 relation, __u64 left, __u64 right)
-{
-	switch (relation) {
-	case RELATION_EQ: return left == right;
-	case RELATION_NE: return left != right;
-	case RELATION_LT: return left < right;
-	case RELATION_LE: return left <= right;
-	case RELATION_GT: return left > right;
-	case RELATION_GE: return left >= right;
-	case RELATION_SIGNED_LT: return (__s64)left < (__s64)right;
-	case RELATION_SIGNED_LE: return (__s64)left <= (__s64)right;
-	case RELATION_SIGNED_GT: return (__s64)left > (__s64)right;
-	default: return (__s64)left >= (__s64)right;
-	}
-}
 
 static __always_inline bool has_name(const struct test *test)
 {
@@ -126,7 +110,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	switch (test->source) {
 	case SOURCE_ARGUMENT:
 		if (!fetch(hit, &operands[(hit->plan->operands + test->index) & (MAX_OPERANDS - 1)], &value))
-			return JUMP_REJECT;
+			return test->on_missing;
 		break;
 	case SOURCE_PID: value = hit->task->tgid; break;
 	case SOURCE_TID: value = hit->task->pid; break;
@@ -135,8 +119,14 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_EXECNAME: value = !has_name(test); break;
 	case SOURCE_OWNER: value = owner_of(hit->task); break;
 	case SOURCE_FOLLOWED: value = is_followed(test->index, hit->task->tgid); break;
-	default: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
+	case SOURCE_CGROUP: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
+	case SOURCE_CPU: value = bpf_get_smp_processor_id(); break;
+	case SOURCE_TIMESTAMP: value = bpf_ktime_get_ns(); break;
+	case SOURCE_MATCHED: value = hit->matched >> (test->index & 63) & 1; break;
+	default: break;
 	}
+	if (test->uses_words)
+		return calculate(hit, test, value);
 	result = holds(test->relation, value & test->mask, test->value);
 	return result ? test->on_true : test->on_false;
 }
@@ -152,7 +142,11 @@ static __always_inline void go_on(struct hit *hit, const struct test *test, __u3
 		count_of(hit, filter, COUNTER_FILTERED);
 	else if (next == JUMP_EXCLUDE)
 		count_of(hit, filter, COUNTER_EXCLUDED);
-	hit->next_test = next < JUMP_END ? next : test->next_filter;
+	else if (next == JUMP_LOST) {
+		count_of(hit, filter, COUNTER_LOST);
+		hit->matched &= ~(1ULL << filter); /* of calculations for a recipe */
+	}
+	hit->next_test = next < JUMP_LOST ? next : test->next_filter;
 }
 
 static long step(__u32 number __attribute__((unused)), struct hit *hit)

@@ -92,7 +92,7 @@ struct hit {
 		struct scratch *scratch;
 		struct workspace *workspace;
 	};
-	struct pair_space *pairs; /* or NULL, where there is at most one, of which there is no more than: */
+	struct hit_space *space; /* or NULL, where there is at most one pair, of which there is no more than: */
 	__u64 elapsed_ns;
 	__u32 next_test;
 	__u32 bank;

@@ -13,31 +13,38 @@ struct span_entry {
 };
 
 /*
- * Where a hit makes keys and entries, and where the pairs are that it makes. More than a CPU needs unless many hits on it
- * are preempted while they have one. Those that find none are lost.
+ * Where a hit makes keys and entries, and where the pairs and the numbers are that it makes. More than a CPU needs unless
+ * many hits on it are preempted while they have one. Those that find none are lost.
  */
-struct pair_space {
+struct hit_space {
 	__u32 busy;
 	__u32 unused;
 	__u64 key[PAIR_KEY_WORDS];
 	struct span_entry start;
-	struct span_entry pairs[MAX_PAIRINGS]; /* by the plan's pairings */
+	union {
+		struct {
+			struct span_entry pairs[MAX_PAIRINGS]; /* by the plan's pairings */
+			__u64 words[MAX_WORDS];
+			__u64 missing[MAX_WORDS / 64]; /* a bit for each word that there is not */
+		};
+		__u64 cells[MAX_CELLS]; /* as operands name these */
+	};
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, PAIR_SPACES); /* PAIR_SPACES * cpus, set when it is loaded */
+	__uint(max_entries, HIT_SPACES); /* HIT_SPACES * cpus, set when it is loaded */
 	__type(key, __u32);
-	__type(value, struct pair_space);
-} pair_spaces SEC(".maps");
+	__type(value, struct hit_space);
+} hit_spaces SEC(".maps");
 
-static __always_inline struct pair_space *claim_pair_space(void)
+static __always_inline struct hit_space *claim_space(void)
 {
-	__u32 first = bpf_get_smp_processor_id() * PAIR_SPACES;
+	__u32 first = bpf_get_smp_processor_id() * HIT_SPACES;
 
-	for (__u32 number = 0; number < PAIR_SPACES; number++) {
+	for (__u32 number = 0; number < HIT_SPACES; number++) {
 		__u32 index = first + number;
-		struct pair_space *space = bpf_map_lookup_elem(&pair_spaces, &index);
+		struct hit_space *space = bpf_map_lookup_elem(&hit_spaces, &index);
 
 		if (space && !__sync_val_compare_and_swap(&space->busy, 0, 1))
 			return space;
@@ -45,25 +52,23 @@ static __always_inline struct pair_space *claim_pair_space(void)
 	return NULL;
 }
 
-static __always_inline void release_pair_space(const struct hit *hit)
+static __always_inline void release_space(const struct hit *hit)
 {
-	if (hit->pairs)
-		*(volatile __u32 *)&hit->pairs->busy = 0;
+	if (hit->space)
+		*(volatile __u32 *)&hit->space->busy = 0;
 }
 
 /* Return whether the operand could be had, as fetch() does. */
-static __always_inline bool fetch_of_pair(const struct hit *hit, const struct operand *op, __u64 *out)
+static __always_inline bool fetch_made(const struct hit *hit, const struct operand *op, __u64 *out)
 {
-	__u32 word = op->index;
-	const struct span_entry *pair;
+	const struct hit_space *space = hit->space;
 
-	if (!hit->pairs || word >= PAIR_WORDS) {
+	if (!space) {
 		*out = hit->elapsed_ns;
 		return true;
 	}
-	pair = &hit->pairs->pairs[op->base & (MAX_PAIRINGS - 1)];
-	*out = pair->words[word];
-	return !(pair->missing >> word & 1);
+	*out = space->cells[op->index];
+	return !(space->cells[op->base] >> (op->scale & 63) & 1);
 }
 
 #endif

@@ -7,7 +7,7 @@
  * and what becomes of other hits becomes of the pair: it is written as a record, or added to a row.
  *
  *     start ─► key ─► entry: its time, words of it         (the first one stays; those after it are nested)
- *     end ───► key ─► entry, which one hit takes out ─► struct pair_space ─► operands: words of both
+ *     end ───► key ─► entry, which one hit takes out ─► struct hit_space ─► operands: words of both
  *
  * The key is the thread by default, known by its task. What a thread began ends with it, and when it executes another
  * program: two programs see to that, which are attached while there are such spans.
@@ -171,7 +171,7 @@ static __always_inline void carry_out_small(struct hit *hit, const struct pairin
 
 static __always_inline void carry_out_any(struct hit *hit, const struct pairing *pairing, struct span_entry *pair)
 {
-	struct pair_space *space = hit->pairs;
+	struct hit_space *space = hit->space;
 	__u32 span = pairing->span;
 	void *entries = bpf_map_lookup_elem(&spans, &span);
 
@@ -215,12 +215,12 @@ static __noinline long carry_out(__u32 number, struct hit *hit)
 
 	if (!(hit->matched >> (pairing->filter & 63) & 1))
 		return 0;
-	if (!hit->pairs) {
+	if (!hit->space) {
 		count_span(hit, pairing, SPAN_LOST);
 		reject(hit, pairing);
 		return 0;
 	}
-	pair = &hit->pairs->pairs[number & (MAX_PAIRINGS - 1)];
+	pair = &hit->space->pairs[number & (MAX_PAIRINGS - 1)];
 	if (pairing->is_small)
 		carry_out_small(hit, pairing, pair->words);
 	else
@@ -232,11 +232,12 @@ static __always_inline void pair(struct hit *hit)
 {
 	const struct pairing *first = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
 
-	if (hit->plan->pairing_count == 1 && first->is_small) {
+	if (hit->plan->pairing_count == 1 && first->is_small && !hit->plan->uses_words) {
 		carry_out_alone(hit, first);
 		return;
 	}
-	hit->pairs = claim_pair_space();
+	if (!hit->plan->uses_words)
+		hit->space = claim_space();
 	bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
 }
 

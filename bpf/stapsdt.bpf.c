@@ -43,6 +43,7 @@ struct {
 	enum operand_take operand_take;
 	enum test_source test_source;
 	enum test_relation test_relation;
+	enum test_operation test_operation;
 	enum test_jump test_jump;
 	enum counter counter;
 	enum record_class record_class;
@@ -124,19 +125,21 @@ int on_hit(const __u64 *registers)
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
 	hit.next_test = 0;
-	hit.pairs = NULL;
+	hit.space = NULL;
 	hit.elapsed_ns = 0;
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
 		hit.registers[number] = registers[number];
 	hit.registers[REG_ZERO] = 0;
+	if (hit.plan->uses_words)
+		hit.space = claim_space();
 
 	run_filters(&hit);
 	/* behind those that it was not for, so that these never seem to have fired */
 	if (!hit.matched || !hit.plan->is_paired)
 		count(&hit, COUNTER_HITS);
 	if (!hit.matched)
-		return 0;
+		goto out;
 
 #ifdef DELAY_STEPS
 	/* for tests of what becomes of hits that take long: see tests/kernel/test_late_hits.py */
@@ -149,8 +152,9 @@ int on_hit(const __u64 *registers)
 	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
-	if (hit.plan->pairing_count)
-		release_pair_space(&hit);
+out:
+	if (hit.plan->pairing_count || hit.plan->uses_words)
+		release_space(&hit);
 	return 0;
 }
 

@@ -39,7 +39,9 @@ enum limit {
 	MAX_PAIRINGS = 4,	/* of one plan */
 	PAIR_KEY_WORDS = 3,
 	PAIR_WORDS = 5,		/* the time, and what is kept of a start; one less than a power of two */
-	PAIR_SPACES = 16,	/* of a CPU, where pairs are made */
+	HIT_SPACES = 16,	/* of a CPU, where pairs and words are made */
+	MAX_WORDS = 128,	/* of a hit, where numbers are calculated */
+	MAX_CELLS = 256,	/* of pairs and words of a hit */
 
 	SHARES = 4096,		/* processes that met a full ring lately */
 	SHARE_PER_SECOND = 256,	/* records of a process for which there is room even then */
@@ -56,7 +58,8 @@ enum operand_kind {
 	OPERAND_PID = 6,	/* this and what follows: in keys alone */
 	OPERAND_TID = 7,
 	OPERAND_CPU = 8,
-	OPERAND_OF_PAIR = 9,	/* word `index` of the pair of the plan's pairing `base`; the first is the time elapsed */
+	OPERAND_MADE = 9,	/* cell `index` of the hit's space, missing if bit `scale` of cell `base` is set; the time */
+				/* elapsed where the hit has none */
 };
 
 enum operand_take {
@@ -92,6 +95,12 @@ enum test_source {
 	SOURCE_CGROUP = 6,	/* index: the level of the ancestor whose id is compared */
 	SOURCE_OWNER = 7,	/* the user whom the kernel lets trace the process, or NOBODY */
 	SOURCE_FOLLOWED = 8,	/* index: a scope; whether it follows the process */
+	SOURCE_WORD = 9,	/* index: of a number that was calculated */
+	SOURCE_ZERO = 10,
+	SOURCE_CPU = 11,
+	SOURCE_TIMESTAMP = 12,
+	SOURCE_ELAPSED = 13,	/* index: a pairing of the plan */
+	SOURCE_MATCHED = 14,	/* index: a filter; whether it accepted the hit */
 };
 
 #define NOBODY 0xffffffffU /* as (uid_t)-1 */
@@ -115,14 +124,38 @@ enum test_relation {
 	RELATION_SIGNED_GE = 9,
 };
 
+/* In place of a relation: a number that is calculated. */
+enum test_operation {
+	OPERATION_ADD = 16,
+	OPERATION_SUBTRACT = 17,
+	OPERATION_MULTIPLY = 18,
+	OPERATION_DIVIDE = 19,
+	OPERATION_REMAINDER = 20,
+	OPERATION_AND = 21,
+	OPERATION_OR = 22,
+	OPERATION_XOR = 23,
+	OPERATION_LEFT = 24,
+	OPERATION_RIGHT = 25,
+	OPERATION_SIGNED_DIVIDE = 26,
+	OPERATION_SIGNED_REMAINDER = 27,
+	OPERATION_SIGNED_RIGHT = 28,
+	OPERATION_MISS = 29,	/* there is none */
+};
+
+#define NO_WORD 0xff
+
 enum test_jump {
 	JUMP_ACCEPT = 0xffff,
 	JUMP_REJECT = 0xfffe,
 	JUMP_EXCLUDE = 0xfffd,	/* as if it had never fired */
 	JUMP_END = 0xfffc,
+	JUMP_LOST = 0xfffb,	/* there is no space to calculate in */
 };
 
-/* One step of a filter. Jumps lead to later tests, counted from the plan's first. */
+/*
+ * One step of a filter: a test of `source & mask` and `value`, or a calculation with both, whose result is a word, and
+ * behind which on_true is next. Jumps lead to later tests, counted from the plan's first.
+ */
 struct test {
 	__u64 mask;
 	__u64 value;
@@ -133,8 +166,12 @@ struct test {
 	__u8 filter;		/* the bit that it decides on */
 	__u16 on_true;
 	__u16 on_false;
+	__u16 on_missing;	/* the argument is not in memory, or a divisor is 0 */
 	__u16 next_filter;	/* where the filter behind this one begins, or JUMP_END */
-	__u16 unused[3];
+	__u8 right;		/* the word that stands for `value`, or NO_WORD */
+	__u8 result;
+	__u8 uses_words;
+	__u8 unused;
 };
 
 /*
@@ -159,7 +196,9 @@ struct plan {
 	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
 	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
 	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */
-	__u8 unused;
+	__u8 uses_words;	/* some of its tests do */
+	__u32 calculations;	/* the test where those of its recipes begin, or JUMP_END */
+	__u32 unused;
 };
 
 enum bucket_kind {

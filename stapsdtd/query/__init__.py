@@ -1,6 +1,6 @@
 """Expressions: filters, keys and values, of a hit's arguments and of its process.
 
-text ──parse──► Condition ──SiteFilter.of(site)─┬─► tested: program.compile_for ► tests with forward jumps
+text ──parse──► Condition ──SiteFilter.of(site)─┬─► tested: compile_for ► tests, calculations, forward jumps
                                                 │     ├─ the BPF engine runs them in the kernel
                                                 │     └─ columns.evaluate runs them on columns, for ftrace
                                                 └─► evaluated: evaluate.accepted, on columns of captures, in the daemon

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.query.compile import MAX_TESTS, comparisons
 from stapsdtd.query.expression import And, Cgroup, Comparison, Condition, Field, Operator, Or
-from stapsdtd.query.program import MAX_TESTS, comparisons
 
 
 def combined(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
-from stapsdtd.query import program
+from stapsdtd.query.compile import untestable, why_not
 from stapsdtd.query.expression import Condition, all_of, conjuncts
 from stapsdtd.query.needs import needs, why_not_at
-from stapsdtd.query.program import is_testable
 
 WhyNotCaptured = Callable[[Capture, Argument | BuiltIn], str | None]
 """Returns why an engine cannot capture something; None if it can."""
@@ -37,8 +36,10 @@ class SiteFilter:
         if condition is None:
             return cls(site, None, None, captures, len(captures))
         whole = tuple(conjuncts(condition))
-        evaluated = all_of(tuple(each for each in whole if not _is_tested(each, site)))
-        tested = condition if evaluated is None else all_of(tuple(each for each in whole if _is_tested(each, site)))
+        late = untestable(whole)
+        kept = tuple(each for each in whole if each not in late and _is_tested(each, site))
+        evaluated = all_of(tuple(each for each in whole if each not in kept))
+        tested = condition if evaluated is None else all_of(kept)
         more = () if evaluated is None else needs(evaluated)
         return cls(
             site,
@@ -68,20 +69,17 @@ class SiteFilter:
 def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[Condition, str]:
     """Return which parts of a filter no engine tests, at least at one of the sites, and why."""
     whole = () if condition is None else tuple(conjuncts(condition))
-    reasons = {each: "engines only compare arguments and fields with constants"
-               for each in whole if not is_testable(each)}  # fmt: skip
+    reasons = untestable(whole)
     for site in sites:
         for each in whole:
             if each not in reasons and not _is_tested(each, site):
-                reasons[each] = program.why_not(each, site) or ""
+                reasons[each] = why_not(each, site) or ""
     return reasons
 
 
 def _is_tested(condition: Condition, site: Site) -> bool:
     """Report whether the engine tests a condition; also one that nobody can evaluate, so that it tells why."""
-    if not is_testable(condition):
-        return False
-    return program.why_not(condition, site) is None or why_not_at(condition, site) is not None
+    return why_not(condition, site) is None or why_not_at(condition, site) is not None
 
 
 def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCaptured) -> str | None:

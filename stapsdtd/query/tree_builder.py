@@ -14,6 +14,7 @@ from lark import Token, Transformer_NonRecursive, v_args
 
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import MAX_STRING_BYTES
+from stapsdtd.query.compile import MAX_TESTS
 from stapsdtd.query.expression import (
     STRING_FIELDS,
     And,
@@ -38,7 +39,6 @@ from stapsdtd.query.literals import ALL_BITS, float_value, negated, number_value
 from stapsdtd.query.nodes import Kind, Node, check_operand, check_sides, merged_mask, no_cgroup, subject_of, wrong_comm
 from stapsdtd.query.numbers import folded
 from stapsdtd.query.parse_error import ParseError, correction, quoted
-from stapsdtd.query.program import MAX_TESTS
 
 FindCgroup = Callable[[str], CgroupInfo | None]
 """Looks up a cgroup by path; returns None if there is none."""

@@ -8,8 +8,8 @@ from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.model import BuiltIn, Capture, SiteCapture
 from stapsdtd.procs.named_files import Credentials
+from stapsdtd.query.compile import untestable
 from stapsdtd.query.expression import Condition, conjuncts
-from stapsdtd.query.program import is_testable
 from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, subject_text, why_not_at_hit
 from stapsdtd.sessions.fields import ComputedField, Field, captured
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
@@ -65,7 +65,7 @@ class ClauseSpec:
     @property
     def is_tested(self) -> bool:
         """Report whether engines can test all that is required of a hit, whatever its site."""
-        return all(is_testable(each) for predicate in self._predicates for each in conjuncts(predicate))
+        return not any(untestable(conjuncts(predicate)) for predicate in self._predicates)
 
     @property
     def computes(self) -> bool:

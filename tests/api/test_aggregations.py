@@ -212,7 +212,7 @@ def test_keys_and_values_can_be_expressions(server: Served, client: Client) -> N
 
 @pytest.mark.usefixtures("app")
 def test_what_the_filter_needs_is_not_taken_for_a_key(server: Served, client: Client) -> None:
-    options = SubscribeOptions(where="arg1 + arg0 == 7")
+    options = SubscribeOptions(where="arg1 + arg0 == 7.0")
     subscription = client.aggregate("app:call", Aggregate(by=["arg0 + 1"]), options)
     server.fire(batch(range(3), signed(1, 2, 3), unsigned(6, 6, 4)))
     account = subscription.unsubscribe()
@@ -228,7 +228,7 @@ def test_what_the_server_adds_up_is_told(server: Served, client: Client, pids: l
         assert subscription.added_late == {"it sends events": 2}
         (held,) = client.subscriptions()
         assert held.added_late == {"it sends events": 2}
-    with client.aggregate("app:*", Aggregate(), SubscribeOptions(where="pid * 2 == 8")) as subscription:
+    with client.aggregate("app:*", Aggregate(), SubscribeOptions(where="pid * 2 == 8.0")) as subscription:
         assert subscription.added_late == {"its filter is evaluated after the hit": 2}
     with client.subscribe("app:*") as events:
         assert events.added_late == {}

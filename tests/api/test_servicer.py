@@ -356,13 +356,13 @@ class TestWhere:
         assert wanted.predicate == Comparison(ArgumentValue(0), Operator.EQ, 5)
         assert wanted.action.captures == (Capture(0), Capture(1, is_string=True, max_bytes=4))
         assert [(late.text, late.reason) for late in response.evaluated_late] == [
-            ('str(arg1, 4) ~ "S*"', "engines only compare arguments and fields with constants")
+            ('str(arg1, 4) ~ "S*"', "engines test and calculate integers, neither strings nor floating-point numbers")
         ]
         assert not server.subscribe("a(arg0)", where="arg0 == 5").evaluated_late
 
     def test_site_for_which_the_daemon_cannot_evaluate_it_is_refused(self, server: Served, pids: list[int]) -> None:
         server.map(pids[0], server.file_object(site("a", arguments=[argument()])))
-        response = server.subscribe("a", where="arg0 + arg1 == 5")
+        response = server.subscribe("a", where="arg0 + arg1 == 5.0")
         assert states(response.sites) == [("a", REFUSED, "it has 1 argument, so there is no arg1")]
 
     def test_nothing_asked_for_is_no_predicate(self, server: Served, pids: list[int]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Aggregate, Client, Snapshot, SubscribeOptions
+from stapsdtd.client import Aggregate, Client, Snapshot, SubscribeOptions, Subscription
 from tests.support import TICKER, Daemon, Ticker, stapsdt, stapsdt_command, wait_for
 from tests.terminal import run_on_terminal
 
@@ -181,8 +181,48 @@ def test_keys_and_values_that_are_expressions(
     with client.aggregate(selector, Aggregate(by=["str(arg2)", "arg0", "pid", "uid"])) as subscription:
         short = subscription.added_late
     on_bpf = subscription.engine == "bpf"
-    assert reason == ("the kernel does not evaluate arg0 / 300" if on_bpf else "the ftrace engine adds nothing up")
+    of_kernel = (
+        'the kernel does not calculate (arg0 >= 900) ? "late" : str(arg2, 64): '
+        "engines test and calculate integers, neither strings nor floating-point numbers"
+    )
+    assert reason == (of_kernel if on_bpf else "the ftrace engine adds nothing up")
     assert short == ({} if on_bpf else {reason: 1})
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize(
+    ("where", "by", "value"),
+    [
+        ("", "arg0 / 300", "arg0 - arg1 * 2"),
+        ("arg0 % 3 != arg1 % 2", "arg0 % 7 < 3, arg0 & 12", "arg0 ? 1000 / arg0 : arg1"),
+        ("", "str(arg2), -arg0 >> 8", "100 / (arg0 % 5)"),
+        ("arg0 < 500 || -arg1 == 777", "arg0 - arg1 > 500 ? 1 : 100 % arg0, pid == tid", "arg1"),
+    ],
+)
+def test_keys_and_values_that_are_integers(
+    client: Client, ticker: Ticker, ticker_program: Path, *, where: str, by: str, value: str
+) -> None:
+    """The kernel calculates as the daemon does, which adds events up if a key is a floating-point number."""
+    selector, functions, keys = of(ticker_program, "tick"), ["count", "sum", "min", "max"], by.split(", ")
+    wanted, wanted_late = (
+        Aggregate(functions=functions, value=value, by=each) for each in (keys, [*keys, "1.0 * pid"])
+    )
+    options = SubscribeOptions(where=where)
+    with (
+        client.aggregate(selector, wanted, options) as integers,
+        client.aggregate(selector, wanted_late, options) as late,
+    ):
+        assert (integers.added_late == {}, len(late.added_late)) == (integers.engine == "bpf", 1)
+        ticker.do("fire 1000")
+        kernels, daemons = (rows_of(each) for each in (integers, late))
+    assert kernels == {key[:-1]: values for key, values in daemons.items()}
+    assert len(kernels) > 1
+
+
+def rows_of(subscription: Subscription) -> dict[tuple[object, ...], dict[str, object]]:
+    """The rows of a subscription, which ends."""
+    subscription.unsubscribe()
+    return {row.key: dict(row.values) for snapshot in subscription.snapshots() for row in snapshot.rows}
 
 
 def test_values_of_the_process(client: Client, ticker: Ticker, ticker_program: Path) -> None:

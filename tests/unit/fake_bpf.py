@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import operator
 import os
 import re
 import struct
@@ -33,10 +32,11 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
-from stapsdtd.query.program import ACCEPT, REJECT, Relation, Source
+from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
 from tests.unit.fake_spans import FakeSpans, MemoryEntries, packed
+from tests.unit.fake_words import calculated, holds
 from tests.unit.samples import event_rows
 
 P = ParamSpec("P")
@@ -54,10 +54,6 @@ UID, GID = 1000, 1001
 """Of all threads that hit."""
 
 _ALL_BITS = (1 << 64) - 1
-_COMPARE: dict[int, Callable[[int, int], bool]] = {
-    Relation.EQ: operator.eq, Relation.NE: operator.ne, Relation.LT: operator.lt,
-    Relation.LE: operator.le, Relation.GT: operator.gt, Relation.GE: operator.ge,
-}  # fmt: skip
 
 
 class RecordingSink:
@@ -524,6 +520,8 @@ class _Hit:
         self._generation = self._parity = 0
         # what is known of each pair that it makes: time elapsed, words of the start, and which are missing
         self._pairs: dict[int, tuple[int, ...]] = {}
+        # None where there is none
+        self._made: dict[int, int | None] = {}
 
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
         return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
@@ -598,6 +596,7 @@ class _Hit:
 
     def _aggregate(self, matched: int) -> int:
         """Answer the filters that accepted the hit, without those of recipes that added it to a row of their own."""
+        matched = self._run(matched, int(self._plan["calculations"]))
         edges = np.frombuffer(self._loaded.tables[".bss.edges"], "i8").tolist()
         head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
         for number in range(int(self._plan["recipe_count"])):
@@ -630,29 +629,49 @@ class _Hit:
         self._loaded.counters()[self._cpu, cell] += np.uint64(1)
 
     def _matched(self) -> int:
-        matched = int(self._plan["always"])
-        at = 0 if self._plan["has_tests"] else layout.JUMP_END
+        return self._run(int(self._plan["always"]), 0 if self._plan["has_tests"] else layout.JUMP_END)
+
+    def _run(self, matched: int, at: int) -> int:
+        """Run tests. Answer the filters that accepted the hit."""
         while at != layout.JUMP_END:
             test = self._row(".bss.tests", layout.TEST, int(self._plan["tests"]) + at)
-            bit, jump = int(test["filter"]), self._jump(test)
+            bit, jump = int(test["filter"]), self._jump(test, matched)
             if jump == ACCEPT:
                 matched |= 1 << bit
             elif jump == REJECT:
                 self._count(layout.Counter.FILTERED, bit)
             elif jump == layout.JUMP_EXCLUDE:
                 self._count(layout.Counter.EXCLUDED, bit)
-            at = jump if jump < layout.JUMP_END else int(test["next_filter"])
+            at = jump if jump < layout.JUMP_LOST else int(test["next_filter"])
         return matched
 
-    def _jump(self, test: Any) -> int:
-        assert test["source"] in {Source.PID, Source.ARGUMENT}
+    def _jump(self, test: Any, matched: int) -> int:
         value, is_there = self._pid, True
-        if test["source"] == Source.ARGUMENT:
-            value, is_there = self._fetched(self._operand(int(test["index"])))
+        match int(test["source"]):
+            case Source.ARGUMENT:
+                value, is_there = self._fetched(self._operand(int(test["index"])))
+            case Source.ZERO:
+                value = 0
+            case Source.WORD:
+                value = self._made[int(test["index"])] or 0
+            case Source.ELAPSED:
+                value = self._pairs[int(test["index"])][0]
+            case Source.MATCHED:
+                value = matched >> int(test["index"]) & 1
+            case source:
+                assert source == Source.PID
         if not is_there:
-            return REJECT
-        holds = _COMPARE[int(test["relation"])](value & int(test["mask"]), int(test["value"]))
-        return int(test["on_true"] if holds else test["on_false"])
+            return int(test["on_missing"])
+        assert test["uses_words"] <= self._plan["uses_words"]
+        right = int(test["value"])
+        if test["right"] != NO_WORD:
+            right = self._made[int(test["right"])] or 0
+        left, relation = value & int(test["mask"]), int(test["relation"])
+        if relation < Operation.ADD:
+            return int(test["on_true"] if holds(relation, left, right) else test["on_false"])
+        result = None if relation == Operation.MISS else calculated(relation, left, right)
+        self._made[int(test["result"])] = result
+        return int(test["on_missing"] if result is None else test["on_true"])
 
     def _operand(self, number: int) -> Any:
         return self._row(".bss.operands", layout.OPERAND, int(self._plan["operands"]) + number)
@@ -660,9 +679,12 @@ class _Hit:
     def _fetched(self, operand: Any) -> tuple[int, bool]:
         """The value, or what could not be read and False."""
         value = int(operand["constant"])
-        if operand["kind"] == OperandKind.OF_PAIR:
-            *words, missing = (*self._pairs[int(operand["base"])], 0)[: layout.PAIR_WORDS + 1]
-            word = int(operand["index"])
+        if operand["kind"] == OperandKind.MADE and operand["index"] >= layout.FIRST_WORD_CELL:
+            made = self._made[int(operand["index"]) - layout.FIRST_WORD_CELL]
+            return (layout.UNREAD_OPERAND, False) if made is None else (made, True)
+        if operand["kind"] == OperandKind.MADE:
+            pairing, word = divmod(int(operand["index"]), layout.PAIR_WORDS + 1)
+            *words, missing = (*self._pairs[pairing], 0)[: layout.PAIR_WORDS + 1]
             return (layout.UNREAD_OPERAND, False) if missing >> word & 1 else (words[word], True)
         base, index = (self._registers.get(int(operand[name]), 0) for name in ("base", "index"))
         if operand["kind"] == OperandKind.REGISTER:

@@ -18,7 +18,8 @@ from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
 from stapsdtd.query.actions import Aggregate, Emit
-from stapsdtd.query.expression import ArgumentValue, Arithmetic, Calculation, Literal
+from stapsdtd.query.compile import MAX_OPERATIONS
+from stapsdtd.query.parse import parse_value
 from stapsdtd.query.sources import ExpressionSource
 from tests.support import wait_for
 from tests.unit.bpf_rig import FOUND, A, closed, free, nothing_is_left, slots, target, where
@@ -308,7 +309,14 @@ def test_sums_exceed_64_bits(kernel: FakeKernel, engine: BpfEngine) -> None:
     assert sink.added[0, ()].average == float(most)
 
 
-HALF = ExpressionSource(Calculation(Arithmetic.DIVIDE, ArgumentValue(0), Literal(2)))
+LONGEST = "+".join(["arg0"] * (MAX_OPERATIONS + 1))
+FLOAT = Argument("8f@%xmm0", 8, signed=True, is_float=True, operand=Register("rdi"))
+
+
+def computed(text: str) -> ExpressionSource:
+    return ExpressionSource(parse_value(text, lambda _: None))
+
+
 LONG = Capture(0, is_string=True, max_bytes=248)
 
 
@@ -316,14 +324,17 @@ LONG = Capture(0, is_string=True, max_bytes=248)
     ("aggregation", "argument_", "reason"),
     [
         (Aggregation((STDDEV,), (), Capture(0)), argument(), "the kernel computes no standard deviation"),
-        (Aggregation((COUNT,), (HALF,)), argument(), "the kernel does not evaluate arg0 / 2"),
-        (Aggregation((SUM,), (Capture(0),), HALF), argument(), "the kernel does not evaluate arg0 / 2"),
+        (Aggregation((COUNT,), (computed("arg0 / 2.0"),)), argument(), "the kernel does not calculate arg0 / 2.0: "),
+        (Aggregation((SUM,), (Capture(0),), computed("str(arg0) ~ 'a'")), argument(), "neither strings"),
+        (Aggregation((COUNT,), (computed("arg0 + 1"),)), FLOAT, "arg0: 8f@%xmm0 is a floating-point number"),
+        (Aggregation((COUNT,), (computed("arg0 + 1"),)), argument(Register("xmm0")), "%xmm0 is no register"),
+        (Aggregation((COUNT,), (computed(LONGEST), computed("-arg0"))), argument(), "at most 32 operations"),
         (Aggregation((COUNT,), (LONG,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
         (Aggregation((COUNT,), (HitField.PID,) * 16), argument(), "its key has 16 parts, and in the kernel at most 15"),
         (Aggregation((SUM,), (), Capture(0)), argument(size=12), "8@%rdi is no integer"),
         (
             Aggregation((COUNT,), (Capture(0),)),
-            Argument("8f@%xmm0", 8, signed=True, is_float=True, operand=Register("rdi")),
+            FLOAT,
             "8f@%xmm0 is no integer",
         ),
         (Aggregation((HISTOGRAM,), (), Capture(0), LogLinear(9)), argument(), "at most 256 buckets"),
@@ -349,6 +360,63 @@ def test_what_just_fits_is_taken(engine: BpfEngine) -> None:
     longest = Capture(0, is_string=True, max_bytes=247)
     assert engine.why_not_aggregated(Aggregation((COUNT,), (longest,)), A, "x86-64") is None
     assert engine.why_not_aggregated(Aggregation((COUNT,), (HitField.PID,) * 15), A, "x86-64") is None
+
+
+def test_keys_and_values_are_calculated(kernel: FakeKernel, engine: BpfEngine) -> None:
+    """For two subscriptions at once, of which only one wants the first hit."""
+    both = site("a", 0x10, [argument(Register("rdi"), signed=True), argument(Memory("rsp", 0))])
+    found = sample_object(both)
+    kernel.memory[0x6000] = (7).to_bytes(8, "little")
+    wanted = {
+        1: (Aggregation((SUM, MIN, MAX), (computed("arg0 % 4"), HitField.PID), computed("arg0 * 2 - 1")), None),
+        2: (Aggregation((COUNT,), (computed("arg0 > 1 && arg1 > 6"), computed("12 / arg0"))), where("arg0 + 1 < 3")),
+    }
+    sinks = {key: AddingSink() for key in wanted}
+    for key, (aggregation, predicate) in wanted.items():
+        engine.open(key, sinks[key], 64, "me", sinks[key])
+        site_ = TargetSite(both, SITE_ID, Aggregate(aggregation), predicate=predicate)
+        assert engine.arm(key, Target(found, kernel.path, (site_,))) == []
+    for number in (6, -3, 0, 1):
+        kernel.hit(0x10, rdi=number % (1 << 64), rsp=0x6000)
+    for key in wanted:
+        closed(engine, key)
+    assert sinks[1].added == {
+        (0, (2, 10)): Row(1, 1, 11, 11, 11),
+        (0, (-3, 10)): Row(1, 1, -7, -7, -7),
+        (0, (0, 10)): Row(1, 1, -1, -1, -1),
+        (0, (1, 10)): Row(1, 1, 1, 1, 1),
+    }
+    assert {key: row.count for (_, key), row in sinks[2].added.items()} == {(0, -4): 1, (0, 12): 1}
+    # 12 / 0 is handed over like what is not in memory
+    assert (len(sinks[2].rows), sinks[2].filtered_count) == (1, 1)
+
+
+def test_site_calculates_so_much_and_no_more(kernel: FakeKernel, engine: BpfEngine) -> None:
+    """Fifteen keys for each subscription, of which six have room."""
+    aggregation = Aggregation((COUNT,), tuple(computed(f"arg0 + {number}") for number in range(1, 16)))
+    sinks = [adding(engine, kernel, number, aggregation, owner=f"client {number}") for number in range(6)]
+    refused_one = AddingSink()
+    engine.open(6, refused_one, 64, "client 6", refused_one)
+    wanted = Target(FOUND, kernel.path, (TargetSite(A, SITE_ID, Aggregate(aggregation)),))
+    (refusal,) = engine.arm(6, wanted)
+    assert refusal.reason == "the bpf engine cannot calculate that many keys and values at a site"
+    restricted = Aggregation((COUNT,), (computed("arg0 + 1"),) * 8)
+    for number in range(4):
+        closed(engine, number)
+    hit(kernel, 5)
+    for number in (4, 5):
+        closed(engine, number)
+        assert sinks[number].added == {(0, tuple(range(6, 21))): Row(1)}
+    keys = range(10, 16)
+    refusals = []
+    for key in keys:
+        sink = AddingSink()
+        engine.open(key, sink, 64, f"client {key}", sink)
+        site_ = TargetSite(A, SITE_ID, Aggregate(restricted))
+        refusals += engine.arm(key, Target(FOUND, kernel.path, (site_,), owners=frozenset({1000})))
+    assert [each.reason for each in refusals] == [
+        "its calculations are too many for clients that may not trace everybody's processes"
+    ]
 
 
 def test_one_owner_cannot_take_all_tables(kernel: FakeKernel, engine: BpfEngine) -> None:

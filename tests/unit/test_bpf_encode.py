@@ -19,8 +19,9 @@ from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_filter
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.plan.values import Value
+from stapsdtd.query.compile import compile_for
 from stapsdtd.query.expression import Condition
-from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, compile_for
+from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source
 from stapsdtd.query.program import Test as One
 from tests.unit.queries import Row, accepts, expressions
 from tests.unit.samples import argument, site

@@ -92,7 +92,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
         "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
-        "PAIR_WORDS", "PAIR_SPACES", "COUNTERS_OF_PAIRING",
+        "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)

@@ -50,13 +50,13 @@ def test_what_engines_test_is_not_evaluated_again() -> None:
 
 def test_what_was_captured_for_the_filter_alone_is_taken_off() -> None:
     made = batch([1, 2, 3], unsigned(1, 2, 3), unsigned(3, 2, 2), site_id=2)
-    assert values(filter_of("arg0 + arg1 == 4").rest(made)) == [(2, 1), (2, 2)]
+    assert values(filter_of("arg0 + arg1 == 4.0").rest(made)) == [(2, 1), (2, 2)]
 
 
 def test_sites_whose_values_have_the_same_types_are_told_apart() -> None:
     """Both share a table, of which the one keeps two columns and the other one."""
     made = batch([1, 2, 3, 4], unsigned(1, 2, 3, 4), unsigned(9, 8, 9, 8), site_id=[1, 2, 2, 1])
-    rest = filter_of("arg0 + arg1 != 10 || name == 'wide' && module == 'app'").rest(made)
+    rest = filter_of("arg0 + arg1 != 10.0 || name == 'wide' && module == 'app'").rest(made)
     assert values(rest) == [(1, 1, 9), (2, 3), (1, 4, 8)]
 
 
@@ -72,12 +72,12 @@ def test_tables_of_several_types() -> None:
 
 def test_nothing_may_be_left() -> None:
     made = batch([1, 2], unsigned(1, 2), unsigned(3, 4), site_id=2)
-    assert len(filter_of("arg0 == arg1").rest(made)) == 0
+    assert len(filter_of("arg0 == arg1 * 1.0").rest(made)) == 0
 
 
 def test_quota_is_of_the_events_on_which_the_filter_is_evaluated() -> None:
     spec = SubscriptionSpec(
-        (ClauseSpec((parse_selector("app:*"),), predicate=where("arg0 % 2 == 1")),), Scope(), 30, 1 << 20, 64
+        (ClauseSpec((parse_selector("app:*"),), predicate=where("arg0 % 2 == 1.0")),), Scope(), 30, 1 << 20, 64
     )
     client = Principal("", Quotas(max_events_per_second=8))
     subscription = Subscription("id", itertools.count(1), spec, 999, lambda *_: None, client)
@@ -92,4 +92,4 @@ def test_quota_is_of_the_events_on_which_the_filter_is_evaluated() -> None:
 
 def test_site_that_is_not_known_is_an_error() -> None:
     with pytest.raises(KeyError):
-        filter_of("arg0 == arg1").rest(batch([1], unsigned(1), site_id=9))
+        filter_of("arg0 == arg1 * 1.0").rest(batch([1], unsigned(1), site_id=9))

@@ -14,14 +14,14 @@ from stapsdtd.events.columns import Numbers, Strings, ValueColumn
 from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, Unavailable
-from stapsdtd.query.columns import Hits, Values
+from stapsdtd.query.columns import Hits, Values, run
 from stapsdtd.query.columns import evaluate as run_tests
+from stapsdtd.query.compile import compile_for, compile_numbers, is_unsigned, why_not_calculated
 from stapsdtd.query.evaluate import accepted, evaluate
 from stapsdtd.query.expression import Arithmetic, Condition, Expression
 from stapsdtd.query.needs import needs, why_not_at
 from stapsdtd.query.numbers import folded
 from stapsdtd.query.parse import parse, parse_value
-from stapsdtd.query.program import compile_for
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.query.text import text_of
 from tests.fuzz.examples import examples
@@ -87,6 +87,11 @@ def one(text: str, values: Mapping[str, Scalar | None], at: Site = SITE) -> obje
     return told
 
 
+def hits_of(events: SiteEvents, arguments: Mapping[int, Values]) -> Hits:
+    of = events.batch
+    return Hits(of.pid, of.tid, of.comm, arguments, of.cpu, of.time_ns)
+
+
 def drawn_rows(data: st.DataObject, captures: Sequence[Capture], *, is_all_known: bool = False) -> list[Row]:
     kinds: dict[Capture, st.SearchStrategy[Scalar | None]] = {}
     for capture in captures:
@@ -135,11 +140,37 @@ def test_what_is_tested_and_what_is_evaluated_late_make_up_the_filter(
     if site_filter.tested is not None:
         columns = [each for each in events.batch.tables[0].columns if isinstance(each, Numbers)]
         arguments = {index: Values(columns[index].data.view(np.uint64)) for index in range(len(SITE.arguments))}
-        hits = Hits(events.batch.pid, events.batch.tid, events.batch.comm, arguments)
+        hits = hits_of(events, arguments)
         found &= run_tests(compile_for(site_filter.tested, SITE), hits)
     if site_filter.evaluated is not None:
         found &= accepted(site_filter.evaluated, events)
     assert found.tolist() == [all(result(part, SITE, row) is True for part in parts) for row in rows]
+
+
+@examples(100)
+@given(st.lists(numbers() | conditions(simple=True), min_size=1, max_size=3), st.integers(0, 90), st.data())
+def test_programs_calculate_what_is_evaluated(written: list[Expression], first_word: int, data: st.DataObject) -> None:
+    wanted = [value(text_of(each)) for each in written]
+    captures = tuple(dict.fromkeys(capture for each in wanted for capture in needs(each)))
+    rows = drawn_rows(data, captures)
+    events = events_of(SITE, rows, captures)
+    columns = [events.captured(capture) for capture in captures]
+    arguments = {
+        capture.subject: Values(column.data.view(np.uint64), column.unavailable)
+        for capture, column in zip(captures, columns, strict=True)
+        if isinstance(column, Numbers) and isinstance(capture.subject, int)
+    }
+    assert [why_not_calculated(each, SITE) for each in wanted] == [None] * len(wanted)
+    accepted, words = run(compile_numbers(wanted, SITE, first_word), hits_of(events, arguments))
+    assert accepted.all()
+    for word, each in enumerate(wanted, first_word):
+        bits = words[word].data if is_unsigned(each, SITE) else words[word].data.view(np.int64)
+        told = value_list(Numbers(bits, words[word].unreadable))
+        assert (
+            told
+            == value_list(evaluate(each, events))
+            == [result(written[word - first_word], SITE, row) for row in rows]
+        )
 
 
 @examples(100)

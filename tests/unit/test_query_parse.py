@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.kernel.cgroups import CgroupInfo
+from stapsdtd.query.compile import MAX_TESTS
 from stapsdtd.query.expression import (
     And,
     ArgumentValue,
@@ -26,7 +27,6 @@ from stapsdtd.query.expression import (
     walk,
 )
 from stapsdtd.query.parse import MAX_LENGTH, parse
-from stapsdtd.query.program import MAX_TESTS
 from stapsdtd.query.text import text_of as text_of_any
 from stapsdtd.query.tree_builder import MAX_DEPTH
 from tests.unit.queries import expressions, text_of

@@ -12,9 +12,10 @@ from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Argument, Constant, Memory, Site, Unavailable
 from stapsdtd.query.columns import Hits, Values, evaluate
+from stapsdtd.query.compile import MAX_TESTS, compile_for, why_not
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Condition, Field, Operator, Or
 from stapsdtd.query.parse import parse
-from stapsdtd.query.program import ACCEPT, MAX_TESTS, REJECT, Program, Relation, Source, compile_for, why_not
+from stapsdtd.query.program import ACCEPT, REJECT, Operation, Program, Relation, Source
 from stapsdtd.query.program import Test as One
 from stapsdtd.query.scope import combined
 from tests.fuzz.examples import examples
@@ -49,6 +50,39 @@ def test_the_example_of_the_docstring() -> None:
         )
     )
     assert program.arguments == (0,)
+
+
+def test_numbers_are_calculated_in_words() -> None:
+    program = compile_for(parsed("arg0 > 100 && (pid == 7 || arg1 - 1 == arg2 * 4)"), UNSIGNED)
+    calculated = Operation.SUBTRACT, Operation.MULTIPLY
+    assert program == Program(
+        (
+            One(Source.ARGUMENT, 0, Relation.GT, ALL_BITS, 100, NO_COMM, 1, REJECT),
+            One(Source.PID, 0, Relation.EQ, ALL_BITS, 7, NO_COMM, ACCEPT, 2),
+            One(Source.ARGUMENT, 1, calculated[0], ALL_BITS, 1, NO_COMM, 3, 3, result=0),
+            One(Source.ARGUMENT, 2, calculated[1], ALL_BITS, 4, NO_COMM, 4, 4, result=1),
+            One(Source.WORD, 0, Relation.EQ, ALL_BITS, 0, NO_COMM, ACCEPT, REJECT, right=1),
+        )
+    )
+    assert (program.arguments, program.words, program.uses_words) == ((0, 1, 2), 2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "relations"),
+    [
+        ("arg0 < arg1", (4, -4), [Relation.SIGNED_LT]),
+        ("arg0 < arg1", (8, 8), [Relation.LT]),
+        ("arg0 < arg1", (-8, 8), [Relation.SIGNED_LT, Relation.LT]),
+        ("arg0 < arg1", (8, -8), [Relation.SIGNED_LT, Relation.LT]),
+        ("arg0 + 1 > -1", (8, 8), [Relation.EQ]),
+        ("arg0 + 1 > 1", (8, 8), [Relation.GT]),
+        ("arg0 + 1 > 1", (4, 8), [Relation.SIGNED_GT]),
+    ],
+)
+def test_signs_decide_how_numbers_are_compared(text: str, sizes: tuple[int, int], relations: list[Relation]) -> None:
+    at = site_of(*(argument(size=abs(size), signed=size < 0) for size in sizes))
+    found = [test.relation for test in compile_for(parsed(text), at).tests if isinstance(test.relation, Relation)]
+    assert found == relations
 
 
 def test_cgroup_is_told_by_level_and_id() -> None:
@@ -183,6 +217,8 @@ def columns_of(found: Site, rows: Sequence[Row]) -> Hits:
         np.array([row.tid for row in rows], np.int32),
         np.array([row.comm for row in rows], "S16"),
         arguments,
+        np.zeros(len(rows), np.uint16),
+        np.zeros(len(rows), np.int64),
     )
 
 
@@ -193,7 +229,7 @@ def test_columns_say_what_the_expression_says(expression: Condition, fired: tupl
     found, rows = fired
     program = compile_for(expression, found)
     for number, test in enumerate(program.tests):
-        for jump in (test.on_true, test.on_false):
+        for jump in (test.on_true, test.on_false, test.on_missing):
             assert jump in {ACCEPT, REJECT} or number < jump < len(program.tests)
     expected = [accepts(expression, found, row) for row in rows]
     assert evaluate(program, columns_of(found, rows)).tolist() == expected

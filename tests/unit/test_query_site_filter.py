@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stapsdtd.model import Argument, Capture, Site, SiteCapture, Unavailable
+from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, operations
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.query.site_filter import SiteFilter, evaluated_late
@@ -12,7 +13,8 @@ from stapsdtd.query.text import text_of
 from tests.unit.samples import RDI, argument, captured, site
 
 FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
-LATE = "engines only compare arguments and fields with constants"
+LATE = "engines test and calculate integers, neither strings nor floating-point numbers"
+LONG = " + ".join(["arg0"] * MAX_OPERATIONS)
 
 
 def where(text: str) -> Condition:
@@ -31,12 +33,13 @@ def two(*captures: Capture) -> SiteCapture:
     ("whole", "tested", "evaluated"),
     [
         ("arg0 == 1 && pid == 7", "(arg0 == 1) && (pid == 7)", None),
-        ("arg0 + 1 == 1", None, "(arg0 + 1) == 1"),
-        ("arg0 == 1 && arg1 + 1 == 1", "arg0 == 1", "(arg1 + 1) == 1"),
-        ("(cpu == 1 && arg0 == 1) && (pid == 7 && arg0 < arg1)", "(arg0 == 1) && (pid == 7)",
-         "(cpu == 1) && (arg0 < arg1)"),
-        ("arg0 == 1 || cpu == 1", None, "(arg0 == 1) || (cpu == 1)"),
-        ("!(arg0 == 1 && cpu == 1)", None, "!((arg0 == 1) && (cpu == 1))"),
+        ("arg0 + 1 == 1", "(arg0 + 1) == 1", None),
+        ("arg0 + 0.5 == 1", None, "(arg0 + 0.5) == 1"),
+        ("arg0 == 1 && str(arg1) == 'a'", "arg0 == 1", 'str(arg1) == "a"'),
+        ("(str(arg1) ~ 'a' && arg0 == 1) && (pid == 7 && execname ~ 'b')", "(arg0 == 1) && (pid == 7)",
+         '(str(arg1) ~ "a") && (execname ~ "b")'),
+        ("arg0 == 1 || execname ~ 'a'", None, '(arg0 == 1) || (execname ~ "a")'),
+        ("!(arg0 == 1 && elapsed == 1)", None, "!((arg0 == 1) && (elapsed == 1))"),
     ],
 )  # fmt: skip
 def test_each_part_is_tested_where_that_is_possible(whole: str, tested: str | None, evaluated: str | None) -> None:
@@ -49,8 +52,19 @@ def test_what_engines_tested_before_they_test_as_it_is() -> None:
     assert SiteFilter.of(condition, two()).tested is condition
 
 
+def test_what_takes_too_many_operations_is_evaluated_late() -> None:
+    """Those of all parts count together, from left to right."""
+    longest = where(f"{LONG} == 1")
+    assert operations(longest) == MAX_OPERATIONS
+    assert SiteFilter.of(longest, two()).evaluated is None
+    whole = where(f"arg1 == 1 && {LONG} == 1 && arg0 < arg1 && pid == 7")
+    found = SiteFilter.of(whole, two())
+    assert (found.tested, text(found.evaluated)) == (where(f"arg1 == 1 && {LONG} == 1 && pid == 7"), "arg0 < arg1")
+    assert evaluated_late(whole, []) == {where("arg0 < arg1"): TOO_LONG}
+
+
 def test_captures_of_the_filter_follow_those_of_the_client() -> None:
-    found = SiteFilter.of(where('str(arg1, 4) == "a" && arg0 + arg1 == 3 && arg0 == 5'), two(Capture(1)))
+    found = SiteFilter.of(where('str(arg1, 4) == "a" && arg0 * 0.5 == 3 && arg0 == 5'), two(Capture(1)))
     assert found.captures == (Capture(1), Capture(1, is_string=True, max_bytes=4), Capture(0))
     assert found.width == 1
     nothing = SiteFilter.of(None, two(Capture(1)))
@@ -70,8 +84,8 @@ def test_floating_point_arguments_are_evaluated_late_where_they_are() -> None:
 
 def test_what_is_evaluated_late_is_told_with_the_reason() -> None:
     assert evaluated_late(None, []) == {}
-    assert evaluated_late(where("arg0 == 1 && cpu == 1 && arg1 & arg0"), []) == {
-        where("cpu == 1"): LATE, where("arg1 & arg0"): LATE,
+    assert evaluated_late(where("arg0 == 1 && cpu < arg1 * 0.5 && arg1 & arg0 && execname ~ 'a'"), []) == {
+        where("cpu < arg1 * 0.5"): LATE, where("execname ~ 'a'"): LATE,
     }  # fmt: skip
 
 
@@ -79,9 +93,10 @@ def test_what_is_evaluated_late_is_told_with_the_reason() -> None:
     ("whole", "reason"),
     [
         ("arg2 == 1", None),  # the engine's to refuse
-        ("arg2 + 1 == 1", "it has 2 arguments, so there is no arg2"),
+        ("arg2 + 1 == 1", None),
+        ("arg2 + 0.5 == 1", "it has 2 arguments, so there is no arg2"),
         ("str(arg1) == 'a'", "cannot filter by str(arg1): not a pointer"),
-        ("arg1 + 0 == 1 && uid + 0 == 1", "cannot filter by uid: unknown"),
+        ("arg1 + 0 == 1 && uid + 0.5 == 1", "cannot filter by uid: unknown"),
     ],
 )
 def test_why_not(whole: str, reason: str | None) -> None:

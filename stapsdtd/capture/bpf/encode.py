@@ -8,7 +8,17 @@ from functools import lru_cache
 
 from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.arch import ARCHITECTURES, word_bytes
-from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, PACKED_OPERAND, PACKED_TEST, OperandKind, Take
+from stapsdtd.capture.bpf.layout import (
+    FIRST_MISSING_CELL,
+    FIRST_WORD_CELL,
+    JUMP_END,
+    JUMP_EXCLUDE,
+    PACKED_OPERAND,
+    PACKED_TEST,
+    PAIR_WORDS,
+    OperandKind,
+    Take,
+)
 from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
 from stapsdtd.plan.values import OfPair, Value
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
@@ -41,7 +51,17 @@ def _built_in(built_in: BuiltIn) -> bytes:
 
 def encode_of_pair(value: OfPair) -> bytes:
     """Encode a number that is known of a span's start and end."""
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.OF_PAIR, value.pairing, value.word, 1, 0, 0, 0, 0, 0)
+    first = value.pairing * (PAIR_WORDS + 1)
+    return _made(first + value.word, first + PAIR_WORDS, value.word)
+
+
+def encode_word(word: int) -> bytes:
+    """Encode a number that is calculated."""
+    return _made(FIRST_WORD_CELL + word, FIRST_MISSING_CELL + word // _BITS, word % _BITS)
+
+
+def _made(cell: int, missing_cell: int, missing_bit: int) -> bytes:
+    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.MADE, missing_cell, cell, missing_bit, 0, 0, 0, 0, 0)
 
 
 def encode_hit_field(field: HitField) -> bytes:
@@ -157,15 +177,53 @@ def encode_filters(filters: Sequence[tuple[int, Filter]], operand_indexes: Mappi
         first = len(rows) // PACKED_TEST.size
         tests = _filter(site_filter, first, operand_indexes)
         end = JUMP_END if position == len(filters) - 1 else first + len(tests)
-        rows += b"".join(
-            PACKED_TEST.pack(test.mask, test.value, test.comm, test.source, test.index, test.relation, bit, *jumps, end)
-            for test, jumps in tests
-        )
+        rows += b"".join(_packed(test, bit, jumps, end) for test, jumps in tests)
     return rows
 
 
-_LinkedTest = tuple[Test, tuple[int, int]]
-"""A test, and the indexes of the plan's tests that it jumps to when it is true and when it is false."""
+@dataclass(frozen=True, slots=True)
+class Calculations:
+    """What is calculated of hits that a filter accepts. pairing: which of those at the site tells the time elapsed."""
+
+    bit: int
+    program: Program
+    pairing: int = 0
+
+
+def encode_calculations(each: Sequence[Calculations], first: int, operand_indexes: Mapping[int, int]) -> bytes:
+    """Encode calculations, one after the other, which begin as a plan's test number first."""
+    rows = b""
+    for position, calculations in enumerate(each):
+        bit, start = calculations.bit, first + 1
+        behind = start + len(calculations.program.tests)
+        end = JUMP_END if position == len(each) - 1 else behind
+        begin = _ended(calculations.program.start, start), JUMP_END, JUMP_END
+        rows += _packed(replace(_IS_MATCHED, index=bit), bit, begin, end)
+        for test in calculations.program.tests:
+            indexed = _indexed(test, operand_indexes)
+            indexed = replace(indexed, index=calculations.pairing) if test.source is Source.ELAPSED else indexed
+            jumps = (_ended(target, start) for target in (test.on_true, test.on_false, test.on_missing))
+            rows += _packed(indexed, bit, tuple(jumps), end)
+        first = behind
+    return rows
+
+
+def _packed(test: Test, bit: int, jumps: tuple[int, ...], end: int) -> bytes:
+    """jumps: on_true, on_false, on_missing. end: where the next filter begins."""
+    head = test.mask, test.value, test.comm, test.source, test.index, test.relation, bit
+    return PACKED_TEST.pack(*head, *jumps, end, test.right, test.result, test.uses_words)
+
+
+def _ended(target: int, start: int) -> int:
+    return JUMP_END if target == ACCEPT else start + target
+
+
+def _indexed(test: Test, operand_indexes: Mapping[int, int]) -> Test:
+    return replace(test, index=operand_indexes[test.index]) if test.source is Source.ARGUMENT else test
+
+
+_LinkedTest = tuple[Test, tuple[int, int, int]]
+"""A test, and the indexes of the plan's tests that it jumps to when it is true, false or unavailable."""
 
 
 def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int]) -> list[_LinkedTest]:
@@ -181,17 +239,16 @@ def _filter(site_filter: Filter, first: int, operand_indexes: Mapping[int, int])
     begin = _jump(program.start, predicate)
     tests: list[_LinkedTest] = []
     for following, pid in enumerate(excluded, first + 1):
-        tests.append((_is_pid(pid), (JUMP_EXCLUDE, begin if following == predicate else following)))
+        tests.append((_is_pid(pid), (JUMP_EXCLUDE, begin if following == predicate else following, REJECT)))
     for following, uid in enumerate(owners, ownership + 1):
         on_true = begin if scope == predicate else scope
-        tests.append((_is_owner(uid), (on_true, JUMP_EXCLUDE if following == scope else following)))
+        tests.append((_is_owner(uid), (on_true, JUMP_EXCLUDE if following == scope else following, REJECT)))
     for following, test in enumerate(processes, scope + 1):
-        tests.append((test, (begin, REJECT if following == predicate else following)))
+        tests.append((test, (begin, REJECT if following == predicate else following, REJECT)))
     for test in program.tests:
-        index = operand_indexes[test.index] if test.source is Source.ARGUMENT else test.index
-        jumps = _jump(test.on_true, predicate), _jump(test.on_false, predicate)
-        tests.append((replace(test, index=index), jumps))
-    return tests or [(_is_pid(0), (begin, begin))]
+        jumps = _jump(test.on_true, predicate), _jump(test.on_false, predicate), _jump(test.on_missing, predicate)
+        tests.append((_indexed(test, operand_indexes), jumps))
+    return tests or [(_is_pid(0), (begin, begin, REJECT))]
 
 
 def _jump(target: int, start: int) -> int:
@@ -208,3 +265,6 @@ def _is_followed(scope: int) -> Test:
 
 def _is_pid(pid: int) -> Test:
     return Test(Source.PID, 0, Relation.EQ, (1 << _BITS) - 1, pid, bytes(16), ACCEPT, REJECT)
+
+
+_IS_MATCHED = replace(_is_pid(1), source=Source.MATCHED)

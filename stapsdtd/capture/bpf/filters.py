@@ -6,7 +6,7 @@ from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.engine import Target, TargetSite
 from stapsdtd.query.actions import Emit
-from stapsdtd.query.program import compile_for
+from stapsdtd.query.compile import compile_for
 
 
 def filter_of(target: Target, wanted: TargetSite) -> Filter:

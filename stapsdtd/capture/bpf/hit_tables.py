@@ -17,9 +17,10 @@ from typing import Protocol
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.key_layout import KeyLayout
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
-from stapsdtd.capture.bpf.recipes import KeyLayout, key_class
+from stapsdtd.capture.bpf.recipes import key_class
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.kernel.bpf_rows import Octets, RowMap
 

@@ -43,7 +43,7 @@ class Loaded:
             "counters": self.cpus,
             "scratches": 2 * self.cpus,
             "workspaces": layout.WORKSPACES * self.cpus,
-            "pair_spaces": layout.PAIR_SPACES * self.cpus,
+            "hit_spaces": layout.HIT_SPACES * self.cpus,
         }
         with nullcontext(object_path) if object_path else _packaged() as path:
             self._object = BpfObject(path, sizes, {".rodata": constants}, {".rodata.fingerprint": _fingerprint()})

@@ -33,13 +33,16 @@ MAX_PAIRING_ROWS = 1 << 13
 MAX_PAIRINGS = 4
 PAIR_KEY_WORDS = 3
 PAIR_WORDS = 5
-PAIR_SPACES = 16
+HIT_SPACES = 16
+MAX_WORDS = 128
+MAX_CELLS = 256
 
 MAX_FOLLOWING = 64
 MAX_FOLLOWED = 1 << 16
 
 JUMP_EXCLUDE = 0xFFFD
 JUMP_END = 0xFFFC
+JUMP_LOST = 0xFFFB
 
 
 class OperandKind(IntEnum):
@@ -52,7 +55,7 @@ class OperandKind(IntEnum):
     PID = 6
     TID = 7
     CPU = 8
-    OF_PAIR = 9
+    MADE = 9
 
 
 class Take(IntEnum):
@@ -126,8 +129,12 @@ TEST = np.dtype(
         ("filter", "u1"),
         ("on_true", "u2"),
         ("on_false", "u2"),
+        ("on_missing", "u2"),
         ("next_filter", "u2"),
-        ("unused", "u2", 3),
+        ("right", "u1"),
+        ("result", "u1"),
+        ("uses_words", "u1"),
+        ("unused", "u1"),
     ]
 )
 
@@ -149,7 +156,9 @@ PLAN = np.dtype(
         ("is_counted", "u1"),
         ("is_begun", "u1"),
         ("is_paired", "u1"),
-        ("unused", "u1"),
+        ("uses_words", "u1"),
+        ("calculations", "u4"),
+        ("unused", "u4"),
     ]
 )
 
@@ -200,6 +209,10 @@ ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8")
 SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
 """What is kept of a start: its time, then words."""
 
+FIRST_WORD_CELL = MAX_PAIRINGS * (PAIR_WORDS + 1)
+FIRST_MISSING_CELL = FIRST_WORD_CELL + MAX_WORDS
+"""Where the words of a hit's space are, and the bits of those that there are not, behind the pairs."""
+
 SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
 """Of a key and an entry of a span's table, and of a small one's, which knows threads and times alone."""
 
@@ -207,8 +220,8 @@ KEY_BYTES = (16, 32, 64, 80, 128, 256)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
-PACKED_TEST = struct.Struct("=QQ16s4BHHH6x")
-PACKED_PLAN = struct.Struct("=QQQ6I7Bx")
+PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
+PACKED_PLAN = struct.Struct("=QQQ6I8BI4x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I6B6x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""

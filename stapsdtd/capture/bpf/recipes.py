@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
+from stapsdtd.capture.bpf.key_layout import CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
+from stapsdtd.query.compile import MAX_OPERATIONS, compile_numbers, is_unsigned, operations, why_not_calculated
+from stapsdtd.query.expression import Expression
+from stapsdtd.query.program import Program
+from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.spans.span import is_of_pair
 
 _MAX_SUB_BITS = 8
@@ -29,61 +34,17 @@ _COMPARING = frozenset({Function.MIN, Function.MAX})
 
 
 @dataclass(frozen=True, slots=True)
-class NumberPart:
-    is_signed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """words: of the key, which the text does not fill."""
-
-    words: int
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupPart:
-    """The id of a cgroup. is_container: whose container is meant."""
-
-    is_container: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FixedPart:
-    """The same at all hits of the site, so that it is not in the kernel's key.
-
-    value: None if it is unavailable, or the sink's to tell.
-    """
-
-    value: int | None
-
-
-Part = NumberPart | TextPart | CgroupPart | FixedPart
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLayout:
-    """What keys mean that the program makes at a site.
-
-    site_id: 0 unless the site is part of the key. is_signed: the value, of which None says that there is none.
-    """
-
-    site_id: int
-    parts: tuple[Part, ...]
-    is_signed: bool | None
-
-    @property
-    def fixed_key(self) -> tuple[int | None, ...]:
-        """Return the key of all hits, if all parts are fixed."""
-        return tuple(part.value for part in self.parts if isinstance(part, FixedPart))
-
-
-@dataclass(frozen=True, slots=True)
 class Recipe:
-    """operands: of the key's parts that are not fixed, then of the value if there is one."""
+    """operands: of the key's parts that are not fixed, then of the value if there is one.
+
+    program: calculates those that are expressions, as so many words; None if there are none.
+    """
 
     aggregation: Aggregation
     layout: KeyLayout
     operands: tuple[bytes, ...]
+    program: Program | None = None
+    words: int = 0
 
     @property
     def is_counted(self) -> bool:
@@ -111,39 +72,65 @@ class Recipe:
 
     @classmethod
     def of(
-        cls, aggregation: Aggregation, site: Site, site_id: int, architecture: str, pair: Pair | None = None
+        cls,
+        aggregation: Aggregation,
+        site: Site,
+        site_id: int,
+        architecture: str,
+        pair: Pair | None = None,
+        *,
+        first_word: int = 0,
     ) -> Recipe:
-        """pair: what is known of pairs at this site; None to ask only what there is, rather than where.
+        """pair: what is known of pairs at this site; None to ask only what there is, rather than where. first_word: of
+        those where expressions are calculated.
 
         Raises ValueError if the program cannot aggregate the hits of this site.
         """
         reason = _why_not(aggregation)
         if reason is not None:
             raise NotEncodableError(reason)
-        maker = _Maker(site, architecture, pair)
+        maker = _Maker(site, architecture, pair, first_word)
         parts = tuple(maker.part(key) for key in aggregation.keys)
         is_signed = (
             None if aggregation.value is None or not _needs_value(aggregation) else maker.value(aggregation.value)
         )
         has_site = not SITE_FIELDS.isdisjoint(aggregation.keys)
-        return cls(aggregation, KeyLayout(site_id if has_site else 0, parts, is_signed), tuple(maker.operands))
+        key_layout = KeyLayout(site_id if has_site else 0, parts, is_signed)
+        return cls(aggregation, key_layout, tuple(maker.operands), maker.program(), maker.words)
 
 
 class _Maker:
-    """Collects operands."""
+    """Collects operands, and expressions to calculate."""
 
-    def __init__(self, site: Site, architecture: str, pair: Pair | None) -> None:
+    def __init__(self, site: Site, architecture: str, pair: Pair | None, first_word: int) -> None:
         self._site = site
         self._architecture = architecture
         self._pair = pair
+        self._first_word = first_word
+        self._expressions: list[Expression] = []
         self.operands: list[bytes] = []
+
+    @property
+    def words(self) -> int:
+        return len(self._expressions)
+
+    def program(self) -> Program | None:
+        """Return what calculates the expressions. Raises NotEncodableError."""
+        if not self._expressions:
+            return None
+        if sum(map(operations, self._expressions)) > MAX_OPERATIONS:
+            raise NotEncodableError(f"the kernel does at most {MAX_OPERATIONS} operations for its keys and its value")
+        program = compile_numbers(self._expressions, self._site, self._first_word)
+        for index in program.arguments:
+            encode_value(Value(index), self._site.arguments[index], self._architecture)
+        return program
 
     def part(self, key: KeySource | Computed) -> Part:
         """Raises NotEncodableError."""
         if isinstance(key, HitField):
             return self._hit_field(key)
         if not isinstance(key, Capture):
-            raise _not_computed(key)
+            return NumberPart(self._calculated(key))
         if is_of_pair(key):
             return NumberPart(self._of_pair(key))
         subject = self._subject(key)
@@ -169,7 +156,7 @@ class _Maker:
     def value(self, capture: Capture | Computed) -> bool | None:
         """Return whether the value is signed, or None if it is unavailable. Raises NotEncodableError."""
         if not isinstance(capture, Capture):
-            raise _not_computed(capture)
+            return self._calculated(capture)
         if is_of_pair(capture):
             return self._of_pair(capture)
         subject = self._subject(capture)
@@ -197,6 +184,16 @@ class _Maker:
         value = self._pair.value_of(capture) if self._pair else OfPair(0, 0, is_signed=True)
         self.operands.append(encode_of_pair(value))
         return value.is_signed
+
+    def _calculated(self, source: Computed) -> bool:
+        """Return whether the number is signed. Raises NotEncodableError."""
+        if not isinstance(source, ExpressionSource):
+            raise _not_computed(source, "it is no expression")
+        if reason := why_not_calculated(source.expression, self._site):
+            raise _not_computed(source, reason)
+        self.operands.append(encode_word(self._first_word + len(self._expressions)))
+        self._expressions.append(source.expression)
+        return not is_unsigned(source.expression, self._site)
 
     def _subject(self, capture: Capture) -> Argument | BuiltIn:
         return subject_at(self._site, capture.subject)
@@ -248,9 +245,9 @@ def _why_not(aggregation: Aggregation) -> str | None:
     return None
 
 
-def _not_computed(source: Computed) -> NotEncodableError:
+def _not_computed(source: Computed, reason: str) -> NotEncodableError:
     text = source.text if len(source.text) <= _MAX_SHOWN_CHARACTERS else f"{source.text[:_MAX_SHOWN_CHARACTERS]}…"
-    return NotEncodableError(f"the kernel does not evaluate {text}")
+    return NotEncodableError(f"the kernel does not calculate {text}: {reason}")
 
 
 def _check_integer(value: Value, argument: Argument) -> None:

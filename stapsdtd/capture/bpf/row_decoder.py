@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stapsdtd.aggregate.aggregation import Aggregation, Function, Key, KeyValue, Row
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
-from stapsdtd.capture.bpf.recipes import CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.bpf.key_layout import CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_rows import Octets
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
-from stapsdtd.capture.bpf.encode import Filter, encode_abs_ip
+from stapsdtd.capture.bpf.encode import Calculations, Filter, encode_abs_ip
 from stapsdtd.capture.bpf.pairing import Pairing
 from stapsdtd.capture.bpf.pairs import Pair
 from stapsdtd.capture.bpf.reading import (
@@ -30,6 +30,7 @@ from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.subjects import Subjects, hands_over
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
+from stapsdtd.capture.bpf.words import Words
 from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.model import Capture, Constant, Unavailable
 from stapsdtd.plan.values import Value, united
@@ -88,7 +89,8 @@ class SitePlan:
         summing = Summing.of(site, subjects, bits, pairs)
         pairing = Pairing.of(site, bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
-        read = {Value(index) for each in filters.values() for index in each.arguments}
+        programs = [each.decision for each in filters.values()] + [each.program for each in summing.calculations]
+        read = {Value(index) for program in programs for index in program.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
         operand_indexes = {value.subject: positions[value] for value in read if isinstance(value.subject, int)}
@@ -102,6 +104,7 @@ class SitePlan:
             recipes=summing.recipes,
             pairings=pairing.specs,
             is_paired=len(pairing.specs) == len(consumers) == 1,
+            calculations=summing.calculations,
         )
         return cls(spec, consumers, filters, bits, emission, summing, pairing)
 
@@ -191,12 +194,13 @@ class Emission:
 class Summing:
     """How hits are added up for the consumers whose action is Aggregate: by the program, or by its counters alone.
 
-    added: whose the recipes are.
+    added: whose the recipes are. calculations: for their keys and values.
     """
 
     recipes: tuple[RecipeSpec, ...]
     added: tuple[Added, ...]
     counted: tuple[Counted, ...]
+    calculations: tuple[Calculations, ...]
 
     @classmethod
     def of(
@@ -210,13 +214,14 @@ class Summing:
 
         Raises ValueError if the program cannot add up what is wanted.
         """
-        recipes, added, counted = [], [], []
+        recipes, added, counted, words = [], [], [], Words()
         for consumer in site.consumers.values():
             match consumer.outcome:
                 case Aggregate(aggregation):
                     key, table, site_id = consumer.channel.subscription_key, consumer.table, consumer.target.site_id
                     bit, architecture = bits[key], site.object.architecture
-                    recipe = Recipe.of(aggregation, site.site, site_id, architecture, pairs.get(key))
+                    pair = pairs.get(key)
+                    recipe = Recipe.of(aggregation, site.site, site_id, architecture, pair, first_word=words.used)
                     if table is None and not consumer.is_end:
                         counted.append(Counted(consumer.channel, bit, recipe.layout.site_id, recipe.layout.fixed_key))
                     if table is None:
@@ -225,7 +230,8 @@ class Summing:
                     is_recorded = hands_over(consumer, subjects)
                     recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, is_recorded))
                     added.append(Added(consumer.channel, table.number))
-        return cls(tuple(recipes), tuple(added), tuple(counted))
+                    words.take(recipe, consumer, bit, pair.pairing if pair else 0)
+        return cls(tuple(recipes), tuple(added), tuple(counted), tuple(words.calculations))
 
 
 def _check_shares(consumers: Sequence[Consumer]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import Filter, encode_filters
+from stapsdtd.capture.bpf.encode import Calculations, Filter, encode_calculations, encode_filters
 from stapsdtd.capture.bpf.layout import Counter, SpanCounter
 from stapsdtd.capture.bpf.pairing_rows import PairingRows, PairingRun, PairingSpec
 from stapsdtd.capture.bpf.pool import Pool, Shared
@@ -97,6 +97,7 @@ class PlanSpec:
     that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
     emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
     pairings: of those whose hits are starts or ends. is_paired: there are no other consumers than one of these.
+    calculations: of keys and values of recipes.
     """
 
     values: Sequence[bytes]
@@ -108,6 +109,11 @@ class PlanSpec:
     recipes: Sequence[RecipeSpec] = ()
     pairings: Sequence[PairingSpec] = ()
     is_paired: bool = False
+    calculations: Sequence[Calculations] = ()
+
+    @property
+    def uses_words(self) -> bool:
+        return bool(self.calculations) or any(each.decision.uses_words for each in self.filters.values())
 
 
 class Pools:
@@ -177,6 +183,10 @@ class Tables:
         of_pairings = [operand for pairing in plan.pairings for operand in pairing.operands]
         operands = b"".join((*plan.values, *plan.tested, *of_recipes, *of_pairings))
         tests = encode_filters(tested, plan.operand_indexes)
+        calculations = layout.JUMP_END
+        if plan.calculations:
+            calculations = len(tests) // layout.TEST.itemsize
+            tests += encode_calculations(plan.calculations, calculations, plan.operand_indexes)
         bits = tuple(plan.filters)
         first_test, test_count = 0, len(tests) // layout.TEST.itemsize
         recipes, pairings = _NO_RECIPES, _NO_PAIRINGS
@@ -213,9 +223,9 @@ class Tables:
         is_simple = not plan.recipes and not plan.emitted and _is_of_one_process(plan.filters)
         is_begun = is_simple and [(each.is_small, each.is_end) for each in plan.pairings] == [(True, False)]
         is_counted = is_simple and not plan.pairings
-        flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired
+        flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired, plan.uses_words
         begin = plan_id * layout.PACKED_PLAN.size
-        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags)
+        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags, calculations)
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:

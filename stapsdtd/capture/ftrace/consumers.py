@@ -7,13 +7,13 @@ from stapsdtd.capture.ftrace.decode import EVERYTHING, SiteConsumer
 from stapsdtd.model import Capture, Site, SiteCapture, Unavailable
 from stapsdtd.plan.fetch import fetch
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
-from stapsdtd.query.expression import ArgumentValue, Condition, Field
-from stapsdtd.query.program import comparisons, compile_for, why_not
+from stapsdtd.query.compile import compile_for, why_not
+from stapsdtd.query.expression import ArgumentValue, Condition, Field, walk
 
 NOT_AGGREGATED = "the ftrace engine adds nothing up"
 NOT_PAIRED = "the ftrace engine pairs nothing"
 
-_TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME})
+_TESTABLE = frozenset({Field.PID, Field.TID, Field.EXECNAME, Field.CPU, Field.TIMESTAMP})
 
 
 def consumers_of(target: Target) -> tuple[dict[SiteCapture, SiteConsumer], list[Refusal]]:
@@ -45,12 +45,12 @@ def _untestable(predicate: Condition, site: Site, architecture: str) -> str | No
     reason = why_not(predicate, site)
     if reason is not None:
         return reason
-    for comparison in comparisons(predicate):
-        match comparison.subject:
+    for each in walk(predicate):
+        match each:
             case ArgumentValue(index):
                 fetched = fetch(Capture(index), site.arguments[index], architecture)
                 if isinstance(fetched, Unavailable):
                     return f"cannot filter by arg{index}: {fetched.reason}"
-            case Field() as subject if subject not in _TESTABLE:
-                return f"the ftrace engine cannot filter by {subject.value}; the bpf engine can"
+            case Field() if each not in _TESTABLE:
+                return f"the ftrace engine cannot filter by {each.value}; the bpf engine can"
     return None

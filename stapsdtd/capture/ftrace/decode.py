@@ -76,17 +76,19 @@ class Decoder:
         tids = _numbers(records, fields["common_pid"]).astype(np.uint32).view(np.int32)
         pids = pids_of(tids)
         comms = _comms(records, fields["comm"])
-        wanted = self._wanted(position, records, Hits(pids, tids, comms, {}), excluded)
+        cpus = np.full(len(records), records.cpu, np.uint16)
+        wanted = self._wanted(position, records, Hits(pids, tids, comms, {}, cpus, records.time_ns), excluded)
         if not wanted.all():
             # before values are decoded, since strings are expensive
             rows = np.flatnonzero(wanted)
             records, pids, tids, comms = records.take(rows), pids[rows], tids[rows], comms[rows]
+            cpus = cpus[rows]
         values = tuple(self._values(position, number, records) for number in range(consumer.width))
         return EventBatch(
             records.time_ns,
             pids,
             tids,
-            np.full(len(records), records.cpu, np.uint16),
+            cpus,
             comms,
             np.full(len(records), consumer.site_id, np.uint32),
             (ValueTable(values),),

@@ -1,0 +1,187 @@
+"""Compile expressions for one site into programs that engines run at its hits.
+
+What a program can have are integers, the thread's ids, command name and cgroup. Strings and floating-point numbers are
+the daemon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from stapsdtd.model import Site, Unavailable
+from stapsdtd.query.emitter import Emitter, Exits, Next
+from stapsdtd.query.expression import (
+    STRING_FIELDS,
+    And,
+    ArgumentValue,
+    Calculation,
+    Cgroup,
+    Compared,
+    Comparison,
+    Condition,
+    Conditional,
+    Expression,
+    Field,
+    Literal,
+    Not,
+    Or,
+    parts,
+    walk,
+)
+from stapsdtd.query.needs import why_not_at
+from stapsdtd.query.outcomes import ALL_BITS
+from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Program, Source, Test, in_order
+
+MAX_TESTS = 64
+"""Of comparisons with constants in a program."""
+
+MAX_OPERATIONS = 32
+"""Of what else a program may have."""
+
+MAX_CGROUP_LEVEL = 255
+"""Users can nest cgroups below those delegated to them; this is as deep as a test can look."""
+
+MOST_STEPS = 4
+"""That a program takes for one of these."""
+
+NOT_INTEGER = "engines test and calculate integers, neither strings nor floating-point numbers"
+TOO_LONG = f"engines do at most {MAX_OPERATIONS} operations for an expression"
+
+_SIZES = frozenset({1, 2, 4, 8})
+_OF_HITS = frozenset(Field) - STRING_FIELDS - {Field.ELAPSED}
+_OF_PAIRS = _OF_HITS | {Field.ELAPSED}
+
+
+def is_testable(condition: Condition) -> bool:
+    """Report whether a condition is one of integers, which programs can test if it is not too long."""
+    return _is_integer(condition, _OF_HITS)
+
+
+def untestable(whole: Iterable[Condition]) -> dict[Condition, str]:
+    """Return which parts of a conjunction no program can test, whatever the site, and why."""
+    left, reasons = MAX_OPERATIONS, dict[Condition, str]()
+    for each in whole:
+        if not is_testable(each):
+            reasons[each] = NOT_INTEGER
+        elif operations(each) > left:
+            reasons[each] = TOO_LONG
+        else:
+            left -= operations(each)
+    return reasons
+
+
+def operations(expression: Expression) -> int:
+    """Count what a program does for an expression besides comparisons with constants."""
+    return sum(isinstance(each, Calculation | Compared | Conditional) for each in walk(expression))
+
+
+def compile_for(expression: Condition, site: Site) -> Program:
+    """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
+
+    Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
+    """
+    reason = _misfit(expression, site)
+    if reason is not None:
+        raise ValueError(reason)
+    emitter = Emitter(site)
+    program = in_order(emitter.tests, emitter.condition(expression, Exits(ACCEPT, REJECT, REJECT)))
+    limit = MAX_TESTS + MOST_STEPS * operations(expression)
+    if len(program.tests) > limit:
+        raise ValueError(f"the expression needs {len(program.tests)} tests here; the limit is {limit}")
+    return program
+
+
+def why_not(expression: Condition, site: Site) -> str | None:
+    """Return why hits of a site cannot be tested, for users; None if they can."""
+    try:
+        compile_for(expression, site)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def compile_numbers(expressions: Sequence[Expression], site: Site, first_word: int) -> Program:
+    """Compile what puts each expression's number into a word, from first_word on, or notes that there is none.
+
+    It always ends with ACCEPT. The expressions are some of which `why_not_calculated` says nothing.
+    """
+    emitter = Emitter(site, reads_all=True)
+    then = ACCEPT
+    for word in range(first_word + len(expressions) - 1, first_word - 1, -1):
+        missing = emitter.emit(
+            Test(Source.ZERO, 0, Operation.MISS, ALL_BITS, 0, bytes(16), then, then, then, NO_WORD, word)
+        )
+        then = emitter.number(expressions[word - first_word], word, Next(then, missing))
+    return in_order(emitter.tests, then)
+
+
+def is_unsigned(expression: Expression, site: Site) -> bool:
+    """Report whether an expression's number at a site is unsigned, rather than signed."""
+    return Emitter(site).is_unsigned(expression)
+
+
+def why_not_calculated(expression: Expression, site: Site) -> str | None:
+    """Return why a program cannot calculate an expression at a site's hits, or pairs that end there; None if it can."""
+    if not _is_integer(expression, _OF_PAIRS):
+        return NOT_INTEGER
+    if operations(expression) > MAX_OPERATIONS:
+        return TOO_LONG
+    return why_not_at(expression, site) or _why_no_integers(expression, site)
+
+
+def comparisons(expression: Expression) -> Iterator[Comparison]:
+    """Yield an expression's comparisons with constants from left to right."""
+    return (each for each in walk(expression) if isinstance(each, Comparison))
+
+
+def _is_integer(expression: Expression, fields: frozenset[Field]) -> bool:
+    """Report whether an expression is an integer, or a condition of integers. fields: the numbers of a hit."""
+    match expression:
+        case Literal(value):
+            return isinstance(value, int)
+        case Field():
+            return expression in fields
+        case ArgumentValue() | Comparison():
+            return True
+        case Not() | And() | Or() | Conditional() | Compared() | Calculation():
+            return all(_is_integer(each, fields) for each in parts(expression))
+        case _:
+            return False
+
+
+def _misfit(expression: Condition, site: Site) -> str | None:
+    if not is_testable(expression):
+        return NOT_INTEGER
+    if operations(expression) > MAX_OPERATIONS:
+        return TOO_LONG
+    for comparison in comparisons(expression):
+        if reason := _misfit_of(comparison, site):
+            return reason
+    return why_not_at(expression, site) or _why_no_integers(expression, site)
+
+
+def _misfit_of(comparison: Comparison, site: Site) -> str | None:
+    match comparison.value:
+        case Cgroup(level=level) if level > MAX_CGROUP_LEVEL:
+            return f"cannot filter by a cgroup {level} levels deep; the limit is {MAX_CGROUP_LEVEL}"
+    if not isinstance(comparison.subject, ArgumentValue):
+        return None
+    index = comparison.subject.index
+    if index >= len(site.arguments):
+        return f"it has {len(site.arguments)} arguments, so there is no arg{index} to filter by"
+    argument = site.arguments[index]
+    if isinstance(argument.operand, Unavailable):
+        return f"cannot filter by arg{index}: {argument.operand.reason}"
+    if argument.is_float:
+        return f"cannot filter by arg{index}: {argument.text} is a floating-point number"
+    if argument.size not in _SIZES:
+        return f"cannot filter by arg{index}: {argument.text} has {argument.size} bytes and is not an integer"
+    return None
+
+
+def _why_no_integers(expression: Expression, site: Site) -> str | None:
+    """Return which argument of an expression that can be evaluated at a site is no integer there."""
+    for each in walk(expression):
+        if isinstance(each, ArgumentValue) and site.arguments[each.index].is_float:
+            return f"cannot filter by arg{each.index}: {site.arguments[each.index].text} is a floating-point number"
+    return None
