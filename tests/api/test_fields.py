@@ -117,7 +117,7 @@ class TestValues:
         assert list(text) == [b"app", b"app"]
 
     def test_are_computed_of_what_a_filter_leaves(self, server: Served, client: Client) -> None:
-        with subscribed(client, "app:call(arg0)", "arg0 / arg1", where="arg0 != arg1") as subscription:
+        with subscribed(client, "app:call(arg0)", "arg0 / arg1", where="arg0 * 1.0 != arg1") as subscription:
             made = batch(
                 [1, 2, 3], signed(9, 4, 6), signed(9, 4, 6), signed(9, 2, 0), site_id=site_id(subscription, "call")
             )
