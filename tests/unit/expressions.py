@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -57,14 +57,13 @@ def integers(bits: int, *, signed: bool) -> st.SearchStrategy[int]:
 _NUMBER_LITERALS = st.one_of(
     st.integers(-3, 70), integers(64, signed=True), integers(64, signed=False)
 ).map(Literal)  # fmt: skip
-_NUMBER_LEAVES: st.SearchStrategy[Value] = st.builds(
-    ArgumentValue, st.integers(0, len(SITE.arguments) - 1)
-) | st.sampled_from([Field.PID, Field.CPU, Field.TIMESTAMP])
+_FIELDS = (Field.PID, Field.CPU, Field.TIMESTAMP)
 
 
-def numbers() -> st.SearchStrategy[Value]:
+def numbers(fields: Sequence[Field] = _FIELDS) -> st.SearchStrategy[Value]:
     """Numbers that are no constants."""
-    return st.recursive(_NUMBER_LEAVES, _grown_numbers, max_leaves=6)
+    leaves: st.SearchStrategy[Value] = st.builds(ArgumentValue, st.integers(0, len(SITE.arguments) - 1))
+    return st.recursive(leaves | st.sampled_from(fields), _grown_numbers, max_leaves=6)
 
 
 def _grown_numbers(inner: st.SearchStrategy[Value]) -> st.SearchStrategy[Value]:
@@ -91,9 +90,9 @@ def strings() -> st.SearchStrategy[Value]:
     return leaves | chosen
 
 
-def conditions(*, simple: bool = False) -> st.SearchStrategy[Condition]:
+def conditions(*, simple: bool = False, fields: Sequence[Field] = _FIELDS) -> st.SearchStrategy[Condition]:
     leaves: st.SearchStrategy[Condition] = st.builds(
-        Compared, st.sampled_from(Operator), numbers(), numbers() | _NUMBER_LITERALS
+        Compared, st.sampled_from(Operator), numbers(fields), numbers(fields) | _NUMBER_LITERALS
     )
     if not simple:
         equal = st.sampled_from([Operator.EQ, Operator.NE])

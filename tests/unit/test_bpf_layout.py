@@ -92,9 +92,10 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
         "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
-        "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING",
+        "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING", "MAX_WORDS", "MAX_CELLS", "JUMP_LOST",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
+    assert layout.FIRST_MISSING_CELL + layout.MAX_WORDS // 64 <= layout.MAX_CELLS <= 1 << 8
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
     strides = [enumerators[f"CLASS_{number}"] + layout.RECORD_HEADER for number in range(len(layout.STRIDES))]
     assert tuple(strides) == layout.STRIDES
@@ -122,7 +123,8 @@ def test_what_marks_an_unread_operand_is_no_part_of_an_address() -> None:
     ("prefix", "members_of"),
     [
         ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
-        ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("MEMBER_", layout.Membership),
+        ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("OPERATION_", program.Operation),
+        ("MEMBER_", layout.Membership),
         ("BUCKETS_", layout.BucketKind), ("SPAN_", layout.SpanCounter),
     ],
 )  # fmt: skip
