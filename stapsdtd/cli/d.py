@@ -13,19 +13,16 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
-from stapsdtd.cli.d_hits import Hits, ProbeIds
-from stapsdtd.cli.d_probes import Meant, argument_type, check_found, static_probes
+from stapsdtd.cli.d_hits import Hits
+from stapsdtd.cli.d_prepared import prepare
 from stapsdtd.cli.d_run import Output, Runner, tell_fault
 from stapsdtd.cli.following import follow, set_on_signals
 from stapsdtd.cli.render import plural, print_stderr
-from stapsdtd.cli.signatures import catalog
-from stapsdtd.client import AsyncClient, Clause, ClientError, SubscribeOptions
+from stapsdtd.client import AsyncClient, ClientError, SubscribeOptions
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.query.d.check import check
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.interpret import Program as Running
 from stapsdtd.query.d.macros import substituted
-from stapsdtd.query.d.needs import Needs, needs_of
 from stapsdtd.query.d.nodes import NOWHERE, Option, Program
 from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.parse import parse
@@ -37,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stapsdtd.cli.command import Run
-    from stapsdtd.client import AsyncSubscription, Probe, Site
-    from stapsdtd.query.d.checked import Checked
+    from stapsdtd.cli.d_prepared import Prepared
+    from stapsdtd.client import AsyncSubscription, Probe
 
 _DEFAULT_ARGUMENTS = 10
 
@@ -78,6 +75,7 @@ class _Source:
 @click.option("-q", "quiet", is_flag=True, help="Print only what the program prints.")
 @click.option("-l", "lists", is_flag=True, help="List the probes that the program means, and do not run it.")
 @click.option("-e", "compiles", is_flag=True, help="Check the program, and do not run it.")
+@click.option("--explain", "explains", is_flag=True, help="Say what of the program the server does, and do not run it.")
 @click.option("-Z", "allow_none", is_flag=True, help="Allow descriptions that match no probes yet.")
 @click.option("-x", "settings", multiple=True, metavar="NAME[=VALUE]", help="Set an option of D. Repeatable.")
 @options.output
@@ -93,6 +91,7 @@ def command(
     quiet: bool,
     lists: bool,
     compiles: bool,
+    explains: bool,
     allow_none: bool,
     settings: tuple[str, ...],
     arguments: tuple[str, ...],
@@ -110,7 +109,9 @@ def command(
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             sources.append(_Source(file.read(), f"script {path}"))
     given = [*(["quiet"] if quiet else []), *(["zdefs"] if allow_none else []), *settings]
-    wanted = _Wanted(sources, [Option(*_setting(each), NOWHERE) for each in given], arguments, lists, compiles)
+    wanted = _Wanted(
+        sources, [Option(*_setting(each), NOWHERE) for each in given], arguments, lists, compiles, explains
+    )
     return asyncio.run(_run(server, wanted, pid, tuple(shlex.split(command_text or ""))))
 
 
@@ -126,6 +127,7 @@ class _Wanted:
     arguments: Sequence[str]
     lists: bool
     compiles: bool
+    explains: bool
 
     def parsed(self, target: int | None) -> Program:
         """Return all programs as one, without macro variables. Raises CompileError."""
@@ -141,6 +143,16 @@ class _Wanted:
                 whole.clauses + part.clauses, whole.declarations + part.declarations, whole.options + part.options
             )
         return replace(whole, options=(*whole.options, *self.settings))
+
+    def prepared(self, program: Program, probes: Sequence[Probe], target: int) -> Prepared:
+        """Return a program that can run; see `prepare`. Raises CompileError."""
+        source = self.sources[0] if len(self.sources) == 1 else _Source("", "the programs")
+        try:
+            return prepare(program, probes, target)
+        except DError as error:
+            raise source.failed(error) from None
+        except InvalidArgumentError as error:
+            raise CompileError(escape(f"failed to compile {source.what}: {error.reason}")) from None
 
 
 def _macros(arguments: Sequence[str], target: int | None, *, is_lenient: bool) -> Mapping[str, str]:
@@ -160,11 +172,12 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
             probes = await _probes(client, scope)
-            prepared = _prepared(wanted, program, probes, target or 0)
+            prepared = wanted.prepared(program, probes, target or 0)
             if wanted.lists:
-                _print_list(prepared)
-                return 0
-            if wanted.compiles:
+                prepared.print_list()
+            if wanted.explains:
+                prepared.print_plan()
+            if wanted.lists or wanted.explains or wanted.compiles:
                 return 0
             # a program's clauses are about whomever they name, not about the command alone
             scope = replace(scope, pids=(), follow=False)
@@ -175,52 +188,6 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
             print_stderr(failure)
         code = await run.exit_code(failure)
         return status if status is not None else code
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A program that can run. meant: by `id` of the clause."""
-
-    checked: Checked
-    needs: Needs
-    meant: Mapping[int, Sequence[Meant]]
-
-    def sites(self) -> list[tuple[Probe, Site, int]]:
-        """Return what there is to trace, each in every process that has it; 0 for none yet."""
-        found = {
-            (probe.path, site.offset, pid): (probe, site, pid)
-            for each in (each for some in self.meant.values() for each in some)
-            for probe in each.found
-            for site in probe.sites
-            for pid in probe.pids or (0,)
-            if not pid or each.matches(probe, site, pid)
-        }
-        return list(found.values())
-
-    def selectors(self) -> list[str]:
-        found: dict[str, str] = {}
-        for each in (each for some in self.meant.values() for each in some):
-            count = each.fewest_arguments
-            captures = self.needs.captures(_DEFAULT_ARGUMENTS if count is None else count)
-            found[each.selector.text] = f"{each.selector.text}({captures})"
-        return list(found.values())
-
-
-def _prepared(wanted: _Wanted, program: Program, probes: Sequence[Probe], target: int) -> _Prepared:
-    """Raises CompileError."""
-    source = wanted.sources[0] if len(wanted.sources) == 1 else _Source("", "the programs")
-    known = catalog()
-    try:
-        settings = options_of(program.options)
-        meant = static_probes(program, probes, target)
-        if not settings.allows_no_match:
-            check_found(meant)
-        checked = check(program, lambda clause, index: argument_type(clause, index, meant, known))
-        return _Prepared(checked, needs_of(checked), meant)
-    except DError as error:
-        raise source.failed(error) from None
-    except InvalidArgumentError as error:
-        raise CompileError(escape(f"failed to compile {source.what}: {error.reason}")) from None
 
 
 async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:
@@ -234,23 +201,22 @@ async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:
 
 
 async def _trace(
-    client: AsyncClient, prepared: _Prepared, scope: SubscribeOptions, run: Run, stop: asyncio.Event
+    client: AsyncClient, prepared: Prepared, scope: SubscribeOptions, run: Run, stop: asyncio.Event
 ) -> tuple[str | None, int | None]:
     """Return why it failed, and the program's own exit status, None for neither."""
     settings = options_of(prepared.checked.program.options)
     output = Output()
-    program = Running(prepared.checked, Records(output.write, is_quiet=settings.is_quiet), settings.sorting, tell_fault)
-    runner = Runner(program, output)
+    records = Records(output.write, is_quiet=settings.is_quiet)
+    program = Running(prepared.checked, records, settings.sorting, tell_fault)
+    runner = Runner(program, output, prepared.lowered)
     if not settings.is_quiet:
         print_stderr(f"matched {plural(len(prepared.sites()), 'probe')}")
     failure: str | None = None
     async with AsyncExitStack() as stack:
         subscription: AsyncSubscription | None = None
-        if selectors := prepared.selectors():
-            clause = Clause(tag="hits", selectors=selectors, fields=prepared.needs.fields)
-            subscription = await stack.enter_async_context(client.query([clause], scope))
-        described = subscription.described if subscription else {}
-        hits = Hits(prepared.checked.program.clauses, prepared.meant, described)
+        if clauses := prepared.clauses():
+            subscription = await stack.enter_async_context(client.query(clauses, scope))
+        hits = Hits(prepared.interpreted, prepared.meant, subscription.described if subscription else {})
         runner.own(Moment.BEGIN, hits.own("dtrace", "BEGIN"))
         if runner.done.is_set():
             stop.set()
@@ -282,13 +248,3 @@ def _stop_with(pid: int, stop: asyncio.Event) -> Callable[[], None]:
         os.close(pidfd)
 
     return end
-
-
-def _print_list(prepared: _Prepared) -> None:
-    print(f"{'ID':>5} {'PROVIDER':>10} {'MODULE':>17} {'FUNCTION':>33} NAME")
-    ids = ProbeIds()
-    for probe, site, pid in prepared.sites():
-        parts = probe.provider, os.path.basename(probe.path), site.function or "", probe.name
-        provider, module, function, name = map(escape, parts)
-        number = ids.id_of(*parts)
-        print(f"{number:5} {f'{provider}{pid or str()}':>10} {module:>17} {function:>33} {name}")

@@ -97,6 +97,20 @@ def argument_type(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant
     return known[0] if len(known) == 1 else Integer(64, is_signed=True)
 
 
+def fits_signed(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]]) -> bool:
+    """Report whether an argument is, at all sites of a clause, an integer that fits into 64 bits with a sign.
+
+    Of those that may come later nobody knows.
+    """
+    sites = [site for each in meant[id(clause)] for probe in each.found for site in probe.sites]
+    return bool(sites) and all(
+        index < len(site.arguments)
+        and not site.arguments[index].is_float
+        and (site.arguments[index].signed or site.arguments[index].size in _SIZES - {8})
+        for site in sites
+    )
+
+
 def _type_of(probe: Probe, site: Site, index: int, signatures: Catalog) -> Type | None:
     if index >= len(site.arguments):
         return None

@@ -8,17 +8,21 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import discard_output, print_stderr
-from stapsdtd.client import End, EventBatch, Interruption, Loss, Status
+from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
+from stapsdtd.query.d.aggregations import Row
+from stapsdtd.query.d.evaluate import converted
 from stapsdtd.query.d.probes import Moment, Tick, meaning
+from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stapsdtd.cli.d_hits import Hits
     from stapsdtd.client import AsyncSubscription
     from stapsdtd.query.d.interpret import Program
+    from stapsdtd.query.d.lower import Lowered
     from stapsdtd.query.d.machine import Hit
     from stapsdtd.query.d.nodes import Clause
 
@@ -58,9 +62,11 @@ def tell_fault(hit: Hit, reason: str) -> None:
 class Runner:
     """done: set when the program has exited, or nobody reads what it prints."""
 
-    def __init__(self, program: Program, output: Output) -> None:
+    def __init__(self, program: Program, output: Output, lowered: Mapping[str, Lowered]) -> None:
+        """lowered: what the server adds up, by tag."""
         self._program = program
         self._output = output
+        self._lowered = lowered
         self.done = asyncio.Event()
 
     @property
@@ -94,11 +100,13 @@ class Runner:
                 self.own(tick, hits.own("profile", tick.name))
 
     async def read(self, subscription: AsyncSubscription, hits: Hits) -> None:
-        """Run the clauses of each event, until the End, or until the program exits."""
+        """Run the clauses of each event, and add what was added up, until the End."""
         async for message in subscription.messages():
             match message:
+                case Snapshot():
+                    self._merge(message)
                 case EventBatch(events=events):
-                    for event in events:
+                    for event in () if self.done.is_set() else events:
                         for clause in hits.matching(event):
                             self._program.run(clause, hits.hit(event))
                         if self._program.exit_status is not None:
@@ -117,8 +125,25 @@ class Runner:
                     return
                 case _:
                     pass
-            if self.done.is_set():
-                return
+
+    def _merge(self, snapshot: Snapshot) -> None:
+        """Add what the server added up to an aggregation."""
+        lowered = self._lowered[snapshot.tag]
+        aggregation = self._program.aggregations[lowered.aggregation]
+        unread = 0
+        for row in snapshot.rows:
+            values = {name: int(value) for name, value in row.values.items() if value is not None}
+            count = values.get("values", values.get("count", 0))
+            if None in row.key or not count:
+                unread += count
+                continue
+            key = tuple(converted(part, kind) for part, kind in zip(row.key, aggregation.key, strict=True)
+                        if isinstance(part, int | str))  # fmt: skip
+            bins = aggregation.bins_of((bucket.low, bucket.high, bucket.count) for bucket in row.buckets)
+            extremes = values.get("min", INT64_MAX), values.get("max", INT64_MIN)
+            aggregation.merge(key, Row(count, signed(values.get("sum", 0)), 0, *extremes, bins))
+        if unread:
+            print_stderr(f"{unread} errors on enabled probes of @{lowered.aggregation}: invalid address")
 
     async def until_done(self, stop: asyncio.Event) -> None:
         """Have stop set when the program is done."""

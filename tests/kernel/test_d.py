@@ -78,6 +78,27 @@ def test_aggregations_and_variables(daemon: Daemon, ticker_program: Path) -> Non
     assert sum(line[-1] == "1" and "|@" in "".join(line) for line in lines) == 4
 
 
+@pytest.mark.vm
+def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticker_program: Path) -> None:
+    tick = f"{TICKER}$target:::tick /arg1 < -1/"
+    what = (
+        "@[copyinstr(arg2), execname] = count(); @s = sum(arg1); @a = avg(arg1); @l = min(arg1); @q = quantize(arg1);"
+    )
+    printed = [
+        run(daemon, "-q", "-n", f"{tick} {{ {what} {more} }}", "-c", f"{ticker_program} 100").stdout
+        for more in ("", "x = 1;")
+    ]
+    assert printed[0] == printed[1]
+    assert rows(printed[0])[0] == ["tick", ticker_program.name, "98"]
+    plans = [
+        run(daemon, "--explain", "-n", f"{tick} {{ {what} {more} }}", "-c", f"{ticker_program} 100").stdout
+        for more in ("", "x = 1;")
+    ]
+    assert "  the server adds up: values, sum of arg1 where arg1 < -1\n" in plans[0]
+    assert "this command runs it" not in plans[0]
+    assert plans[1].endswith("  this command runs it for each hit\n")
+
+
 def test_predicates_on_the_process_and_its_user(daemon: Daemon, ticker: Ticker, engine: str) -> None:
     with subprocess.Popen(
         [*stapsdt_command(daemon.target, "d"), "-q", "-p", str(ticker.pid), "-n",

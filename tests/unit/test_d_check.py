@@ -172,12 +172,13 @@ def test_needs() -> None:
         'a:::b /arg3 > 1 && uid == 0/ { printf("%s %s", copyinstr(arg1), args[2]); @[gid] = sum(args[0]); }'
         "a:::c { if (pid) { trace((int)arg9); } copyinstr((char *)arg4, 8); }"
     )
-    needs = needs_of(program)
+    needs = needs_of(program, program.program.clauses)
     assert needs == Needs(frozenset({0, 1, 3, 4, 9}), frozenset({1, 2, 4}), ("gid", "uid"))
     assert needs.captures(10) == "arg0, arg1, arg3, arg4, arg9, arg1:str, arg2:str, arg4:str"
     assert needs.captures(2) == "arg0, arg1, arg1:str"
+    wrong = checked("a:::b { copyinstr(arg0 + 8); }")
     with pytest.raises(DError) as caught:
-        needs_of(checked("a:::b { copyinstr(arg0 + 8); }"))
+        needs_of(wrong, wrong.program.clauses)
     assert caught.value.reason.startswith("copyinstr() takes an argument, such as arg0, and not arg0 + 8: memory is")
 
 

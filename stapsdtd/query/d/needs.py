@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stapsdtd.query.d.checked import Checked
@@ -32,12 +32,12 @@ class Needs:
         return ", ".join(numbers + strings)
 
 
-def needs_of(checked: Checked) -> Needs:
-    """Raises DError for memory that is not an argument's."""
+def needs_of(checked: Checked, clauses: Iterable[Clause]) -> Needs:
+    """clauses: those that are interpreted. Raises DError for memory that is not an argument's."""
     numbers: set[int] = set()
     strings: set[int] = set()
     fields: set[str] = set()
-    for clause in checked.program.clauses:
+    for clause in clauses:
         for node in _nodes(clause):
             match node:
                 case Call("copyinstr", arguments):
