@@ -70,6 +70,8 @@ def _aligned(cells: Sequence[str], widths: Sequence[int], numbers: int) -> str:
 def _shown(value: Value) -> str:
     if value is None:
         return "<unread>"
+    if isinstance(value, bool):
+        return str(value).lower()
     text = value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else str(value)
     return escape(text)
 

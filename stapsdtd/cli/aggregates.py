@@ -16,9 +16,11 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.joined_rows import to_join, without_literals
+from stapsdtd.cli.known_signatures import catalog
+from stapsdtd.cli.named_values import with_meanings
 from stapsdtd.cli.quantity import UNITS
 from stapsdtd.cli.render import discard_output, print_stderr
-from stapsdtd.cli.signatures import as_given, catalog, resolve_aggregate
+from stapsdtd.cli.signatures import as_given, resolve_aggregate
 from stapsdtd.cli.silence import why_silent
 from stapsdtd.cli.snapshot_output import Output, Shown, output_for
 from stapsdtd.cli.splitting import split_keys
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stapsdtd.cli.aggregate_tables import Table
+    from stapsdtd.cli.known_signatures import Known
     from stapsdtd.cli.pairs import Pair
     from stapsdtd.client import AsyncSubscription
-    from stapsdtd.signatures import Catalog
+    from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import SubscribeOptions
 
 _LIVE_MS = 1000
@@ -146,7 +149,7 @@ def run(
                 wanted = await _resolved(client, selectors, pair, run.in_scope(subscribe_options), aggregate, known)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(hints, subscription.sites)
-                reader = _Reader(output, shown)
+                reader = _Reader(output, shown, wanted.meanings)
                 try:
                     failure = await follow(
                         subscription, reader.run(subscription), stop, duration=shown.duration, run=run
@@ -175,23 +178,29 @@ async def _resolved(  # noqa: PLR0917 - what a command was told
     pair: Pair | None,
     subscribe_options: SubscribeOptions,
     aggregate: Aggregate,
-    known: Catalog,
+    known: Known,
 ) -> Wanted:
     """Replace names of arguments by their positions."""
     if pair is None:
-        scope, named = await resolve_aggregate(client, selectors, subscribe_options, aggregate, known)
-        return Wanted(as_given(selectors), scope, named)
+        scope, named, meanings = await resolve_aggregate(client, selectors, subscribe_options, aggregate, known)
+        return Wanted(as_given(selectors), scope, named, meanings=meanings)
     return await pair.wanted(client, subscribe_options, known, aggregate)
 
 
 class _Reader:
     """Shows snapshots. failure: why that was not possible any more."""
 
-    def __init__(self, output: Output, shown: Shown) -> None:
+    def __init__(self, output: Output, shown: Shown, meanings: Sequence[Declared | None]) -> None:
+        """meanings: of keys, as far as they are known."""
         self._output = output
+        self._meanings = meanings
         self._count = shown.count
         self._dialect = shown.dialect
         self.failure: str | None = None
+
+    def _readable(self, snapshot: Snapshot) -> Snapshot:
+        named = with_meanings(snapshot, self._meanings) if any(self._meanings) else snapshot
+        return without_literals(named, self._dialect) if self._dialect else named
 
     async def run(self, subscription: AsyncSubscription) -> None:
         """Return after the End, after so many snapshots, or when nothing can be written any more."""
@@ -199,7 +208,7 @@ class _Reader:
             try:
                 match message:
                     case Snapshot():
-                        self._output.show(without_literals(message, self._dialect) if self._dialect else message)
+                        self._output.show(self._readable(message))
                         if message.number == self._count:
                             return
                     case Interruption(error):

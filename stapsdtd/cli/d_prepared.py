@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stapsdtd.cli.d_hits import ProbeIds
 from stapsdtd.cli.d_probes import Meant, argument_type, check_found, fits_signed, static_probes
-from stapsdtd.cli.signatures import catalog
+from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.client import Aggregate, Clause
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.lower import lowered

@@ -138,7 +138,7 @@ class EventLines:
         hexadecimal = (
             position
             for position in range(len(described.captures))
-            if _is_hexadecimal(described, position, is_named=position in named)
+            if _is_hexadecimal(described, position, named.get(position))
         )
         labels = {at: _label(capture.field) for at, capture in enumerate(described.captures) if capture.field}
         labels |= {at: f"{each.declared.name}=" for at, each in named.items()}
@@ -163,9 +163,12 @@ def _label(field: str) -> str:
     return f"{field}=" if field.isidentifier() else f"({field})="
 
 
-def _is_hexadecimal(described: DescribedSite, position: int, *, is_named: bool) -> bool:
+def _is_hexadecimal(described: DescribedSite, position: int, named: Named | None) -> bool:
     capture, arguments = described.captures[position], described.site.arguments
-    # whether a named one is an address is known, and so is how to capture it
+    if capture.is_hex:
+        return True
+    if named is not None:
+        # a string that a glob of unknown probes has not fetched is an address, too
+        return named.declared.kind in {Kind.POINTER, Kind.STRING}
     is_own = not capture.field and not capture.of_start
-    is_argument = is_own and not is_named and capture.index < len(arguments)
-    return capture.is_hex or (is_argument and is_address(arguments[capture.index]))
+    return is_own and capture.index < len(arguments) and is_address(arguments[capture.index])

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.catalog.selectors import parse
-from stapsdtd.cli import options, signatures
+from stapsdtd.cli import options
+from stapsdtd.cli.known_signatures import catalog, no_signatures
 from stapsdtd.cli.probe_tables import dtrace_lines, fit_of, object_lines, semaphore
 from stapsdtd.cli.render import format_signature, plural, print_grouped, print_stderr, terminal_width, wants_color
 from stapsdtd.cli.unmatched import has_inventory, why_unmatched
@@ -55,7 +56,7 @@ semaphore (yes or no), pids, path, and argument types.
     "-l", "--dtrace", "as_dtrace", is_flag=True, help="Print DTrace's columns: ID, PROVIDER, MODULE, FUNCTION, NAME."
 )
 @click.option("-v", "--types", is_flag=True, help="As -l, with the types of the arguments.")
-@signatures.no_signatures
+@no_signatures
 @options.as_json
 @click.pass_obj
 def command(
@@ -80,7 +81,7 @@ def command(
     """
     if files and installed:
         raise click.UsageError("--installed cannot be combined with --file")
-    known = signatures.catalog() if details and not no_signatures else None
+    known = catalog() if details and not no_signatures else None
     with Client(server.address, tls=server.tls) as client:
         listing = client.list_probes(
             selectors,

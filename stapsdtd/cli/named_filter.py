@@ -16,7 +16,7 @@ from stapsdtd.signatures import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stapsdtd.signatures import Signature
+    from stapsdtd.signatures import Declared, Signature
 
 _TOKEN = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[0-9]\w*)|([A-Za-z_]\w*)(?!\w*\s*\()""", re.DOTALL)
 """A string or a number, or a name, which is not that of a function."""
@@ -95,6 +95,16 @@ def field_by_position(field: str, signatures: Signatures) -> str:
         return by_position(field, signatures, "--fields")
     argument, _, how = key_by_position(field, signatures, "--fields").partition(":")
     return f"str({argument})" if how == "str" else argument
+
+
+def key_meaning(key: str, signatures: Signatures) -> Declared | None:
+    """Return what a key's values mean: the argument that it names, if that means the same wherever it is."""
+    match = _ONE_NAME.fullmatch(key)
+    if match is None or match[2] or (index := _index(match[1], signatures, "--by")) is None:
+        return None
+    meanings = [each.arguments[index] for some in signatures for each in some if each.arguments]
+    same = all((each.kind, each.labels) == (meanings[0].kind, meanings[0].labels) for each in meanings)
+    return meanings[0] if same else None
 
 
 def _cut_string(name: str, index: int, lengths: set[int | None], option: str) -> str:

@@ -12,15 +12,17 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.signatures import named_probe
+from stapsdtd.catalog.selectors import parse
+from stapsdtd.cli.signature_captures import named_probe
 from stapsdtd.client import EventBatch
 from stapsdtd.signatures import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from stapsdtd.client import DescribedSite, EventBlock, Value
-    from stapsdtd.signatures import Catalog, Declared
+    from stapsdtd.cli.known_signatures import Known
+    from stapsdtd.client import DescribedSite, EventBlock, Snapshot, Value
+    from stapsdtd.signatures import Declared
 
 _ESCAPED_BYTE = re.compile(r"\\x[89a-f][0-9a-f]|.", re.DOTALL)
 """As the client decodes a byte that is not UTF-8, or any character."""
@@ -37,16 +39,14 @@ class Named:
 
 
 class ArgumentNames:
-    """Knows the values' names at sites of some probes, as long as their signatures fit there."""
+    """Knows the values' names at sites that some selectors match, as long as their signatures fit there."""
 
-    def __init__(
-        self, catalog: Catalog, probes: Collection[tuple[str, str]], start: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, known: Known, selectors: Iterable[str], start: tuple[str, str] | None = None) -> None:
         """start: the probe that begins spans, if its arguments have names."""
-        self._catalog = catalog
-        self._probes = frozenset(probes)
+        self._known = known
+        self._selectors = [parse(text) for text in selectors]
         # of which nothing but its name is known here, so that versions must not differ
-        declared = [signature.arguments for signature in catalog.of(*start)] if start else []
+        declared = [signature.arguments for signature in known.of(*start)] if start else []
         self._of_start = declared[0] if declared and all(each == declared[0] for each in declared) else None
         self._named: dict[int, Mapping[int, Named]] = {}
 
@@ -59,10 +59,11 @@ class ArgumentNames:
 
     def _look_up(self, described: DescribedSite) -> Mapping[int, Named]:
         named = _named(self._of_start, described, of_start=True)
-        probe = named_probe(described.probe)
-        if probe not in self._probes:
+        probe = described.probe
+        if not any(each.matches_provider(probe.provider) and each.matches_name(probe.name) for each in self._selectors):
             return named
-        signature = self._catalog.fit(*probe, (described.site,), described.probe.architecture).signature
+        signature = self._known.fit_in(named_probe(probe), probe, (described.site,)).signature
+        self._known.tell_contradictions()
         return _named(signature.arguments if signature else None, described, of_start=False) | named
 
     def cut(self, batch: EventBatch) -> EventBatch:
@@ -139,6 +140,23 @@ def meaning(declared: Declared, value: Value) -> Value | bool:
         named = [label for bits, label in declared.labels.items() if bits and value & bits == bits]
         return "|".join(named + ([hex(rest)] if rest else []))
     return value
+
+
+def with_meanings(snapshot: Snapshot, meanings: Sequence[Declared | None]) -> Snapshot:
+    """Return a snapshot whose keys are what their values mean. meanings: of each part, as far as they are known."""
+    return replace(
+        snapshot,
+        rows=tuple(
+            replace(
+                row,
+                key=tuple(
+                    part if declared is None else meaning(declared, part)
+                    for part, declared in zip(row.key, meanings, strict=True)
+                ),
+            )
+            for row in snapshot.rows
+        ),
+    )
 
 
 def readable(declared: Declared, value: Value) -> str | None:

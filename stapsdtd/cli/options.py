@@ -59,7 +59,7 @@ class Server(NamedTuple):
 
 def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete names of probes, with what is known of each as its help."""
-    from stapsdtd.cli.signatures import own_folder  # noqa: PLC0415 (this module serves `--help` too)
+    from stapsdtd.cli.known_signatures import own_folder  # noqa: PLC0415 (this module serves `--help` too)
     from stapsdtd.signatures import Catalog  # noqa: PLC0415
 
     del parameter

@@ -10,15 +10,17 @@ import click
 
 from stapsdtd.cli import options, signatures
 from stapsdtd.cli.aggregates import keys
-from stapsdtd.cli.named_filter import key_by_position
+from stapsdtd.cli.signature_captures import meant
+from stapsdtd.cli.signatures import Keys
 from stapsdtd.cli.unmatched import Wanted
 from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stapsdtd.cli.known_signatures import Known
     from stapsdtd.client import AsyncClient
-    from stapsdtd.signatures import Catalog
+    from stapsdtd.signatures import Declared
 
 _OF_START = "start."
 
@@ -34,11 +36,11 @@ class Pair:
     nested: bool = False
     timeout: float | None = None
 
-    def known_end(self, known: Catalog) -> Pair:
+    def known_end(self, known: Known) -> Pair:
         """Return the pair with its end. Raises click.UsageError if that is neither given nor known."""
         if self.end:
             return self
-        found = signatures.meant(self.start, known)
+        found = meant(self.start, known)
         ends = {signature.ends_with for signature in known.of(*found[1])} if found else set()
         if len(ends) != 1 or found is None or not (end := ends.pop()):
             raise click.UsageError(f"which probe ends {self.start} is not known: name it after that, as END")
@@ -51,7 +53,7 @@ class Pair:
         self,
         client: AsyncClient,
         given: SubscribeOptions,
-        known: Catalog,
+        known: Known,
         aggregate: Aggregate | None = None,
         *,
         is_named: bool = True,
@@ -66,13 +68,15 @@ class Pair:
             (start,) = signatures.as_given([pair.start])
             return Wanted(signatures.as_given([pair.end]), given, aggregate, span, start)
         of_start = replace(given, where=pair.start_where, fields=())
-        starts, of_start = await signatures.resolve(client, [pair.start], of_start, known)
+        start, of_start = await signatures.resolve_start(client, pair.start, of_start, known)
         ends, of_end = await signatures.resolve(client, [pair.end], given, known)
+        meanings: list[Declared | None] = []
         if aggregate is not None:
-            starts, ends = signatures.as_given([pair.start]), signatures.as_given([pair.end])
-            aggregate = replace(aggregate, by=await pair.keys(client, aggregate.by, given, known))
-        key = await _by_position(client, [pair.start, pair.end], pair.key, given, known)
-        return Wanted(ends, of_end, aggregate, pair.made(starts[0].text, of_start.where, key), starts[0])
+            (start,), ends = signatures.as_given([pair.start]), signatures.as_given([pair.end])
+            keys = await pair.keys(client, aggregate.by, given, known)
+            aggregate, meanings = replace(aggregate, by=keys.texts), keys.meanings
+        key = (await _by_position(client, [pair.start, pair.end], pair.key, given, known)).texts
+        return Wanted(ends, of_end, aggregate, pair.made(start.text, of_start.where, key), start, meanings)
 
     def made(self, start: str, start_where: str, key: Sequence[str]) -> Span:
         return Span(
@@ -83,22 +87,24 @@ class Pair:
             timeout_ms=round((self.timeout or 0) * 1000),
         )
 
-    async def keys(self, client: AsyncClient, by: Sequence[str], given: SubscribeOptions, known: Catalog) -> list[str]:
+    async def keys(self, client: AsyncClient, by: Sequence[str], given: SubscribeOptions, known: Known) -> Keys:
         """Replace names of arguments in keys, of which those of the start begin with `start.`."""
         of_start = [key.removeprefix(_OF_START) for key in by if key.startswith(_OF_START)]
         of_end = [key for key in by if not key.startswith(_OF_START)]
-        starts = iter(await _by_position(client, [self.start], of_start, given, known))
-        ends = iter(await _by_position(client, [self.end], of_end, given, known))
-        return [f"{_OF_START}{next(starts)}" if key.startswith(_OF_START) else next(ends) for key in by]
+        starts = await _by_position(client, [self.start], of_start, given, known)
+        ends = await _by_position(client, [self.end], of_end, given, known)
+        starting = zip((f"{_OF_START}{text}" for text in starts.texts), starts.meanings, strict=True)
+        ending = zip(ends.texts, ends.meanings, strict=True)
+        pairs = [next(starting if key.startswith(_OF_START) else ending) for key in by]
+        return Keys([text for text, _ in pairs], [meaning for _, meaning in pairs])
 
 
 async def _by_position(
-    client: AsyncClient, selectors: Sequence[str], keys: Sequence[str], wanted: SubscribeOptions, known: Catalog
-) -> list[str]:
+    client: AsyncClient, selectors: Sequence[str], keys: Sequence[str], wanted: SubscribeOptions, known: Known
+) -> Keys:
     if not keys:
-        return []
-    fitting = await signatures.fitting(client, selectors, wanted, known)
-    return [key_by_position(key, fitting) for key in keys]
+        return Keys([], [])
+    return signatures.keys_by_position(keys, await signatures.fitting(client, selectors, wanted, known))
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:

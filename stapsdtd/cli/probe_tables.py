@@ -19,7 +19,7 @@ from itertools import count, groupby
 from typing import TYPE_CHECKING
 
 from stapsdtd.cli.render import abbreviate, fold, format_signature, format_type, paint
-from stapsdtd.cli.signatures import named_probe
+from stapsdtd.cli.signature_captures import named_probe
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized
 from stapsdtd.cli.check import Check
+from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import abbreviate, plural
 from stapsdtd.cli.runtimes import RUNTIMES, Installed, Runtime, installed, running
-from stapsdtd.cli.signatures import catalog
 from stapsdtd.client import Client, ClientError
 
 if TYPE_CHECKING:

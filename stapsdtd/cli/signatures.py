@@ -1,57 +1,41 @@
-"""The signatures that commands use, and the captures that they make of selectors.
-
-    hotspot:class__loaded                 ──►  hotspot:class__loaded(arg0:str, arg1, arg2:hex, arg3)
-    hotspot:class__loaded(class, shared)  ──►  hotspot:class__loaded(arg0:str, arg1, arg3)
-
-A string that comes with its length brings that along, since it is cut there. In a filter, names become positions.
-"""
+"""What commands make of selectors, filters and keys before they are sent: names of arguments become positions."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import click
-
-from stapsdtd.catalog.selectors import Selector, normalized, parse
-from stapsdtd.cli.named_filter import by_position, field_by_position, has_names, key_by_position, key_has_names
+from stapsdtd.cli.expanded_selectors import expanded, matched_probes, narrowed
+from stapsdtd.cli.named_filter import (
+    by_position,
+    field_by_position,
+    has_names,
+    key_by_position,
+    key_has_names,
+    key_meaning,
+)
 from stapsdtd.cli.render import print_stderr
-from stapsdtd.client import AsyncClient, ClientError, Probe
-from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.signatures import OWN_FILES, Catalog, Declared, Kind, Signature
+from stapsdtd.cli.signature_captures import Resolved, fitting_everywhere, meant, names_in, parsed, with_captures
+from stapsdtd.client import ClientError
 from stapsdtd.subscribe_options import Aggregate, SubscribeOptions
 
-_FOLDER_VARIABLE = "STAPSDT_SIGNATURES"
-_BY_POSITION = re.compile(r"\s*(arg\d.*)?", re.DOTALL)
-_BY_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*(:[^,]*)?")
-
-no_signatures = click.option(
-    "--no-signatures",
-    is_flag=True,
-    help="Do not use what is known of probes' arguments: no names, and all arguments as integers.",
-)
+if TYPE_CHECKING:
+    from stapsdtd.cli.known_signatures import Known
+    from stapsdtd.client import AsyncClient, Probe
+    from stapsdtd.signatures import Declared, Signature
 
 
-def own_folder() -> Path:
-    """Return where the host's or the user's own files are."""
-    return Path(os.environ.get(_FOLDER_VARIABLE) or OWN_FILES)
-
-
-def catalog() -> Catalog:
-    """Return the known signatures. What is wrong with own files is told on standard error."""
-    return Catalog(own_folder(), warn=lambda error: print_stderr(f"{error}; the file is skipped"))
+_ALWAYS_TAKEN = 64
+"""So few selectors that the server is not asked for its limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A selector as it is sent to the server. given: as it was written. probe: whose arguments have names, if any."""
+class Keys:
+    """Keys by position, and what the values of each mean, as far as they were named."""
 
-    text: str
-    given: str
-    probe: tuple[str, str] | None = None
+    texts: list[str]
+    meanings: list[Declared | None]
 
 
 def as_given(selectors: Iterable[str]) -> tuple[Resolved, ...]:
@@ -60,92 +44,75 @@ def as_given(selectors: Iterable[str]) -> tuple[Resolved, ...]:
 
 
 async def resolve(
-    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Catalog
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Known
 ) -> tuple[tuple[Resolved, ...], SubscribeOptions]:
     """Give selectors the captures that signatures say, where they have none of their own, or name arguments.
 
     Names in the options' filter and fields become positions, too. Raises click.UsageError for a name that is not known.
-    A signature is not used where a file's notes contradict it, which is told on standard error.
+    A signature is not used in a file whose notes contradict it, which is told on standard error.
     """
-    has_named = has_names(options.where) or any(map(has_names, options.fields))
-    depending = [given for given in selectors if "(" not in given or _names(given) or has_named]
-    probes = await _known_probes(client, depending, options, known)
-    resolved = tuple(with_captures(given, probes, known) for given in selectors)
+    probes = await _probes_for(client, selectors, options, known)
+    several = [expanded(given, probes, known) for given in selectors]
     fit = _all_fitting(selectors, probes, known)
+    where = by_position(options.where, fit)
     fields = [field_by_position(field, fit) for field in options.fields]
-    return resolved, replace(options, where=by_position(options.where, fit), fields=fields)
+    known.tell_contradictions()
+    return await _within_limit(client, several), replace(options, where=where, fields=fields)
+
+
+async def resolve_start(
+    client: AsyncClient, given: str, options: SubscribeOptions, known: Known
+) -> tuple[Resolved, SubscribeOptions]:
+    """Resolve the selector of spans' starts, which all have the same captures. Raises click.UsageError."""
+    probes = await _probes_for(client, [given], options, known)
+    resolved = with_captures(given, probes, known)
+    where = by_position(options.where, _all_fitting([given], probes, known))
+    known.tell_contradictions()
+    return resolved, replace(options, where=where)
 
 
 async def resolve_aggregate(
-    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate, known: Catalog
-) -> tuple[SubscribeOptions, Aggregate]:
-    """Replace names of arguments in the filter, the value and the keys. Raises click.UsageError as resolve does."""
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, aggregate: Aggregate, known: Known
+) -> tuple[SubscribeOptions, Aggregate, list[Declared | None]]:
+    """Replace names of arguments in the filter, the value and the keys, and return what keys mean.
+
+    Raises click.UsageError as resolve does.
+    """
     if not (has_names(options.where) or has_names(aggregate.value) or any(map(key_has_names, aggregate.by))):
-        return options, aggregate
+        return options, aggregate, []
     fit = await fitting(client, selectors, options, known)
-    by = [key_by_position(key, fit) for key in aggregate.by]
+    keys = keys_by_position(aggregate.by, fit)
     value = by_position(aggregate.value, fit, "VALUE")
     where = by_position(options.where, fit)
-    return replace(options, where=where), replace(aggregate, by=by, value=value)
+    return replace(options, where=where), replace(aggregate, by=keys.texts, value=value), keys.meanings
+
+
+def keys_by_position(keys: Sequence[str], fit: Sequence[Sequence[Signature]]) -> Keys:
+    return Keys([key_by_position(key, fit) for key in keys], [key_meaning(key, fit) for key in keys])
 
 
 async def fitting(
-    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Catalog
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Known
 ) -> list[tuple[Signature, ...]]:
-    """Return the signatures that the probe of each selector may have."""
-    return _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
+    """Return the signatures that each probe of selectors may have."""
+    fit = _all_fitting(selectors, await _known_probes(client, selectors, options, known), known)
+    known.tell_contradictions()
+    return fit
 
 
-def with_captures(given: str, probes: Iterable[Probe], known: Catalog) -> Resolved:
-    """Resolve a selector. probes: those that exist, which say whose signature it is where versions differ."""
-    names = _names(given)
-    if "(" in given and not names:
-        return Resolved(given, given)
-    found = meant(given, known)
-    if found is None:
-        if names:
-            why = "names of arguments need one probe whose arguments are known, and no globs"
-            raise click.UsageError(f"{given}: {why}; write arg0 instead of {names[0].strip()}")
-        return Resolved(given, given)
-    selector, probe = found
-    signatures, reason = _fitting(selector, probe, probes, known)
-    lists = {_captures(given, signature) for signature in signatures}
-    if len(lists) > 1:
-        reason = "versions differ, and which one it is going to be is not known"
-    captures = lists.pop() if len(lists) == 1 else None
-    if captures is not None:
-        return Resolved(f"{selector.text}({captures})", given, probe)
-    if names:
-        raise click.UsageError(f"{given}: {reason or 'its arguments have no names'}; write arg0 for the first one")
-    if reason:
-        print_stderr(f"{selector.text}: its signature is not used: {reason}")
-    return Resolved(given, given)
-
-
-def meant(given: str, known: Catalog) -> tuple[Selector, tuple[str, str]] | None:
-    """Return a selector without its captures, and the one probe that it names, if there are signatures of that."""
-    try:
-        selector = parse(given.partition("(")[0])
-    except InvalidArgumentError:
-        # the server says what is wrong
-        return None
-    providers = [selector.provider.text, *([selector.provider_of_pid[0].text] if selector.provider_of_pid else [])]
-    name = selector.name.text
-    probes = [(provider, name) for provider in providers if known.of(provider, name)]
-    return (selector, probes[0]) if probes and not selector.is_glob else None
-
-
-def _names(given: str) -> list[str]:
-    """Return the captures that name an argument."""
-    captures = given.partition("(")[2].rpartition(")")[0].split(",")
-    return [capture for capture in captures if not _BY_POSITION.fullmatch(capture)]
+async def _probes_for(
+    client: AsyncClient, selectors: Sequence[str], options: SubscribeOptions, known: Known
+) -> Sequence[Probe]:
+    has_named = has_names(options.where) or any(map(has_names, options.fields))
+    depending = [given for given in selectors if "(" not in given or names_in(given) or has_named]
+    return await _known_probes(client, depending, options, known)
 
 
 async def _known_probes(
-    client: AsyncClient, selectors: Iterable[str], options: SubscribeOptions, known: Catalog
+    client: AsyncClient, selectors: Iterable[str], options: SubscribeOptions, known: Known
 ) -> Sequence[Probe]:
-    """Return the probes with signatures that selectors name, in running programs or else in files."""
-    heads = [given.partition("(")[0] for given in selectors if meant(given, known)]
+    """Return the probes with signatures that selectors match, in running programs or else in files."""
+    heads = [head for given in selectors for head in _heads(given, known)]
     if not heads:
         return ()
     try:
@@ -158,57 +125,46 @@ async def _known_probes(
         return ()
 
 
-def _all_fitting(selectors: Iterable[str], probes: Sequence[Probe], known: Catalog) -> list[tuple[Signature, ...]]:
-    return [_fitting(*found, probes, known)[0] if (found := meant(given, known)) else () for given in selectors]
+def _heads(given: str, known: Known) -> list[str]:
+    """Return selectors of the probes of a selector that may have signatures."""
+    selector = parsed(given)
+    if selector is None:
+        return []
+    if not selector.is_glob:
+        return [selector.text] if meant(given, known) else []
+    providers = [provider for provider in known.providers() if selector.matches_provider(provider)]
+    return [narrowed(selector, provider, selector.name.text) for provider in providers]
 
 
-def _fitting(
-    selector: Selector, probe: tuple[str, str], probes: Iterable[Probe], known: Catalog
-) -> tuple[tuple[Signature, ...], str]:
-    """Return the signatures that a probe may have, or why there is none: a file contradicts them."""
-    signatures = []
-    for each in probes:
-        if _is_meant(selector, each):
-            fit = known.fit(*probe, each.sites, each.architecture)
-            if fit.signature is None:
-                return (), f"in {each.path}, {fit.contradiction}"
-            signatures.append(fit.signature)
-    return tuple(signatures) or known.of(*probe), ""
+def _all_fitting(selectors: Iterable[str], probes: Sequence[Probe], known: Known) -> list[tuple[Signature, ...]]:
+    """Return the signatures of each probe, none for what is not known."""
+    return [fit for given in selectors for fit in _fitting(given, probes, known)]
 
 
-def _is_meant(selector: Selector, probe: Probe) -> bool:
-    return (
-        selector.matches_provider(probe.provider)
-        and selector.matches_name(probe.name)
-        and selector.matches_module(probe.path)
-    )
+def _fitting(given: str, probes: Sequence[Probe], known: Known) -> list[tuple[Signature, ...]]:
+    selector = parsed(given)
+    if selector is None:
+        return [()]
+    if selector.is_glob:
+        found = matched_probes(selector, probes, known)
+    else:
+        found = [one[1]] if (one := meant(given, known)) else []
+    return [fitting_everywhere(selector, probe, probes, known)[0] for probe in found] or [()]
 
 
-def _captures(given: str, signature: Signature) -> str | None:
-    """Return the capture list that a signature makes of a selector's, by default of all arguments."""
-    if signature.arguments is None:
-        return None
-    written = given.partition("(")[2].rpartition(")")[0]
-    parts = written.split(",") if written else [declared.name for declared in signature.arguments]
-    captures = [capture for part in parts for capture in _capture(given, part, signature.arguments)]
-    return ", ".join(dict.fromkeys(captures))
-
-
-def _capture(given: str, part: str, arguments: Sequence[Declared]) -> list[str]:
-    match = _BY_NAME.fullmatch(part)
-    if _BY_POSITION.fullmatch(part) or match is None:
-        return [part.strip()]
-    name, how = match.groups()
-    index = next((index for index, declared in enumerate(arguments) if declared.name == name), None)
-    if index is None:
-        has = ", ".join(declared.name for declared in arguments) or "none"
-        raise click.UsageError(f"{given}: it has no argument named {name}; its arguments are: {has}")
-    declared = arguments[index]
-    default = {Kind.STRING: ":str", Kind.POINTER: ":hex"}.get(declared.kind, "")
-    lengths = [f"arg{at}" for at, other in enumerate(arguments) if declared.length and other.name == declared.length]
-    return [f"arg{index}{how or default}", *lengths]
-
-
-def named_probe(probe: Probe) -> tuple[str, str]:
-    """Return a probe's provider and name as selectors compare them."""
-    return normalized(probe.provider), normalized(probe.name)
+async def _within_limit(client: AsyncClient, several: Sequence[Sequence[Resolved]]) -> tuple[Resolved, ...]:
+    """Leave out parts that the server has no room for, the last ones first."""
+    resolved = [each for of_one in several for each in of_one]
+    parts = [each for each in resolved if each.is_part]
+    if len(resolved) <= _ALWAYS_TAKEN:
+        return tuple(resolved)
+    try:
+        limit = (await client.info()).limits.max_selectors
+    except ClientError:
+        return tuple(each for each in resolved if not each.is_part)
+    excess = len(resolved) - limit
+    if excess <= 0:
+        return tuple(resolved)
+    left_out = set(parts[-excess:])
+    print_stderr(f"strings of {len(left_out)} probes are shown as numbers: the server takes {limit} selectors")
+    return tuple(each for each in resolved if each not in left_out)

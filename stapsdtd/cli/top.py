@@ -14,8 +14,9 @@ from stapsdtd.cli import options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.cli.render import discard_output, print_stderr
-from stapsdtd.cli.signatures import catalog, resolve
+from stapsdtd.cli.signatures import resolve
 from stapsdtd.cli.top_output import output_for
 from stapsdtd.cli.top_rates import Rates
 from stapsdtd.cli.unmatched import Wanted, subscribed

@@ -19,6 +19,7 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.event_fields import event_fields
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.known_signatures import catalog, no_signatures
 from stapsdtd.cli.named_values import ArgumentNames
 from stapsdtd.cli.render import discard_output, print_stderr
 from stapsdtd.cli.silence import why_silent
@@ -36,8 +37,8 @@ from stapsdtd.client import (
 from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
+    from stapsdtd.cli.known_signatures import Known
     from stapsdtd.cli.pairs import Pair
-    from stapsdtd.signatures import Catalog
 
 _EXAMPLES = """\b
 Examples:
@@ -74,7 +75,7 @@ def event_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options.as_json,
         options.output,
         in_one_argument,
-        signatures.no_signatures,
+        no_signatures,
         event_fields,
         click.option(
             "--queue",
@@ -140,7 +141,7 @@ def run_trace(
     async def trace() -> int:
         stop = asyncio.Event()
         with set_on_signals(stop), started(shown.command_line, server.address) as run:
-            known = signatures.catalog()
+            known = catalog()
             async with AsyncExitStack() as stack:
                 client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
                 scope = run.in_scope(subscribe_options)
@@ -149,7 +150,7 @@ def run_trace(
                 else:
                     wanted = await pair.wanted(client, scope, known, is_named=not shown.no_signatures)
                 start = wanted.start.probe if wanted.start else None
-                names = ArgumentNames(known, [each.probe for each in wanted.selectors if each.probe], start)
+                names = ArgumentNames(known, [each.text for each in wanted.selectors if each.has_names], start)
                 output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(subscription.sites, hints)
@@ -176,7 +177,7 @@ def run_trace(
 
 
 async def _resolved(
-    client: AsyncClient, selectors: Sequence[str], scope: SubscribeOptions, known: Catalog, shown: Shown
+    client: AsyncClient, selectors: Sequence[str], scope: SubscribeOptions, known: Known, shown: Shown
 ) -> Wanted:
     if shown.no_signatures:
         return Wanted(signatures.as_given(selectors), scope)

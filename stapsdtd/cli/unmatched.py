@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from stapsdtd.catalog.selectors import Selector
-    from stapsdtd.cli.signatures import Resolved
+    from stapsdtd.cli.signature_captures import Resolved
     from stapsdtd.client import AsyncClient, AsyncSubscription, Probe, ServerInfo, SiteStatus
+    from stapsdtd.signatures import Declared
     from stapsdtd.subscribe_options import Aggregate, Span, SubscribeOptions
 
 _SUGGESTIONS = 3
@@ -79,13 +80,14 @@ class NothingMatchesError(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a command subscribes to. start: of the span, if there is one."""
+    """What a command subscribes to. start: of the span, if there is one. meanings: of keys, if known."""
 
     selectors: Sequence[Resolved]
     options: SubscribeOptions
     aggregate: Aggregate | None = None
     span: Span | None = None
     start: Resolved | None = None
+    meanings: Sequence[Declared | None] = ()
 
     @property
     def all_selectors(self) -> list[Resolved]:
@@ -93,7 +95,8 @@ class Wanted:
 
     @property
     def texts(self) -> list[str]:
-        return [selector.text for selector in self.all_selectors]
+        """The selectors that others are part of."""
+        return [selector.text for selector in self.all_selectors if not selector.is_part]
 
 
 @asynccontextmanager
@@ -132,7 +135,7 @@ async def _hints(
 ) -> Hints:
     missing = [
         selector
-        for selector in (replace(parse(each.text), text=each.given) for each in selectors)
+        for selector in (replace(parse(each.text), text=each.given) for each in selectors if not each.is_part)
         if not any(selector.matches_provider(site.provider) and selector.matches_name(site.name) for site in sites)
     ]
     if not missing:

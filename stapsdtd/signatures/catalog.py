@@ -45,6 +45,15 @@ class Catalog:
                 return found
         return ()
 
+    def providers(self) -> frozenset[str]:
+        """Return the providers of which something is known."""
+        return shipped_providers() | {each.provider for each in self._own_all()}
+
+    def entries(self, provider: str) -> list[tuple[str, str]]:
+        """Return the probes of a provider that have entries of their own, as provider and name."""
+        known = (*self._own_of(provider), *self._shipped_of(provider))
+        return list(dict.fromkeys((provider, each.name) for each in known if each.name.isidentifier()))
+
     def fit(self, provider: str, name: str, sites: Iterable[NotedSite], architecture: str) -> Fit:
         """Find the signature that none of a probe's sites in an object contradicts."""
         known, reason = self.of(provider, name), ""
@@ -57,9 +66,12 @@ class Catalog:
         return Fit(None, reason)
 
     def _own_of(self, provider: str) -> tuple[Signature, ...]:
+        return tuple(each for each in self._own_all() if each.provider == provider)
+
+    def _own_all(self) -> tuple[Signature, ...]:
         if self._own is None:
             self._own = tuple(self._read_own())
-        return tuple(each for each in self._own if each.provider == provider)
+        return self._own
 
     def _read_own(self) -> Iterable[Signature]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +23,23 @@ def pids() -> Iterator[list[int]]:
         yield started
 
 
+SIGNATURES = """
+provider = "app"
+source = "its header"
+versions = "1"
+[enums.kind]
+1 = "cash"
+[[probes]]
+name = "call"
+text = "Somebody pays."
+arguments = ["enum(kind) kind", "bool paid"]
+"""
+
+
 @pytest.fixture
-def start(server: Served, pids: list[int]) -> Iterator[Start]:
+def start(server: Served, pids: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    (tmp_path / "app.toml").write_text(SIGNATURES)
+    monkeypatch.setenv("STAPSDT_SIGNATURES", str(tmp_path))
     server.map(pids[0], server.file_object(site("call", 1, [argument(signed=True), argument()])))
     with starting("--server", f"unix:{server.socket}") as start:
         yield start
@@ -52,6 +68,29 @@ def test_json_of_statements_without_their_literals(server: Served, start: Start)
         {"key": ["SELECT ?"], "count": 3, "avg": -1.0, "min": -6, "max": 3, "sum": -3},
         {"key": ["COMMIT"], "count": 1, "avg": 7.0, "min": 7, "max": 7, "sum": 7},
     ]
+
+
+def test_keys_are_shown_by_what_they_mean(server: Served, start: Start) -> None:
+    process = start("count", "app:cal*", "--by", "kind,paid", "--json")
+    server.wait_until_streaming()
+    server.fire(batch(range(3), signed(1, 1, 9), signed(1, 1, 0)))
+    process.send_signal(signal.SIGINT)
+    status, out, err = finish(process)
+    assert status == 0, err
+    assert [json.loads(line) for line in out] == [
+        {"key": ["cash", True], "count": 2},
+        {"key": [9, False], "count": 1},
+    ]
+
+
+def test_names_are_not_used_where_a_file_contradicts_them(server: Served, pids: list[int], start: Start) -> None:
+    old = server.file_object(site("call", 1, [argument()]), name="old")
+    server.map(pids[0], old, "old")
+    status, _, err = finish(start("count", "app:call", "--by", "kind"))
+    assert status != 0
+    reason = "the probe has 1 argument, and the signature 2"
+    assert err.count(f"stapsdt: app:call in {old.path}: its signature is not used: {reason}") == 1
+    assert any("unknown name 'kind'" in line for line in err)
 
 
 def test_buffer_is_asked_for() -> None:

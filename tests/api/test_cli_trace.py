@@ -26,8 +26,8 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def trace(server: FakeServer) -> Iterator[Start]:
-    """Starts a trace of `postgresql:*`."""
-    with starting("--server", server.target, "trace", "postgresql:*") as start:
+    """Starts a trace of `postgresql:*`, whose probe here is not the one that the package knows."""
+    with starting("--server", server.target, "trace", "--no-signatures", "postgresql:*") as start:
         yield start
 
 
@@ -370,6 +370,40 @@ def test_own_signatures_are_used_and_a_wrong_file_is_told(
         status, out, err = finish(start("postgresql:query__start"))
     assert (status, out[0].partition("query__start  ")[2]) == (0, 'sql="SELECT 1" number=the answer')
     assert err[0] == (f"stapsdt: {tmp_path}/wrong.toml: probes[0].name: Expected `str`, got `int`; the file is skipped")
+
+
+@pytest.mark.parametrize("selector", ["postgresql:*", "query__start"])
+def test_globs_have_names_and_strings(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, selector: str
+) -> None:
+    own = """
+        provider = "postgresql"
+        source = "mine"
+        versions = "1"
+        [[probes]]
+        name = "query__start"
+        text = "Mine."
+        arguments = ["string sql", "int32 number"]
+    """
+    (tmp_path / "own.toml").write_text(own)
+    monkeypatch.setenv("STAPSDT_SIGNATURES", str(tmp_path))
+    server.fire()
+    with starting("--server", server.target, "trace", "--count", "1") as start:
+        status, out, err = finish(start(selector))
+    assert (status, out[0].partition("query__start  ")[2]) == (0, 'sql="SELECT 1" number=42')
+    (request,) = server.asked("SubscribeRequest")
+    assert request.selectors[0] == "postgresql:::query__star[t](arg0:str, arg1)"
+    assert request.selectors[-1] == selector
+    assert err == ["stapsdt: 1 site armed; Ctrl-C stops", "stapsdt: 1 event delivered, 0 filtered, 0 lost, 1 site"]
+
+
+def test_a_contradicted_signature_is_told_once_by_a_glob(server: FakeServer) -> None:
+    """The package's has one argument, the fake server's probe two."""
+    server.fire(values=[pb.Value(unsigned=0x7F00), pb.Value(signed=42)])
+    with starting("--server", server.target, "trace", "--count", "1") as start:
+        status, out, err = finish(start("postgresql:*"))
+    assert (status, out[0].partition("query__start  ")[2]) == (0, "0x7f00 42")
+    assert sum("its signature is not used" in line for line in err) == 1
 
 
 def test_trace_waits_although_its_role_may_not_list(server: FakeServer, trace: Start) -> None:

@@ -225,6 +225,25 @@ def test_statements_have_their_name_without_being_asked(daemon: Daemon, cluster:
     assert [json.loads(line)["named"] for line in out.splitlines()] == [{"query": sent} for sent in session.sent]
 
 
+def test_a_glob_has_names_and_strings_of_each_probe(daemon: Daemon, cluster: Cluster) -> None:
+    with Session(cluster) as session:
+        session.forget()
+        selector = "postgresql:query__*"
+        command = stapsdt_command(daemon.target, "trace", selector, "--json", "--pid", str(session.pid))
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trace:
+            with Client(daemon.target) as client:
+                listing = client.list_probes([selector], pids=[session.pid])
+            probes = sum(len(probe.sites) for probe in listing)
+            wait_for(lambda: semaphores(session.pid, listing).total() == probes, "the probes to be armed")
+            session.do("SELECT 1;")
+            trace.send_signal(signal.SIGINT)
+            out, _ = trace.communicate(timeout=60)
+    named = {event["name"]: event.get("named") for event in map(json.loads, out.splitlines())}
+    assert {"query__start", "query__parse__start", "query__execute__start", "query__done"} <= named.keys()
+    assert named["query__start"] == named["query__done"] == named["query__parse__start"] == {"query": "SELECT 1;"}
+    assert not named["query__execute__start"]
+
+
 def test_statements_are_counted_by_their_name(daemon: Daemon, cluster: Cluster) -> None:
     with Session(cluster) as session:
         session.forget()

@@ -45,8 +45,8 @@ def test_values_have_the_unit_and_counts_have_none() -> None:
 
 
 def test_keys_cannot_command_the_terminal() -> None:
-    row = SnapshotRow(("\x1b[2J", None, b"\x00x"), {"count": 1})
-    assert Rows(shown("a", "b", "c")).lines(snapshot(row))[1] == "    1  \\x1b[2J  <unread>  \\x00x"
+    row = SnapshotRow(("\x1b[2J", None, b"\x00x", True), {"count": 1})
+    assert Rows(shown("a", "b", "c", "d")).lines(snapshot(row))[1] == "    1  \\x1b[2J  <unread>  \\x00x  true"
 
 
 def test_nothing() -> None:

@@ -7,10 +7,10 @@ import re
 import click
 import pytest
 
+from stapsdtd.cli.known_signatures import Known
 from stapsdtd.cli.pairs import Pair
 from stapsdtd.cli.trace_output import format_spans, why_unpaired
 from stapsdtd.client import SpanAccount
-from stapsdtd.signatures import Catalog
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ from stapsdtd.signatures import Catalog
     ],
 )
 def test_ends_that_signatures_know(start: str, end: str) -> None:
-    assert Pair(start, "").known_end(Catalog()).end == end
+    assert Pair(start, "").known_end(Known()).end == end
 
 
 @pytest.mark.parametrize("start", ["postgresql:query__done", "app:begin", "postgresql:*", "broken("])
 def test_ends_that_nobody_knows(start: str) -> None:
     with pytest.raises(click.UsageError, match=re.escape(f"which probe ends {start} is not known")):
-        Pair(start, "").known_end(Catalog())
+        Pair(start, "").known_end(Known())
 
 
 def test_ends_that_are_given_come_first() -> None:
     pair = Pair("postgresql:query__start", "postgresql:query__execute__done")
-    assert pair.known_end(Catalog()) is pair
+    assert pair.known_end(Known()) is pair
 
 
 @pytest.mark.parametrize(

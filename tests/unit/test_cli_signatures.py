@@ -9,15 +9,17 @@ import pytest
 
 from stapsdtd.cli.event_json import json_lines
 from stapsdtd.cli.event_lines import EventLines
+from stapsdtd.cli.known_signatures import Known
 from stapsdtd.cli.named_filter import (
     RESERVED,
     by_position,
     field_by_position,
     key_by_position,
     key_has_names,
+    key_meaning,
 )
-from stapsdtd.cli.named_values import ArgumentNames, cut_at
-from stapsdtd.cli.signatures import Resolved, with_captures
+from stapsdtd.cli.named_values import ArgumentNames, cut_at, with_meanings
+from stapsdtd.cli.signature_captures import Resolved, with_captures
 from stapsdtd.cli.splitting import split_keys
 from stapsdtd.client import (
     Argument,
@@ -28,10 +30,12 @@ from stapsdtd.client import (
     Probe,
     Register,
     Site,
+    Snapshot,
+    SnapshotRow,
     Value,
 )
-from stapsdtd.signatures import Catalog
 from stapsdtd.signatures.files import read_shipped, shipped_providers
+from tests.unit.test_cli_aggregate_tables import ACCOUNT
 
 FILE = """
 provider = "shop"
@@ -65,9 +69,9 @@ SALE = (POINTER, INT, POINTER, INT, INT)
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> Catalog:
+def known(tmp_path: Path) -> Known:
     (tmp_path / "shop.toml").write_text(FILE)
-    return Catalog(tmp_path)
+    return Known(tmp_path)
 
 
 def probe(name: str, *arguments: Argument, path: str = "/bin/shop") -> Probe:
@@ -86,9 +90,9 @@ def probe(name: str, *arguments: Argument, path: str = "/bin/shop") -> Probe:
         ("shop:wrap", "shop:wrap(arg0, arg1)"),
     ],
 )
-def test_a_selector_gets_its_signatures_captures(known: Catalog, given: str, text: str) -> None:
+def test_a_selector_gets_its_signatures_captures(known: Known, given: str, text: str) -> None:
     name = "wrap" if "wrap" in given else "sale"
-    assert with_captures(given, [probe("sale", *SALE)], known) == Resolved(text, given, ("shop", name))
+    assert with_captures(given, [probe("sale", *SALE)], known) == Resolved(text, given, ("shop", name), has_names=True)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_a_selector_gets_its_signatures_captures(known: Catalog, given: str, tex
         "",
     ],
 )
-def test_a_selector_stays_as_it_is(known: Catalog, given: str) -> None:
+def test_a_selector_stays_as_it_is(known: Known, given: str) -> None:
     assert with_captures(given, [probe("sale", *SALE)], known) == Resolved(given, given)
 
 
@@ -120,13 +124,13 @@ def test_a_selector_stays_as_it_is(known: Catalog, given: str) -> None:
         ("shop:other__sale(item)", "its arguments have no names; write arg0"),
     ],
 )
-def test_a_name_that_is_not_known_is_an_error(known: Catalog, given: str, reason: str) -> None:
+def test_a_name_that_is_not_known_is_an_error(known: Known, given: str, reason: str) -> None:
     with pytest.raises(click.UsageError) as caught:
         with_captures(given, [probe("sale", *SALE)], known)
     assert reason in caught.value.message
 
 
-def test_versions_are_told_apart_by_the_probes_that_exist(known: Catalog, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_are_told_apart_by_the_probes_that_exist(known: Known, capsys: pytest.CaptureFixture[str]) -> None:
     assert with_captures("shop:sale", [probe("sale", POINTER)], known).text == "shop:sale(arg0:str)"
     assert capsys.readouterr().err == ""
     assert with_captures("shop:sale", [], known) == Resolved("shop:sale", "shop:sale")
@@ -135,13 +139,14 @@ def test_versions_are_told_apart_by_the_probes_that_exist(known: Catalog, capsys
         with_captures("shop:sale(item)", [probe("sale", POINTER), probe("sale", *SALE)], known)
 
 
-def test_a_contradiction_turns_the_signature_off_and_is_told(
-    known: Catalog, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_contradiction_turns_the_signature_off_and_is_told(known: Known, capsys: pytest.CaptureFixture[str]) -> None:
     probes = [probe("sale", *SALE), probe("sale", INT, INT, path="/bin/old")]
     assert with_captures("shop:sale", probes, known) == Resolved("shop:sale", "shop:sale")
-    told = "shop:sale: its signature is not used: in /bin/old, the probe has 2 arguments, and the signature 5"
+    known.tell_contradictions()
+    told = "shop:sale in /bin/old: its signature is not used: the probe has 2 arguments, and the signature 5"
     assert told in capsys.readouterr().err
+    known.tell_contradictions()
+    assert capsys.readouterr().err == ""
     with pytest.raises(click.UsageError, match="in /bin/old, the probe has 2 arguments"):
         with_captures("shop:sale(item)", probes, known)
 
@@ -158,12 +163,12 @@ def test_a_contradiction_turns_the_signature_off_and_is_told(
         ("", ""),
     ],
 )
-def test_names_in_a_filter_become_positions(known: Catalog, where: str, by_positions: str) -> None:
+def test_names_in_a_filter_become_positions(known: Known, where: str, by_positions: str) -> None:
     signatures = known.of("shop", "sale")[:1]
     assert by_position(where, [signatures, signatures]) == by_positions
 
 
-def test_a_name_in_a_filter_is_of_the_same_argument_everywhere(known: Catalog) -> None:
+def test_a_name_in_a_filter_is_of_the_same_argument_everywhere(known: Known) -> None:
     sale, later = known.of("shop", "sale")
     wrap = known.of("shop", "wrap")
     for signatures in ([[sale], wrap], [[sale], []], [[sale, later]]):
@@ -172,7 +177,7 @@ def test_a_name_in_a_filter_is_of_the_same_argument_everywhere(known: Catalog) -
     assert by_position("item == 0", [[sale, later]]) == "arg0 == 0"
 
 
-def test_names_of_keys_become_positions(known: Catalog) -> None:
+def test_names_of_keys_become_positions(known: Known) -> None:
     (wrap,), (sale, later) = known.of("shop", "wrap"), known.of("shop", "sale")
     keys = ("took", "extras:hex", "arg1", "name", "price")
     assert [key_by_position(key, [[wrap]]) for key in keys] == ["arg1", "arg0:hex", "arg1", "name", "price"]
@@ -188,7 +193,7 @@ def test_names_of_keys_become_positions(known: Catalog) -> None:
         key_by_position("took", [[wrap], [sale]])
 
 
-def test_names_of_fields_become_positions(known: Catalog) -> None:
+def test_names_of_fields_become_positions(known: Known) -> None:
     (wrap,), (sale, later) = known.of("shop", "wrap"), known.of("shop", "sale")
     fields = ("took", "took / 1000", "uid", "arg1 - arg0", "nobody")
     assert [field_by_position(field, [[wrap]]) for field in fields] == [
@@ -200,6 +205,21 @@ def test_names_of_fields_become_positions(known: Catalog) -> None:
         field_by_position("took", [[wrap], [sale]])
 
 
+def test_named_keys_have_a_meaning(known: Known) -> None:
+    (wrap,), (sale, later) = known.of("shop", "wrap"), known.of("shop", "sale")
+    kind, paid, extras = (
+        key_meaning(key, [[each]]) for key, each in (("kind", sale), ("paid", sale), ("extras", wrap))
+    )
+    rows = (SnapshotRow((1, 1, 5, "x"), {"count": 3}), SnapshotRow((9, None, 0, "y"), {"count": 1}))
+    meant = with_meanings(Snapshot(1, 0, 1, rows, ACCOUNT), [kind, paid, extras, None])
+    assert [row.key for row in meant.rows] == [("cash", True, "gift|wrapped", "x"), (9, None, 0, "y")]
+    # by position, in another form, or in an expression, it is a number
+    assert [key_meaning(key, [[sale]]) for key in ("arg3", "kind:hex", "kind + 1", "pid", "price")] == [None] * 5
+    assert key_meaning("item", [[sale, later]]) is not None
+    other = replace(sale, arguments=tuple(replace(each, labels={}) for each in sale.arguments or ()))
+    assert key_meaning("kind", [[sale], [other]]) is None
+
+
 @pytest.mark.parametrize(
     ("key", "by_positions"),
     [
@@ -209,7 +229,7 @@ def test_names_of_fields_become_positions(known: Catalog) -> None:
         ("pid * 2", "pid * 2"),
     ],
 )
-def test_names_in_keys_that_are_expressions(known: Catalog, key: str, by_positions: str) -> None:
+def test_names_in_keys_that_are_expressions(known: Known, key: str, by_positions: str) -> None:
     assert key_has_names(key) == (key != by_positions)
     assert key_by_position(key, [known.of("shop", "sale")[:1]]) == by_positions
 
@@ -283,8 +303,8 @@ def line(names: ArgumentNames, events: EventBatch) -> str:
     return text.partition("  shop:")[2].partition("  ")[2]
 
 
-def test_people_see_names_and_meanings(known: Catalog) -> None:
-    names = ArgumentNames(known, [("shop", "sale")])
+def test_people_see_names_and_meanings(known: Known) -> None:
+    names = ArgumentNames(known, ["shop:sale"])
     events = batch(described(probe("sale", *SALE), "0s 1 2x 3 4"), "lamp\x01\x02", 4, 0x7F00, 1, 0)
     assert line(names, events) == 'item="lamp" till=0x7f00 kind=cash paid=false'
     # what is not known is shown as it is
@@ -301,13 +321,13 @@ def test_people_see_names_and_meanings(known: Catalog) -> None:
         (-1, -1, "extras=-1 took=-1"),
     ],
 )
-def test_flags_and_durations_are_spelled_out(known: Catalog, extras: int, took: int, shown: str) -> None:
-    names = ArgumentNames(known, [("shop", "wrap")])
+def test_flags_and_durations_are_spelled_out(known: Known, extras: int, took: int, shown: str) -> None:
+    names = ArgumentNames(known, ["shop:wrap"])
     assert line(names, batch(described(probe("wrap", INT, INT), "0 1"), extras, took)) == shown
 
 
-def test_json_has_the_names_beside_the_arguments(known: Catalog) -> None:
-    names = ArgumentNames(known, [("shop", "sale")])
+def test_json_has_the_names_beside_the_arguments(known: Known) -> None:
+    names = ArgumentNames(known, ["shop:sale"])
     site = described(probe("sale", *SALE), "0s 1 3 4")
     site = replace(site, captures=(*site.captures, CapturedArgument(0, False, "", field="uid")))
     (text,) = json_lines(names.cut(batch(site, "lamp\x01", 4, 1, 1, 33)), names)
@@ -317,7 +337,7 @@ def test_json_has_the_names_beside_the_arguments(known: Catalog) -> None:
     assert record["uid"] == 33
 
 
-def test_json_of_sites_whose_names_differ(known: Catalog) -> None:
+def test_json_of_sites_whose_names_differ(known: Known) -> None:
     sale, wrap = described(probe("sale", *SALE), "3 4"), described(probe("wrap", INT, INT), "0 1")
     rent = described(probe("rent", INT, INT), "0 1")
     sites = {
@@ -329,20 +349,20 @@ def test_json_of_sites_whose_names_differ(known: Catalog) -> None:
         block, count=3, **{name: getattr(block, name) * 3 for name in ("time_ns", "pid", "tid", "cpu", "comm")},
         seq=[1, 2, 3], site_id=[1, 2, 3], sites=sites, values=([1, 5, 1], [1, 5, 1])
     )  # fmt: skip
-    names = ArgumentNames(known, [("shop", "sale"), ("shop", "wrap")])
+    names = ArgumentNames(known, ["shop:sale", "shop:wrap"])
     records = [json.loads(text) for text in json_lines(names.cut(EventBatch((block,))), names)]
     assert [record.get("named") for record in records] == [
         {"kind": "cash", "paid": True}, {"extras": "gift|wrapped", "took": 5}, None
     ]  # fmt: skip
 
 
-def test_only_what_was_asked_for_by_name_has_names(known: Catalog) -> None:
+def test_only_what_was_asked_for_by_name_has_names(known: Known) -> None:
     events = batch(described(probe("sale", *SALE), "0s 1"), "lamp\x01", 4)
-    for names in (ArgumentNames(known, []), ArgumentNames(known, [("shop", "wrap")])):
+    for names in (ArgumentNames(known, []), ArgumentNames(known, ["shop:wrap"])):
         assert line(names, events) == '"lamp\\x01" 4'
         assert "named" not in json.loads(json_lines(names.cut(events), names)[0])
 
 
-def test_a_site_that_contradicts_its_signature_has_no_names(known: Catalog) -> None:
-    names = ArgumentNames(known, [("shop", "sale")])
+def test_a_site_that_contradicts_its_signature_has_no_names(known: Known) -> None:
+    names = ArgumentNames(known, ["shop:sale"])
     assert line(names, batch(described(probe("sale", INT, INT), "0 1"), 7, 4)) == "7 4"

@@ -62,6 +62,7 @@ def test_aggregations(statement: str, functions: tuple[str, ...], value: str, by
     [
         ("arg0 > 5", "arg0 > 5"),
         ("5 < arg0", "5 < arg0"),
+        ("arg0 <= -1", "arg0 <= -1"),
         ('execname == "psql" && !(pid != 7)', '(execname == "psql") && (!(pid != 7))'),
         ('copyinstr(arg2) == "a b" || uid == 0', '(str(arg2, 255) == "a b") || (uid == 0)'),
     ],

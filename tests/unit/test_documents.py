@@ -22,14 +22,14 @@ import stapsdtd.catalog.selectors
 import stapsdtd.config.file
 import stapsdtd.query.parse
 from stapsdtd.catalog.selectors import parse as parse_selector
+from stapsdtd.cli.known_signatures import Known
 from stapsdtd.cli.named_filter import by_position
 from stapsdtd.cli.pairs import Pair
-from stapsdtd.cli.signatures import meant, with_captures
+from stapsdtd.cli.signature_captures import meant, with_captures
 from stapsdtd.cli.stapsdt import cli
 from stapsdtd.config.file import load
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.parse import parse as parse_predicate
-from stapsdtd.signatures import Catalog
 from tests.examples import DOCUMENTS, MODULES, Example, agrees, in_documents, in_markdown
 from tests.support import ROOT
 
@@ -93,13 +93,13 @@ def accept(command: str) -> None:
     name, subcommand, rest = cli.resolve_command(context, click.Command.parse_args(cli, context, arguments))
     assert subcommand is not None
     options = subcommand.make_context(name, rest, parent=context).params
-    ends = [pair.known_end(Catalog()).end] if (pair := pair_of(options)) else []
+    ends = [pair.known_end(Known()).end] if (pair := pair_of(options)) else []
     selectors = options.get("selectors", ends)
     for selector in [*selectors, *([pair.start] if pair else [])]:
-        parse_selector(with_captures(selector, (), Catalog()).text)
+        parse_selector(with_captures(selector, (), Known()).text)
     if where := options.get("where"):
-        chosen = [meant(selector, Catalog()) for selector in selectors]
-        parse_predicate(by_position(where, [Catalog().of(*each[1]) if each else () for each in chosen]), _find_cgroup)
+        chosen = [meant(selector, Known()) for selector in selectors]
+        parse_predicate(by_position(where, [Known().of(*each[1]) if each else () for each in chosen]), _find_cgroup)
 
 
 @pytest.mark.parametrize("example", in_documents("promql"), ids=str)

@@ -125,7 +125,7 @@ class _Lowering:
             case Unary("!", operand):
                 return f"!({self._condition(operand)})"
             case Binary(operator, left, right) if operator in _COMPARING:
-                if isinstance(right, Integer | String):
+                if _is_constant(right):
                     return f"{self._compared(left, right)} {operator} {_constant(right)}"
                 return f"{_constant(left)} {operator} {self._compared(right, left)}"
             case _:
@@ -165,10 +165,17 @@ class _Lowering:
         raise _NotLoweredError
 
 
+def _is_constant(expression: Expression) -> bool:
+    operand = expression.operand if isinstance(expression, Unary) and expression.operator == "-" else expression
+    return isinstance(operand, Integer | String)
+
+
 def _constant(expression: Expression) -> str:
     match expression:
         case Integer(value) if value < 1 << 63:
             return str(value)
+        case Unary("-", Integer(value)) if value < 1 << 63:
+            return f"-{value}"
         case String(value) if value.isascii() and value.decode().isprintable() and not set(value) & set(b"\"\\'"):
             return f'"{value.decode()}"'
     raise _NotLoweredError

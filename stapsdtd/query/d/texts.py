@@ -10,19 +10,18 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_BYTES else text[:MAX_BYTES]
 
 
-def substr(text: str, start: int, length: int | None = None) -> str:
-    """Return a part. A negative start counts from the end, a negative length leaves out so many at the end."""
+def substr(text: str, start: int, length: int = MAX_BYTES) -> str:
+    """Return a part. A negative start counts from the end, a negative length leaves out so many at the end. What would
+    come before the text counts, too.
+    """
     if start < 0:
         start += len(text)
-        if start < 0:
-            # what would come before the text counts
-            length = None if length is None else length + start if length > 0 else length
-            start = 0
-    if start >= len(text):
+        if start < 0 < start + length:
+            start, length = 0, length + start
+    if not 0 <= start < len(text):
         return ""
-    if length is None:
-        return text[start:]
-    return text[start : start + length] if length >= 0 else text[start : max(len(text) + length, start)]
+    end = start + length if length >= 0 else len(text) + length
+    return text[start : max(end, start)]
 
 
 def index(text: str, part: str, start: int = 0) -> int:
