@@ -141,6 +141,17 @@ def test_predicates(text: str, predicate: Expression) -> None:
     assert clause.predicate == predicate
 
 
+def test_comments_end_at_their_first_end() -> None:
+    begin, end = parse("BEGIN /* a */ { x; } END /* b */, tick-1s { y; }").clauses
+    assert (begin.descriptions, begin.statements) == ((Description(name="BEGIN"),), (X,))
+    assert (end.descriptions, end.statements) == ((Description(name="END"), Description(name="tick-1s")), (Y,))
+
+
+def test_many_comments_before_the_statements() -> None:
+    (clause,) = parse("BEGIN\n" + "/* a */\n" * 5000 + "{ x; }").clauses
+    assert clause.statements == (X,)
+
+
 def test_a_script() -> None:
     program = parse("""#!/usr/bin/env -S stapsdt d -s
 #pragma D option quiet

@@ -44,7 +44,8 @@ _OPENED_COMMENT = re.compile(r"/\*")
 _LINE = re.compile(r"#([^\n]*)")
 _PRAGMA = re.compile(r"\s*pragma\s+D\s+option\s+(\w+)(?:\s*=\s*(\S+))?\s*")
 _DESCRIPTION = re.compile(r"[^\s,{};/\"'()]+")
-_NEXT_DESCRIPTION = re.compile(r"(?:\s|/\*.*?\*/)*,(?:\s|/\*.*?\*/)*", re.DOTALL)
+# possessive: a comment must not be matched again with a later end
+_NEXT_DESCRIPTION = re.compile(r"(?:\s|/\*.*?\*/)*+,(?:\s|/\*.*?\*/)*+", re.DOTALL)
 _OPAQUE = re.compile(r"""/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.DOTALL)
 _DECLARES = re.compile(
     r"(?:self|this|unsigned|signed|char|short|int|long|string|void|u?int(?:8|16|32|64)_t|[a-z]+_t)\b(?=[^:{/]*;)"
