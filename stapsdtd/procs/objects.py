@@ -171,8 +171,8 @@ def _object(key: ObjectKey, path: str, parsed: ParsedObject) -> Object | None:
 def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Parse, filesystems: Filesystems) -> int:
     """Open the very file that was parsed, through any process that maps it. mappings: by pid.
 
-    Raises ObjectGoneError, ObjectPendingError if it may be opened later, and ObjectForeignError for a file that must
-    not be armed, which is not opened.
+    Raises ObjectGoneError, ObjectPendingError if it may be opened later, ObjectForeignError for a file that must not be
+    armed, which is not opened, and OSError if there is no descriptor or no memory left.
     """
     is_pending = False
     for process, mapping in mappings:
@@ -189,7 +189,9 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
             except ObjectPendingError:
                 is_pending = True
                 continue
-            except OSError:
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES:
+                    raise
                 continue
             key = key_of_mapped(descriptor, pid, mapping, way)
             try:

@@ -111,9 +111,10 @@ class Attacher:
         with contextlib.ExitStack() as opened:
             try:
                 descriptor = self._open(request)
-            except ObjectForeignError as error:
+            except (ObjectForeignError, OSError) as error:
                 self._file_writes.armed(obj.key, None)
-                return {each.key: error.reason for each in selected}
+                why = error.reason if isinstance(error, ObjectForeignError) else error.strerror or str(error)
+                return dict.fromkeys((each.key for each in selected), why)
             opened.callback(os.close, descriptor)
             path = f"/proc/self/fd/{descriptor}"
             refusals: dict[tuple[int, Site], str] = {}
