@@ -58,25 +58,24 @@ struct {
 /*
  * Since Linux 6.13 a program whose stack is not small gets one per CPU in place of the task's, unless it has a tail
  * call (kernel/bpf/verifier.c, check_max_stack_depth). Nothing keeps uprobe programs from interrupting each other, so a
- * hit that is preempted would find its variables overwritten by the next one's. Hence a tail call that never is.
+ * hit that is preempted would find its variables overwritten by the next one's. Hence a tail call that never is. The
+ * kernel takes no map for two kinds of programs.
  */
-struct {
+struct no_programs {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
-} no_programs SEC(".maps");
+} no_programs SEC(".maps"), no_linked_programs SEC(".maps");
 
-static __always_inline void keep_to_the_stack_of_the_task(void *context)
-{
-	if (never)
-		bpf_tail_call(context, &no_programs, 0);
-}
+#define KEEP_TO_THE_STACK_OF_THE_TASK(context, programs)        \
+	do {                                                     \
+		if (never)                                       \
+			bpf_tail_call((void *)context, &programs, 0); \
+	} while (0)
 #else
 /* The kernel has private stacks on those two alone, and may refuse tail calls beside callbacks on others. */
-static __always_inline void keep_to_the_stack_of_the_task(void *context __attribute__((unused)))
-{
-}
+#define KEEP_TO_THE_STACK_OF_THE_TASK(context, programs)
 #endif
 
 #ifdef DELAY_STEPS
@@ -86,28 +85,22 @@ static long idle(__u32 number __attribute__((unused)), void *context __attribute
 }
 #endif
 
-SEC("uprobe")
-int on_hit(const __u64 *registers)
+static __always_inline void carry_out_plan(const __u64 *registers, __u32 group, __u32 slot)
 {
 	const struct task_struct *task = bpf_get_current_task_btf();
-	__u64 cookie = bpf_get_attach_cookie((void *)registers);
-	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
-	__u32 entry = group + (registers[REG_IP] >> shift & mask);
-	__u32 slot = site_index[entry & (INDEX_ENTRIES - 1)];
 	__u64 state = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)];
 	__u32 plan = state;
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct hit hit;
 
-	keep_to_the_stack_of_the_task((void *)registers);
 	if (!plan || state >> 32 != group)
-		return 0;
+		return;
 	if (task->tgid == daemon_pid)
-		return 0;
+		return;
 	hit.task = task;
 	hit.counters = bpf_map_lookup_elem(&counters, &cpu);
 	if (!hit.counters)
-		return 0;
+		return;
 	hit.plan = &plans[plan & (MAX_PLANS - 1)];
 	if (hit.plan->is_counted || hit.plan->is_begun) {
 		bool is_wanted =
@@ -115,12 +108,12 @@ int on_hit(const __u64 *registers)
 
 		if (is_wanted && hit.plan->is_begun) {
 			begin_alone(&hit);
-			return 0;
+			return;
 		}
 		if (!is_wanted)
 			count_of(&hit, 0, COUNTER_FILTERED);
 		count(&hit, COUNTER_HITS);
-		return 0;
+		return;
 	}
 	hit.generation = hit.plan->generation;
 	hit.matched = hit.plan->always;
@@ -155,6 +148,29 @@ int on_hit(const __u64 *registers)
 out:
 	if (hit.plan->pairing_count || hit.plan->uses_words)
 		release_space(&hit);
+}
+
+/* Of a tracefs event, which has one cookie for all of its sites: the address tells them apart. */
+SEC("uprobe")
+int on_hit(const __u64 *registers)
+{
+	__u64 cookie = bpf_get_attach_cookie((void *)registers);
+	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
+	__u32 entry = group + (registers[REG_IP] >> shift & mask);
+
+	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_programs);
+	carry_out_plan(registers, group, site_index[entry & (INDEX_ENTRIES - 1)]);
+	return 0;
+}
+
+/* Of a link, which has a cookie for each site. */
+SEC("uprobe")
+int on_linked_hit(const __u64 *registers)
+{
+	__u64 cookie = bpf_get_attach_cookie((void *)registers);
+
+	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_linked_programs);
+	carry_out_plan(registers, cookie, cookie >> 32);
 	return 0;
 }
 

@@ -30,6 +30,7 @@ import numpy as np
 from stapsdtd.client import Account, Client, ClientError, Encoding, End, NumberColumn, SubscribeOptions, Subscription
 from stapsdtd.client.column_batch import ColumnBatch
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import definitions, links
 from tests.support import Daemon, Ticker, compile_target, descriptors, resident_kib, running_daemon, wait_for
 
 _PROGRAMS = 3
@@ -490,10 +491,9 @@ class Churn:
         return program.ticker.do("semaphores") == 1
 
     def _armed_sites(self) -> int:
-        """The daemon's events in tracefs, each of which holds one site here; ftrace's may be defined and disabled."""
+        """The daemon's events and links, each of which holds one site here; ftrace's may be defined and disabled."""
         if self._engine == "bpf":
-            lines = self._tracefs.read("uprobe_events").splitlines()
-            return sum(f"_{self._daemon.pid}_" in line for line in lines)
+            return len(definitions(self._tracefs, self._daemon.pid)) + len(links(self._daemon.pid))
         pattern = f"instances/stapsdtd_*_{self._daemon.pid}_*/events/stapsdtd_*_{self._daemon.pid}_*/*/enable"
         return sum(map(_is_enabled, Path(self._tracefs.root).glob(pattern)))
 

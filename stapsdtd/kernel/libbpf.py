@@ -1,4 +1,4 @@
-"""Bindings to the system's libbpf: load an object, access its maps, create rings and links.
+"""Bindings to the system's libbpf: load an object, access its maps, create rings and programs.
 
     object file ──Object──► programs' and maps' descriptors ──mmap──► tables that the daemon writes
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,6 @@ _LOG_BYTES = 1 << 20
 MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
 FLAG_NO_PREALLOC = 1
-_ATTACH_TYPE_PERF_EVENT = 41
 
 UPDATE_ANY = 0
 _MADV_REMOVE = 9
@@ -47,16 +46,13 @@ class _OpenOptions(ctypes.Structure):
     ]
 
 
-class _LinkOptions(ctypes.Structure):
-    """struct bpf_link_create_opts, with the perf_event member of its union."""
+class _ProgramOptions(ctypes.Structure):
+    """The first members of struct bpf_prog_load_opts."""
 
     _fields_ = [
         ("sz", ctypes.c_size_t),
-        ("flags", ctypes.c_uint32),
-        ("iter_info", ctypes.c_void_p),
-        ("iter_info_len", ctypes.c_uint32),
-        ("target_btf_id", ctypes.c_uint32),
-        ("bpf_cookie", ctypes.c_uint64),
+        ("attempts", ctypes.c_int),
+        ("expected_attach_type", ctypes.c_int),
     ]
 
 
@@ -93,6 +89,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_object__close": (None, _Pointer),
     "bpf_object__find_map_by_name": (_Pointer, _Pointer, ctypes.c_char_p),
     "bpf_object__find_program_by_name": (_Pointer, _Pointer, ctypes.c_char_p),
+    "bpf_program__set_autoload": (ctypes.c_int, _Pointer, ctypes.c_bool),
+    "bpf_program__set_expected_attach_type": (ctypes.c_int, _Pointer, ctypes.c_int),
     "bpf_program__fd": (ctypes.c_int, _Pointer),
     "bpf_map__fd": (ctypes.c_int, _Pointer),
     "bpf_map__set_max_entries": (ctypes.c_int, _Pointer, ctypes.c_uint32),
@@ -106,6 +104,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_lookup_and_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
+    "bpf_prog_load": (ctypes.c_int, ctypes.c_int, *[ctypes.c_char_p] * 2, _Pointer, ctypes.c_size_t, _Pointer),
     "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
@@ -142,9 +141,10 @@ class BpfObject:
         max_entries: Mapping[str, int],
         constants: Mapping[str, bytes],
         expected: Mapping[str, bytes] = MappingProxyType({}),
+        attach_types: Mapping[str, int | None] = MappingProxyType({}),
     ) -> None:
         """max_entries: overrides, by map. constants: initial contents, by .rodata map. expected: those that the file
-        must have, unless it is of another build.
+        must have, unless it is of another build. attach_types: overrides, by program; None: it is not loaded.
 
         Raises KernelFeatureError with the kernel's or libbpf's reason.
         """
@@ -165,6 +165,8 @@ class BpfObject:
                 self._library.bpf_map__set_max_entries(self._map(name), entries)
             for name, content in constants.items():
                 self._set_initial(name, content)
+            for name, attach_type in attach_types.items():
+                self._set_attach_type(name, attach_type)
             self._load(path, log)
         except BaseException:
             self.close()
@@ -197,11 +199,19 @@ class BpfObject:
             raise ValueError(f"{name} has {size.value} bytes, not {len(content)}")
         ctypes.memmove(address, content, len(content))
 
+    def _set_attach_type(self, name: str, attach_type: int | None) -> None:
+        if attach_type is None:
+            self._library.bpf_program__set_autoload(self._program(name), False)
+        else:
+            self._library.bpf_program__set_expected_attach_type(self._program(name), attach_type)
+
+    def _program(self, name: str) -> int | None:
+        handle: int | None = self._library.bpf_object__find_program_by_name(self._object, name.encode())
+        return handle
+
     def program(self, name: str) -> int:
         """Return a program's descriptor, which is closed with the object."""
-        return int(
-            self._library.bpf_program__fd(self._library.bpf_object__find_program_by_name(self._object, name.encode()))
-        )
+        return int(self._library.bpf_program__fd(self._program(name)))
 
     def map(self, name: str) -> int:
         """Return a map's descriptor, which is closed with the object."""
@@ -252,21 +262,15 @@ def remove_map(outer: int, index: int) -> None:
         raise last_error()
 
 
-def attach_to_tracepoint(program: int) -> int:
-    """Run a program at the tracepoint that it was made for, until the returned descriptor is closed. Raises OSError."""
-    link: int = library().bpf_raw_tracepoint_open(None, program)
-    if link < 0:
-        raise last_error()
-    return link
-
-
-def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
-    """Run a program, given the cookie, at each hit of a perf event. Return the link's descriptor.
-
-    The program runs for all perf events of the same tracefs event. Raises OSError.
+def load_program(program_type: int, instructions: Sequence[int], attach_type: int) -> int:
+    """Load instructions (include/uapi/linux/bpf.h, struct bpf_insn, as numbers of this host). Return the program's
+    descriptor. Raises OSError.
     """
-    options = _LinkOptions(sz=ctypes.sizeof(_LinkOptions), bpf_cookie=cookie)
-    link: int = library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
-    if link < 0:
+    code = (ctypes.c_uint64 * len(instructions))(*instructions)
+    options = _ProgramOptions(sz=ctypes.sizeof(_ProgramOptions), expected_attach_type=attach_type)
+    program: int = library().bpf_prog_load(
+        program_type, b"stapsdt_trial", b"GPL", code, len(instructions), ctypes.byref(options)
+    )
+    if program < 0:
         raise last_error()
-    return link
+    return program

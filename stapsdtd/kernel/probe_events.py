@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from stapsdtd.kernel import procfs
-from stapsdtd.kernel.libbpf import link_perf_event
+from stapsdtd.kernel.bpf_links import link_perf_event
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
+from stapsdtd.kernel.places import Place
 from stapsdtd.kernel.tracefs import Tracefs
 
 _TYPE_TRACEPOINT = 2
@@ -24,24 +25,31 @@ _KERNEL_THREAD = 2
 class ProbeEvent:
     """A multi-probe uprobe event: defined in tracefs, armed for processes, and linked with a program."""
 
-    def __init__(self, tracefs: Tracefs, group: str, name: str, sites: Sequence[str]) -> None:
-        """Define the event. sites: each `PATH:0xOFFSET(0xREFCTR)`. Raises TracefsRejectedError and leaves nothing."""
+    holds_event_mutex = True
+
+    def __init__(self, tracefs: Tracefs, program: int, name: str, places: Sequence[Place], cookie: int) -> None:
+        """Define the event. name: GROUP/EVENT. cookie: what the program is told at each hit.
+
+        Raises TracefsRejectedError and leaves nothing.
+        """
         self._tracefs = tracefs
-        self._name = f"{group}/{name}"
+        self._program = program
+        self._name = name
+        self._cookie = cookie
         self._perf_events: dict[int | None, int] = {}
         self._link_event: int | None = None
         self._link: int | None = None
         self._defined = False
         try:
-            for site in sites:
-                tracefs.append_definition(f"p:{self._name} {site}")
+            for place in places:
+                tracefs.append_definition(f"p:{self._name} {place}")
                 self._defined = True
             self._id = int(tracefs.read(f"events/{self._name}/id"))
         except BaseException:
             self.remove()
             raise
 
-    def arm(self, pid: int | None, program: int, cookie: int) -> None:
+    def arm(self, pid: int | None) -> None:
         """Patch the sites in one process, or, if pid is None, in every present and future process.
 
         Raises OSError; ESRCH if there is no such process.
@@ -49,7 +57,7 @@ class ProbeEvent:
         if self._link_event is None:
             self._link_event = self._open(_KERNEL_THREAD, ALL_CPUS)
         if self._link is None:
-            self._link = link_perf_event(program, self._link_event, cookie)
+            self._link = link_perf_event(self._program, self._link_event, self._cookie)
         if pid not in self._perf_events:
             self._perf_events[pid] = (
                 self._open(ALL_PROCESSES, online_cpus()[0])

@@ -84,7 +84,7 @@ class StapsdtdCollector(Collector):
     def _capture(self) -> Iterator[Metric]:
         engine = self._sources.engine.metrics()
         yield _gauge("stapsdtd_attachments", "Armed sites.", engine.attachments)
-        yield _gauge("stapsdtd_groups", "tracefs events that hold the armed sites.", engine.groups)
+        yield _gauge("stapsdtd_groups", "Links and tracefs events that hold the armed sites.", engine.groups)
         filled = GaugeMetricFamily("stapsdtd_ring_filled_bytes", "Bytes waiting to be read, " + _RING, labels=["ring"])
         size = GaugeMetricFamily("stapsdtd_ring_size_bytes", "Capacity, " + _RING, labels=["ring"])
         for ring in engine.rings:

@@ -66,10 +66,13 @@ class Changes(Generic[S, G]):
     detach: list[G] = field(default_factory=list)
 
 
-def changes(groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = ()) -> Changes[S, G]:
+def changes(
+    groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = (), *, has_links: bool = False
+) -> Changes[S, G]:
     """Return the changes after which every wanted site is patched in its scope, and nowhere else.
 
     groups: of sites whose consumers changed. ungrouped: sites without a group. fixed: groups that cannot be widened.
+    has_links: what is for all processes needs no page offsets to tell sites apart.
     """
     result: Changes[S, G] = Changes()
     unattached = [site for site in ungrouped if site.is_wanted]
@@ -85,7 +88,8 @@ def changes(groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = 
     for site in sorted(unattached, key=lambda site: site.site_offset):
         by_scope[site.scope].append(site)
     for scope, sites in by_scope.items():
-        result.attach += [Attach(tuple(members), scope) for members in share_groups(sites)]
+        shared = [sites] if has_links and scope is None else share_groups(sites)
+        result.attach += [Attach(tuple(members), scope) for members in shared]
     return result
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import own
 from tests.bench.report import Figure
 from tests.bench.setup import Setup
 from tests.passing import SELECTOR, Passing
-from tests.support import Recorder, compile_target, wait_for
+from tests.support import Daemon, Recorder, compile_target, wait_for
 from tests.users import ANNE, BERT, public_folder
 
 _MOST = 1.5
@@ -27,10 +28,10 @@ def run(setup: Setup) -> list[Figure]:
                 wait_for(lambda: len(recorder.armed()) >= samples + memfds, "all to be armed", _ARMED_SECONDS)
                 anne.do("drop")
                 beside = bert.do(f"time {samples}")
-            left = _events()
+            left = _attached(daemon)
         # the daemon's end is not to wait for them
-        wait_for(lambda: _events() < _FEW, "the rest to be removed", _REMOVED_SECONDS)
-    note = f"{left} events were to be removed still"
+        wait_for(lambda: _attached(daemon) < _FEW, "the rest to be removed", _REMOVED_SECONDS)
+    note = f"{left} links and events were to be removed still"
     figures = []
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         with_, without = (sorted(times)[int(share * (samples - 1))] / 1e3 for times in (beside, alone))
@@ -43,5 +44,5 @@ def run(setup: Setup) -> list[Figure]:
     return figures
 
 
-def _events() -> int:
-    return sum(group.startswith("stapsdtd_") for group, _ in Tracefs.locate().uprobe_events())
+def _attached(daemon: Daemon) -> int:
+    return len(own(Tracefs.locate(), daemon.pid))

@@ -293,11 +293,11 @@ def _definitions(parsed: ParsedObject) -> Iterator[str]:
     """Through the code of the engines that writes them."""
     file = ReadOnlyFile(_DESCRIPTOR, parsed.read_only)
     armed = ArmedObject(_KEY, "/usr/bin/app", parsed.architecture, _DESCRIPTOR, "", file)
-    places = [ArmedSite(armed, site, Slot(0)).definition for site in parsed.sites]
+    places = [ArmedSite(armed, site, Slot(0)).place for site in parsed.sites]
     for place in places:
-        require(PLACE.fullmatch(place), f"the place {place!r}")
+        require(PLACE.fullmatch(str(place)), f"the place {place!r}")
     tracefs = _Lines()
-    ProbeEvent(tracefs, _GROUP, "g0_1_2_3", places).remove()
+    ProbeEvent(tracefs, 0, f"{_GROUP}/g0_1_2_3", places, 0).remove()
     captures = []
     for site in parsed.sites[:_MOST_PLANNED]:
         indices = range(len(site.arguments))

@@ -14,6 +14,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.client import Client
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import own
 from tests.support import (
     TICKER,
     TIME_FACTOR,
@@ -141,13 +142,13 @@ class SharedDaemons:
         with Client(daemon.target) as client:
             # the last words of a client that is gone may be on their way
             wait_for(lambda: not client.subscriptions(), "the test's subscriptions to end")
-        wait_for(lambda: not self._events(daemon), "the test's events to be removed", seconds=60)
+        wait_for(lambda: not self._attached(daemon), "what the test had attached to be removed", seconds=60)
         log = daemon.log()[said:]
         assert "Traceback" not in log, log
         assert " ERROR " not in log, log
 
-    def _events(self, daemon: Daemon) -> list[str]:
-        return [group for group, _ in self._tracefs.uprobe_events() if f"_{daemon.pid}_" in group]
+    def _attached(self, daemon: Daemon) -> list[str]:
+        return [name for name in own(self._tracefs, daemon.pid) if "/" in name]
 
     def close(self) -> None:
         with ExitStack() as everything:

@@ -18,12 +18,6 @@ def selector(program: Path | str, name: str) -> str:
     return f"{TICKER}:{program}::{name}"
 
 
-def own(tracefs: Tracefs, pid: int) -> list[str]:
-    """A daemon's definitions and instances."""
-    names = [f"{group}/{event}" for group, event in tracefs.uprobe_events()] + tracefs.instances()
-    return [name for name in names if f"_{pid}_" in name]
-
-
 def is_traced(daemon: Daemon, ticker: Ticker, program: Path) -> None:
     """A daemon serves as if nothing had been, and lets go of what it armed."""
     with Recorder(daemon.target, selector(program, "tick(arg0)")) as recorder:

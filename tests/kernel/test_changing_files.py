@@ -23,6 +23,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import ParsedObject
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.parser import SandboxedParser
+from tests.attached import own
 from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, descriptors, mapped_bytes, wait_for
 from tests.unit.elf_builder import (
     DATA_OFFSET,
@@ -235,12 +236,6 @@ def test_sandbox_outlasts_a_storm(path: Path, content: Path, caplog: pytest.LogC
     assert "the parser failed" not in caplog.text
 
 
-def own(daemon: Daemon, tracefs: Tracefs) -> list[str]:
-    """The names of the daemon's events and instances."""
-    names = [group for group, _ in tracefs.uprobe_events()] + tracefs.instances()
-    return [name for name in names if f"_{daemon.pid}_" in name]
-
-
 def disarmed(recorder: Recorder) -> int:
     return sum(status.state is SiteState.DISARMED for status in recorder.statuses)
 
@@ -279,7 +274,7 @@ def test_daemon_outlasts_a_storm(
             tick()
         wait_for(lambda: len(stormy.armed()) > 12 and disarmed(stormy), "files to be armed, disarmed and armed again")
         tick()
-    wait_for(lambda: not own(own_daemon, tracefs), "all to be disarmed")
+    wait_for(lambda: not own(tracefs, own_daemon.pid), "all to be disarmed")
     with Client(own_daemon.target) as client:
         wait_for(lambda: not client.list_probes(f"app:{folder}/*::*").probes, "the files to be forgotten")
     wait_for(lambda: descriptors(own_daemon.pid) <= before, "the files to be closed")

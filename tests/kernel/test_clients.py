@@ -19,6 +19,7 @@ import pytest
 
 from stapsdtd.client import Client, ClientError, InvalidRequestError, SubscribeOptions
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import sites
 from tests.support import (
     TARGETS,
     TICKER,
@@ -76,11 +77,6 @@ class Clients:
         self._process.communicate()
 
 
-def own_lines(tracefs: Tracefs, daemon: Daemon) -> list[str]:
-    """The daemon's definitions in tracefs, as they stand there."""
-    return [line for line in tracefs.read("uprobe_events").splitlines() if f"_{daemon.pid}_" in line]
-
-
 def selector(program: Path, name: str) -> str:
     return f"{TICKER}:{program}::{name}"
 
@@ -113,14 +109,14 @@ def test_200_subscriptions_of_50_clients_share_what_one_has_armed(
         [wish(ticker_program, names[(number + place) % 4], wheres[place]) for place in range(4)] for number in range(50)
     ]
     with Recorder(own_daemon.target, selector(ticker_program, "*(arg0)")) as recorder:
-        alone = own_lines(tracefs, own_daemon)
+        alone = sites(tracefs, own_daemon.pid)
         assert len(alone) == len(recorder.sites) == 3
         with Clients(own_daemon.target, clients) as many, Client(own_daemon.target) as client:
             wait_for_streams(client, 201)
-            assert own_lines(tracefs, own_daemon) == alone
+            assert sites(tracefs, own_daemon.pid) == alone
             assert ticker.do(f"fire {fired}") == 1
             results = many.finish()
-        assert own_lines(tracefs, own_daemon) == alone
+        assert sites(tracefs, own_daemon.pid) == alone
     assert len(results) == 50
     for seen in results.values():
         for numbers, result in zip(wanted, seen, strict=True):
@@ -133,7 +129,7 @@ def test_200_subscriptions_of_50_clients_share_what_one_has_armed(
                 "lost": 0,
             }
     assert [value for (value,) in recorder.values()] == list(range(fired))
-    assert own_lines(tracefs, own_daemon) == []
+    assert sites(tracefs, own_daemon.pid) == []
     assert ticker.semaphore == 0
 
 
@@ -296,7 +292,7 @@ def test_flood_of_subscribe_does_not_keep_another_from_its_events(
         Recorder(daemon.target, selector(program, "tick(arg0)"), kernel_buffer_kib=16384) as recorder,
         Client(daemon.target) as client,
     ):
-        alone = len(own_lines(tracefs, daemon))
+        alone = len(sites(tracefs, daemon.pid))
         with rude(daemon, selector(program, "t*(arg0)"), "subscribe", *as_role):
             ticker.do(f"fire {fired}")
             if role == "user":
@@ -305,7 +301,7 @@ def test_flood_of_subscribe_does_not_keep_another_from_its_events(
                     ticker.do("fire 5")
                 assert len(another.events) == 5
         wait_for(lambda: len(client.subscriptions()) == 1, "the leases to run out", seconds=60)
-        wait_for(lambda: len(own_lines(tracefs, daemon)) == alone, "what the flood used to be disarmed")
+        wait_for(lambda: len(sites(tracefs, daemon.pid)) == alone, "what the flood used to be disarmed")
         ticker.do("fire 3")
     expected = [*range(fired), *(range(5) if role == "user" else ()), *range(3)]
     assert [value for (value,) in recorder.values()] == expected

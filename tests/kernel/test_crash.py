@@ -37,7 +37,7 @@ def foreign(tracefs: Tracefs, ticker_program: Path) -> Iterator[None]:
 def killed(own_daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
     """A daemon that was killed while it held the ticker's probes."""
     client = subprocess.Popen(
-        stapsdt_command(own_daemon.target, "trace", f"{TICKER}:*", "--json"),
+        stapsdt_command(own_daemon.target, "trace", f"{TICKER}:*", "--pid", str(ticker.pid), "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

@@ -22,7 +22,8 @@ from stapsdtd.client import (
     Subscription,
 )
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.kernel.recovery import bystander, is_traced, is_unpatched, own, selector
+from tests.attached import own
+from tests.kernel.recovery import bystander, is_traced, is_unpatched, selector
 from tests.support import (
     COMMANDS,
     Daemon,
@@ -99,13 +100,14 @@ def test_tracefs_is_taken_away_and_given_back(
         troubled_daemon(tmp_path, "--engine", engine, prefix=("unshare", "-m")) as daemon,
         Client(daemon.target) as client,
     ):
-        with Recorder(daemon.target, selector(ticker_program, "tick(arg0)")) as recorder:
+        with Recorder(daemon.target, selector(ticker_program, "tick(arg0)"), pids=[ticker.pid]) as recorder:
             ticker.do("fire 2")
             in_its_namespace(daemon, *take)
             ticker.do("fire 3")
             wait_for(lambda: len(recorder.events) == 5, "the events of what was armed before")
             if engine == "bpf":
-                subscription = client.subscribe(selector(ticker_program, "values"))
+                # what is for all processes needs no tracefs
+                subscription = client.subscribe(selector(ticker_program, "values"), SubscribeOptions(pids=[ticker.pid]))
                 assert all(reason in found for found in refused(subscription))
                 subscription.unsubscribe()
             else:
@@ -175,16 +177,17 @@ def test_without_bpf_the_other_engine_serves(tmp_path: Path, ticker: Ticker, tic
 
 
 @pytest.mark.parametrize(
-    ("calls", "error", "paths", "words"),
+    ("calls", "error", "paths", "words", "is_scoped"),
     [
-        ("perf_event_open", "EACCES", (), "Permission denied"),
-        ("bpf", "EPERM", (), "Operation not permitted"),
+        ("perf_event_open", "EACCES", (), "Permission denied", True),
+        ("bpf", "EPERM", (), "Operation not permitted", True),
+        ("bpf", "EPERM", (), "Operation not permitted", False),
         # what the kernel says when it has no event number left: there are 65,535 for all of tracefs
-        ("write", "ENODEV", (f"{_TRACING}/uprobe_events",), "No such device"),
-        ("write", "ENOMEM", (f"{_TRACING}/uprobe_events",), "Cannot allocate memory"),
-        ("write", "ENOSPC", (f"{_TRACING}/uprobe_events",), "No space left on device"),
+        ("write", "ENODEV", (f"{_TRACING}/uprobe_events",), "No such device", True),
+        ("write", "ENOMEM", (f"{_TRACING}/uprobe_events",), "Cannot allocate memory", True),
+        ("write", "ENOSPC", (f"{_TRACING}/uprobe_events",), "No space left on device", True),
     ],
-    ids=["perf", "bpf", "events", "memory", "space"],
+    ids=["perf", "bpf", "links", "events", "memory", "space"],
 )
 @pytest.mark.usefixtures("foreign")
 def test_kernel_refuses_for_a_while(
@@ -198,6 +201,7 @@ def test_kernel_refuses_for_a_while(
     error: str,
     paths: tuple[str, ...],
     words: str,
+    is_scoped: bool,
 ) -> None:
     """What is armed goes on, what is new is refused with the kernel's words, and all is well when it is over."""
     with (
@@ -207,7 +211,8 @@ def test_kernel_refuses_for_a_while(
     ):
         ticker.do("fire 2")
         with injected(daemon.pid, calls, f"error={error}", *paths):
-            subscription = client.subscribe(selector(ticker_program, "values"))
+            options = SubscribeOptions(pids=[ticker.pid] if is_scoped else [])
+            subscription = client.subscribe(selector(ticker_program, "values"), options)
             if engine == "ftrace" and not paths:
                 # which needs neither
                 assert [status.state for status in subscription.sites] == [SiteState.ARMED]

@@ -21,6 +21,7 @@ import pytest
 
 from stapsdtd.client import Client, Probe, Value
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import links
 from tests.support import (
     COMMANDS,
     TICKER,
@@ -146,7 +147,7 @@ def client(daemon: Daemon) -> Iterator[Client]:
 
 
 def armed_at(tracefs: Tracefs, daemon: Daemon) -> list[int]:
-    """The file offsets of all definitions that stand in uprobe_events in the daemon's name."""
+    """The file offsets of all definitions that stand in uprobe_events in the daemon's name, and of its links."""
     contents = []
     # the kernel lists them page by page, and leaves some out if others are removed meanwhile
     for _ in range(3):
@@ -161,7 +162,8 @@ def armed_at(tracefs: Tracefs, daemon: Daemon) -> list[int]:
     lines = {line for content in contents for line in content.split(b"\n") if b"_%d_" % daemon.pid in line}
     found = [definition.fullmatch(line) for line in lines]
     assert None not in found, lines
-    return sorted(int(match[1], 16) for match in found if match)
+    linked = [offset for link in links(daemon.pid) for offset in link.offsets]
+    return sorted([*linked, *(int(match[1], 16) for match in found if match)])
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from stapsdtd.client import Client, Event, InventoryState, Probe, SiteState
 from stapsdtd.errors import InventoryError
 from stapsdtd.inventory.parsing import IdleParser
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import own
 from tests.kernel.test_openjdk import Java, java_home
 from tests.support import (
     TICKER,
@@ -79,10 +80,6 @@ def is_scanned(daemon: Daemon) -> bool:
 def installed_probes(daemon: Daemon, *selectors: str) -> list[Probe]:
     with Client(daemon.target) as client:
         return list(client.list_probes(selectors, installed=True))
-
-
-def events_of(daemon: Daemon, tracefs: Tracefs) -> list[str]:
-    return [group for group, _ in tracefs.uprobe_events() if f"_{daemon.pid}_" in group]
 
 
 def install(program: Path, path: Path) -> Path:
@@ -219,7 +216,7 @@ class TestOrdinaryUser:
         ):
             # of what no process of hers maps, she hears nothing
             assert recorder.sites == ()
-            wait_for(lambda: events_of(daemon, tracefs), "the file to be armed")
+            wait_for(lambda: own(tracefs, daemon.pid), "the file to be armed")
             subprocess.run(ANNE.command(path, str(_HITS)), check=True, stdout=subprocess.DEVNULL)
             wait_for(lambda: len(recorder.events) == _HITS, "her events")
             assert {event.probe.path for event in recorder.events} == {str(path)}

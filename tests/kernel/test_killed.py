@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.capture.names import Owner
-from stapsdtd.client import Client, ClientError, EventBatch
+from stapsdtd.client import Client, ClientError, EventBatch, SubscribeOptions
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.kernel.recovery import bystander, is_traced, is_unpatched, own, selector
+from tests.attached import own
+from tests.kernel.recovery import bystander, is_traced, is_unpatched, selector
 from tests.support import Daemon, Ticker, injected, is_dead, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -45,33 +46,37 @@ def files_of(daemon: Daemon, kind: str) -> tuple[str, ...]:
     return (f"{base}/trace_clock", f"{base}/buffer_size_kb", *switches)
 
 
-def subscribe_and_unsubscribe(daemon: Daemon, program: Path) -> None:
+def subscribe_and_unsubscribe(daemon: Daemon, program: Path, pids: Sequence[int]) -> None:
     with Client(daemon.target, timeout_seconds=10) as client, suppress(ClientError):
-        client.subscribe(selector(program, "*")).unsubscribe()
+        client.subscribe(selector(program, "*"), SubscribeOptions(pids=pids)).unsubscribe()
 
 
 @pytest.mark.usefixtures("foreign")
 @pytest.mark.parametrize(
-    ("engine", "kind"),
+    ("engine", "kind", "is_scoped"),
     [
-        ("bpf", "definitions"),
-        ("bpf", "perf_event_open"),
-        ("bpf", "bpf"),
-        ("ftrace", "definitions"),
-        ("ftrace", "switches"),
-        ("ftrace", "mkdir"),
-        ("ftrace", "rmdir"),
+        ("bpf", "definitions", True),
+        ("bpf", "perf_event_open", True),
+        ("bpf", "bpf", True),
+        ("bpf", "bpf", False),
+        ("ftrace", "definitions", False),
+        ("ftrace", "switches", False),
+        ("ftrace", "mkdir", False),
+        ("ftrace", "rmdir", False),
     ],
     indirect=["engine"],
 )
 def test_killed_in_any_step_of_arming_and_disarming(
-    own_daemon: Daemon, kind: str, ticker: Ticker, ticker_program: Path, tracefs: Tracefs
+    own_daemon: Daemon, ticker: Ticker, ticker_program: Path, tracefs: Tracefs, *, kind: str, is_scoped: bool
 ) -> None:
-    """The first call of a kind kills it, after a restart the second one, and so on, until none is left that could."""
+    """The first call of a kind kills it, after a restart the second one, and so on, until none is left that could.
+
+    The bpf engine defines events for processes alone, where the kernel has links for all of them.
+    """
     for number in range(1, _MOST_STEPS):
         files = files_of(own_daemon, kind)
         with injected(own_daemon.pid, "write" if files else kind, f"signal=KILL:when={number}", *files):
-            subscribe_and_unsubscribe(own_daemon, ticker_program)
+            subscribe_and_unsubscribe(own_daemon, ticker_program, [ticker.pid] if is_scoped else [])
             # the events go in the background
             wait_for(
                 lambda: is_dead(own_daemon.pid) or own(tracefs, own_daemon.pid) == [], "a daemon that is dead or done"

@@ -11,7 +11,8 @@ import pytest
 
 from stapsdtd.client import Client, Event
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.kernel.recovery import NOP, own, selector
+from tests.attached import own
+from tests.kernel.recovery import NOP, selector
 from tests.support import (
     TICKER,
     Daemon,

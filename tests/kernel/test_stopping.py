@@ -20,6 +20,7 @@ import pytest
 from stapsdtd.client import Client, SubscribeOptions
 from stapsdtd.elf import parse_object
 from stapsdtd.kernel.libbpf import BpfObject
+from stapsdtd.kernel.places import Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
@@ -53,9 +54,10 @@ def asleep(folder: Path, tracefs: Tracefs, sleeper: BpfObject) -> Iterator[None]
         assert stuck.stdin is not None
         assert stuck.stdout is not None
         require(stuck.stdout.readline() == b"ready\n", "userfaultfd")
-        event = ProbeEvent(tracefs, f"sleeper_{os.getpid()}", "hit", [f"{program}:{site.site_offset:#x}"])
+        place = Place(str(program), site.site_offset)
+        event = ProbeEvent(tracefs, sleeper.program("on_hit"), f"sleeper_{os.getpid()}/hit", [place], 0)
         try:
-            event.arm(stuck.pid, sleeper.program("on_hit"), 0)
+            event.arm(stuck.pid)
             stuck.stdin.write(b"\n")
             stuck.stdin.flush()
             wait_for(lambda: "userfault" in Path(f"/proc/{stuck.pid}/stack").read_text(), "the program to sleep")

@@ -12,6 +12,7 @@ import pytest
 
 from stapsdtd.client import Client, ProbeAdded, ProbeRemoved, SnapshotComplete
 from stapsdtd.kernel.tracefs import Tracefs
+from tests.attached import own
 from tests.support import (
     PYPROGRAM,
     ROOT,
@@ -91,15 +92,16 @@ def test_memfd_mapped_before_with_closed_descriptor(daemon: Daemon, pyprogram: T
 def test_reloaded_and_unloaded_memfds_are_let_go(
     daemon: Daemon, engine: str, pyprogram: Ticker, tracefs: Tracefs
 ) -> None:
-    group = f"_{daemon.pid}_"
     with Recorder(daemon.target, f"{PYPROGRAM}:request(arg1)") as recorder:
         pyprogram.do("load")
         for generation in range(1, 6):
             wait_for(partial(is_armed, recorder, generation), "the new library to be armed")
             pyprogram.do("fire 2")
             pyprogram.do("reload" if generation < 5 else "unload")
-        wait_for(lambda: not [name for name, _ in tracefs.uprobe_events() if group in name], "the events to be removed")
-        assert len([name for name in tracefs.instances() if group in name]) == (1 if engine == "ftrace" else 0)
+        wait_for(
+            lambda: not [name for name in own(tracefs, daemon.pid) if "/" in name], "what was attached to be removed"
+        )
+        assert len(own(tracefs, daemon.pid)) == (1 if engine == "ftrace" else 0)
         account = recorder.finish()
     assert recorder.values() == [(0,), (1,)] * 5
     assert account.fired == account.delivered == 10
@@ -155,7 +157,7 @@ def test_processes_of_a_moment(own_daemon: Daemon, ticker_program: Path, ticker:
         before = descriptors(own_daemon.pid), resident_kib(own_daemon.pid)
         live_and_die(500)
         wait_for(lambda: len(recorder.events) == 550 * 3, "all events")
-        assert len([name for name, _ in tracefs.uprobe_events() if f"_{own_daemon.pid}_" in name]) == 1
+        assert len([name for name in own(tracefs, own_daemon.pid) if "/" in name]) == 1
         wait_for(lambda: descriptors(own_daemon.pid) <= before[0], "the descriptors to be as before")
         assert resident_kib(own_daemon.pid) - before[1] < 8 * 1024
         account = recorder.finish()

@@ -10,6 +10,7 @@ import numpy as np
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.pool import Pool, TableFullError
 from stapsdtd.capture.engine import Refusal, Target
 from stapsdtd.capture.names import Owner
@@ -36,14 +37,16 @@ TABLES = {
 """`Pools`, and what a refusal calls them."""
 
 
-def made_engine(kernel: FakeKernel, tracefs: str = "/nowhere", *, max_buffer_bytes: int = 1 << 40) -> BpfEngine:
+def made_engine(
+    kernel: FakeKernel, tracefs: str = "/nowhere", *, max_buffer_bytes: int = 1 << 40, has_links: bool = False
+) -> BpfEngine:
     return BpfEngine(
         Tracefs(tracefs),
         OWNER,
         kernel.loaded,
         kernel.paging,
         max_buffer_bytes,
-        make_event=kernel.make_event,
+        attachments=Attachments(kernel.make_event, kernel.make_link if has_links else None),
         tables=kernel.tables,
         reaper=kernel.reaper,
     )

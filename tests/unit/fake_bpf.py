@@ -6,6 +6,7 @@ A hit runs the program of every event that reaches it, as an uprobe runs all of 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import re
@@ -32,6 +33,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
+from stapsdtd.kernel.places import Place
 from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
@@ -43,7 +45,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CPUS = 2
-PROGRAM = 77
 LOAD_ADDRESS = 0x7F0000000000
 PATIENCE_SECONDS = 20
 
@@ -195,7 +196,8 @@ class FakeLoaded(Loaded):
 
     def __init__(self) -> None:
         self.cpus = CPUS
-        self.program = PROGRAM
+        self.program = 77
+        self.linked_program = None
         self.tables = {
             ".bss.index": mmap.mmap(-1, 4 * layout.INDEX_ENTRIES),
             ".bss.slots": mmap.mmap(-1, layout.SLOT.itemsize * layout.MAX_SLOTS),
@@ -397,27 +399,32 @@ class AtOnce(Executor):
 class FakeEvent:
     """In place of ProbeEvent. scopes: the processes for which it is open, None for all."""
 
-    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[str]) -> None:
+    holds_event_mutex = True
+
+    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[Place], cookie: int) -> None:
         self._kernel = kernel
-        self._name = name.partition("_")[0]
+        self._name = name
         self.places: list[tuple[str, int]] = []
         self.scopes: set[int | None] = set()
-        self.cookie = 0
+        self._cookie = cookie
         for place in places:
-            kernel.step(f"define {self._name} {place.partition(':')[2]}")
-            path, _, offset = place.partition("(")[0].rpartition(":")
-            self.places.append((os.readlink(path), int(offset, 0)))
+            kernel.step(f"define {self._name} {str(place).partition(':')[2]}")
+            self.places.append((os.readlink(place.path), place.offset))
         kernel.events[self._name] = self
 
-    def arm(self, armed: int | None, program: int, cookie: int) -> None:
-        assert program == PROGRAM
+    def arm(self, armed: int | None) -> None:
         self._kernel.step(f"arm {self._name} {armed}")
-        self.cookie = cookie
         self.scopes.add(armed)
         self._kernel.after_arming()
 
     def reaches(self, path: str, offset: int, pid: int) -> bool:
         return (path, offset) in self.places and bool(self.scopes & {None, pid})
+
+    def found(self, _path: str, _offset: int, address: int) -> tuple[int, int]:
+        """Answer the group and the slot of a hit."""
+        group, mask, shift = self._cookie & 0xFFFFFFFF, self._cookie >> 32 & 0xFFF, self._cookie >> 48 & 0xF
+        index = np.frombuffer(self._kernel.loaded.table(".bss.index"), "u4")
+        return group, int(index[group + (address >> shift & mask)])
 
     def unpatch(self) -> None:
         self.scopes.clear()
@@ -434,6 +441,20 @@ class FakeEvent:
     def remove(self) -> None:
         self._kernel.step(f"remove {self._name}", self.scopes.clear)
         del self._kernel.events[self._name]
+
+
+class FakeLink(FakeEvent):
+    """In place of UprobeLink."""
+
+    holds_event_mutex = False
+
+    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[Place], cookies: Sequence[int]) -> None:
+        super().__init__(kernel, name, places, 0)
+        self._cookies = dict(zip(self.places, cookies, strict=True))
+
+    def found(self, path: str, offset: int, _address: int) -> tuple[int, int]:
+        cookie = self._cookies[path, offset]
+        return cookie & 0xFFFFFFFF, cookie >> 32
 
 
 class FakeKernel:
@@ -453,6 +474,7 @@ class FakeKernel:
         self.reaper_worker = AtOnce()
         self.reaper = EventReaper(worker=self.reaper_worker)
         self.events: dict[str, FakeEvent] = {}
+        self._link_numbers = itertools.count()
         self.log: list[str] = []
         self.memory: dict[int, bytes] = {}
         self.on_disk: dict[int, bytes] = {}
@@ -471,9 +493,13 @@ class FakeKernel:
         self.memory |= {there: data for there, data in self.on_disk.items() if there == address}
         self.touched.append((pid, address, byte_count))
 
-    def make_event(self, group: str, name: str, places: Sequence[str]) -> FakeEvent:
-        assert name.endswith(group.removeprefix("stapsdtd"))
-        return FakeEvent(self, name, places)
+    def make_event(self, name: str, places: Sequence[Place], cookie: int) -> FakeEvent:
+        group, event = name.split("/")
+        assert event.endswith(group.removeprefix("stapsdtd"))
+        return FakeEvent(self, event.partition("_")[0], places, cookie)
+
+    def make_link(self, places: Sequence[Place], cookies: Sequence[int]) -> FakeLink:
+        return FakeLink(self, f"l{next(self._link_numbers)}", places, cookies)
 
     def step(self, text: str, in_any_case: Callable[[], None] = lambda: None) -> None:
         self.before_step()
@@ -503,8 +529,9 @@ class FakeKernel:
         by_place = {ARCHITECTURES["x86-64"].pt_regs[name]: value for name, value in registers.items()}
         ip = LOAD_ADDRESS + offset
         by_place[ARCHITECTURES["x86-64"].pt_regs["rip"]] = ip
-        reached = [event for event in list(self.events.values()) if event.reaches(path or self.path, offset, pid)]
-        return [_Hit(self, pid, cpu, by_place).begin(event.cookie, ip) for event in reached]
+        place = path or self.path, offset
+        reached = [event for event in list(self.events.values()) if event.reaches(*place, pid)]
+        return [_Hit(self, pid, cpu, by_place).begin(*event.found(*place, ip)) for event in reached]
 
 
 class _Hit:
@@ -526,11 +553,9 @@ class _Hit:
     def _row(self, table: str, dtype: np.dtype[Any], number: int) -> Any:
         return np.frombuffer(self._loaded.tables[table], dtype, 1, number * dtype.itemsize)[0]
 
-    def begin(self, cookie: int, address: int) -> Callable[[], None]:
+    def begin(self, group: int, slot_number: int) -> Callable[[], None]:
         """Go as far as to know the plan; what is answered does the rest."""
-        group, mask, shift = cookie & 0xFFFFFFFF, cookie >> 32 & 0xFFF, cookie >> 48 & 0xF
-        entry = int(self._row(".bss.index", np.dtype("u4"), group + (address >> shift & mask)))
-        slot = self._row(".bss.slots", layout.SLOT, entry)
+        slot = self._row(".bss.slots", layout.SLOT, slot_number)
         if not slot["plan"] or slot["group"] != group:
             return lambda: None
         # what is read of it later is what stands there then

@@ -12,6 +12,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
+from stapsdtd.kernel.places import Place
 from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
@@ -22,9 +23,15 @@ _NOBODY = frozenset[int]()
 
 
 class Event(Protocol):
-    """See `kernel.probe_events.ProbeEvent`."""
+    """See `kernel.probe_events.ProbeEvent` and `kernel.uprobe_links.UprobeLink`.
 
-    def arm(self, pid: int | None, program: int, cookie: int) -> None: ...
+    holds_event_mutex: while it is removed, nobody else on the host can arm a uprobe.
+    """
+
+    @property
+    def holds_event_mutex(self) -> bool: ...
+
+    def arm(self, pid: int | None) -> None: ...
 
     def renew_in(self, pid: int) -> None: ...
 
@@ -141,24 +148,16 @@ class ArmedSite:
         ]
 
     @property
-    def definition(self) -> str:
-        """Return `PATH:0xOFFSET(0xREFCTR)`, as tracefs takes it."""
-        semaphore = self.site.semaphore_offset
-        counter = "" if semaphore is None else f"({semaphore:#x})"
-        return f"/proc/self/fd/{self.object.descriptor}:{self.site.site_offset:#x}{counter}"
+    def place(self) -> Place:
+        return Place(f"/proc/self/fd/{self.object.descriptor}", self.site.site_offset, self.site.semaphore_offset)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event. first: its first entry in the index, by which the program knows it."""
+    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it."""
 
     event: Event
     window: Window
     first: int
     scope: Scope
     sites: list[ArmedSite]
-
-    @property
-    def cookie(self) -> int:
-        """Return where in the index the program finds a hit's slot, and by which bits of its address."""
-        return self.first | (self.window.entries - 1) << 32 | self.window.shift << 48

@@ -21,7 +21,7 @@ from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.following import FollowedProcesses, Following
 from stapsdtd.capture.bpf.foreign import ForeignHits
-from stapsdtd.capture.bpf.groups import Groups, MakeEvent
+from stapsdtd.capture.bpf.groups import Attachments, Groups
 from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.paging import Paging
@@ -49,7 +49,6 @@ from stapsdtd.capture.engine import (
 )
 from stapsdtd.capture.names import Owner
 from stapsdtd.kernel.perf import online_cpus
-from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Unavailable
 from stapsdtd.model import Site as ModelSite
@@ -88,7 +87,7 @@ class BpfEngine:
         paging: Paging,
         max_buffer_bytes: int = 1 << 40,
         *,
-        make_event: MakeEvent | None = None,
+        attachments: Attachments | None = None,
         tables: Tables | None = None,
         reaper: EventReaper | None = None,
     ) -> None:
@@ -106,7 +105,7 @@ class BpfEngine:
         self._consumers = Consumers(self._drainer, self._spans)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
-        groups = Groups(owner, loaded.program, self._tables, self._reaper, make_event or partial(ProbeEvent, tracefs))
+        groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)
         self._following = Following(loaded)

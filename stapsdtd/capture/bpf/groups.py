@@ -7,40 +7,52 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple, Self
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
+from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.places import Place
+from stapsdtd.kernel.probe_events import ProbeEvent
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.kernel.uprobe_links import UprobeLink
 from stapsdtd.plan.attachments import Scope, changes
-from stapsdtd.plan.groups import partition_by_page_offset
+from stapsdtd.plan.groups import Window, partition_by_page_offset
 
 _log = logging.getLogger(__name__)
 
-MakeEvent = Callable[[str, str, Sequence[str]], Event]
-"""Makes an event of a tracefs group, a name and its sites' definitions. Raises TracefsRejectedError."""
+MakeEvent = Callable[[str, Sequence[Place], int], Event]
+"""Makes a tracefs event of its name, places and cookie. Raises TracefsRejectedError."""
+
+MakeLink = Callable[[Sequence[Place], Sequence[int]], Event]
+"""Makes a link for all processes of places, and a cookie for each."""
+
+
+class Attachments(NamedTuple):
+    """The ways to attach sites. make_link: None where the kernel has no links to uprobes."""
+
+    make_event: MakeEvent
+    make_link: MakeLink | None
+
+    @classmethod
+    def of(cls, loaded: Loaded, tracefs: Tracefs) -> Self:
+        linked = loaded.linked_program
+        return cls(partial(ProbeEvent, tracefs, loaded.program), partial(UprobeLink, linked) if linked else None)
 
 
 class Groups:
     """Called from one thread."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        program: int,
-        tables: Tables,
-        reaper: EventReaper,
-        make_event: MakeEvent,
-    ) -> None:
-        """program: the descriptor of the BPF program that runs at each hit."""
+    def __init__(self, owner: Owner, tables: Tables, reaper: EventReaper, attachments: Attachments) -> None:
         self._owner = owner
-        self._program = program
         self._tables = tables
         self._reaper = reaper
-        self._make_event = make_event
+        self._make_event, self._make_link = attachments
         self._event_ids = itertools.count()
 
     def regroup(
@@ -54,9 +66,10 @@ class Groups:
         """
         groups = list(dict.fromkeys(site.group for site in sites if site.group is not None))
         ungrouped = [site for site in sites if site.group is None]
-        needed = changes(groups, ungrouped)
+        has_links = self._make_link is not None
+        needed = changes(groups, ungrouped, has_links=has_links)
         if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
-            needed = changes(groups, ungrouped, fixed)
+            needed = changes(groups, ungrouped, fixed, has_links=has_links)
         for attach in needed.attach:
             self._attach(attach.sites, attach.scope, plans, refused)
         kept = {site.group for site in refused if site.group is not None}
@@ -66,6 +79,8 @@ class Groups:
 
     def detach(self, group: Group, owner: str, *, is_awaited: bool) -> None:
         """Begin to remove a group whose sites now have another one, or none. owner: see `turns`."""
+        # where it keeps nobody waiting, it need not wait for anybody
+        is_awaited = is_awaited or not group.event.holds_event_mutex
         if not is_awaited:
             owner = group.sites[0].object.owner or owner
         for site in group.sites:
@@ -111,15 +126,12 @@ class Groups:
                 site.group = group
 
     def _attached(self, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]) -> Group:
-        (partition,) = partition_by_page_offset([site.site_offset for site in sites])
-        window = partition.window
+        window = self._window(sites, scope)
         self._reaper.collect()
         first = self._tables.allocate_group(window)
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
             undo.callback(self._tables.free_group, first, window)
-            self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
-            name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
-            event = self._make_event(self._owner.group, name, [site.definition for site in sites])
+            event = self._made_event(sites, scope, first, window)
             undo.callback(event.remove)
             group = Group(event, window, first, scope, list(sites))
             for site in sites:
@@ -131,7 +143,24 @@ class Groups:
             undo.pop_all()
         return group
 
+    def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
+        """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
+        if scope is None and self._make_link is not None:
+            return Window(0, 0)
+        (partition,) = partition_by_page_offset([site.site_offset for site in sites])
+        return partition.window
+
+    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window) -> Event:
+        """The program finds a hit's slot in a link's cookie, and an event's in the index."""
+        places = [site.place for site in sites]
+        if scope is None and self._make_link is not None:
+            return self._make_link(places, [first | site.slot << 32 for site in sites])
+        self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
+        name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
+        cookie = first | (window.entries - 1) << 32 | window.shift << 48
+        return self._make_event(f"{self._owner.group}/{name}", places, cookie)
+
     def _patch(self, group: Group, pid: int | None) -> None:
         # the process may have ended
         with contextlib.suppress(ProcessLookupError):
-            group.event.arm(pid, self._program, group.cookie)
+            group.event.arm(pid)

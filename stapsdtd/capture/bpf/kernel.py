@@ -15,11 +15,12 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.fingerprint import fingerprint
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel import procfs
+from stapsdtd.kernel import procfs, uprobe_links
 from stapsdtd.kernel.bpf_entries import EntryMap
+from stapsdtd.kernel.bpf_links import attach_to_tracepoint
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, attach_to_tracepoint, create_ring, put_map, remove_map
+from stapsdtd.kernel.libbpf import BpfObject, create_ring, put_map, remove_map
 from stapsdtd.kernel.number_map import NumberMap
 from stapsdtd.kernel.perf import possible_cpus
 
@@ -37,6 +38,7 @@ class Loaded:
             raise KernelFeatureError(
                 "bpf", "programs see the host's process ids, and this is a pid namespace of its own", "share the host's"
             )
+        takes_links = uprobe_links.are_supported()
         self.cpus = max(possible_cpus()) + 1
         constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
         sizes = {
@@ -46,8 +48,15 @@ class Loaded:
             "hit_spaces": layout.HIT_SPACES * self.cpus,
         }
         with nullcontext(object_path) if object_path else _packaged() as path:
-            self._object = BpfObject(path, sizes, {".rodata": constants}, {".rodata.fingerprint": _fingerprint()})
+            self._object = BpfObject(
+                path,
+                sizes,
+                {".rodata": constants},
+                {".rodata.fingerprint": _fingerprint()},
+                {"on_linked_hit": uprobe_links.ATTACH_TYPE if takes_links else None},
+            )
         self.program = self._object.program("on_hit")
+        self.linked_program = self._object.program("on_linked_hit") if takes_links else None
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._following = self._object.map("following")
@@ -208,4 +217,7 @@ def feature(found: Loaded | KernelFeatureError) -> Feature:
     """Tell of what load() found."""
     if isinstance(found, KernelFeatureError):
         return Feature("bpf programs", False, False, f"only the ftrace engine: {found.reason}", found.remedy)
-    return Feature("bpf programs", True, False, "the kernel takes the bpf engine's", "")
+    detail = "the kernel takes the bpf engine's"
+    if found.linked_program is None:
+        detail += ", but has no links to uprobes (Linux 6.6): sites of all processes are tracefs events, too"
+    return Feature("bpf programs", True, False, detail, "")

@@ -1,0 +1,72 @@
+"""Links of a program to many places of a file, on the kernel itself."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.capture.bpf.kernel import Loaded, load
+from stapsdtd.elf import parse_object
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel.places import Place
+from stapsdtd.kernel.uprobe_links import UprobeLink, are_supported
+from tests.kernel.recovery import NOP
+from tests.support import Ticker, mapped_bytes, require
+
+pytestmark = [pytest.mark.kernel, pytest.mark.vm]
+
+
+def linked(ticker_program: Path, loaded: Loaded, *more: Place) -> UprobeLink:
+    require(loaded.linked_program is not None, "links to uprobes, since Linux 6.6")
+    assert loaded.linked_program is not None
+    with open(ticker_program, "rb") as file:
+        sites = parse_object(file).sites
+    places = [Place(str(ticker_program), site.site_offset, site.semaphore_offset) for site in sites]
+    return UprobeLink(loaded.linked_program, [*places, *more], [0] * (len(places) + len(more)))
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    found = load()
+    if isinstance(found, KernelFeatureError):
+        pytest.skip(str(found))
+    return found
+
+
+def test_they_are_there_since_linux_6_6() -> None:
+    release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
+    assert are_supported() == (release >= (6, 6))
+
+
+def test_places_are_patched_until_it_is_removed(ticker: Ticker, ticker_program: Path, loaded: Loaded) -> None:
+    link = linked(ticker_program, loaded)
+    before = len(os.listdir("/proc/self/fd"))
+    link.arm(None)
+    link.arm(None)
+    assert ticker.semaphore == 1
+    link.remove()
+    assert ticker.semaphore == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+    link.remove()
+
+
+def test_one_that_is_refused_patches_nothing(ticker: Ticker, ticker_program: Path, loaded: Loaded) -> None:
+    beyond_the_file = Place(str(ticker_program), 1 << 40)
+    link = linked(ticker_program, loaded, beyond_the_file)
+    with pytest.raises(OSError, match="Invalid argument"):
+        link.arm(None)
+    assert ticker.semaphore == 0
+    with open(ticker_program, "rb") as file:
+        for site in parse_object(file).sites:
+            assert mapped_bytes(ticker.pid, str(ticker_program), site.site_offset, 1, "x") == NOP
+
+
+def test_single_processes_are_not_armed(ticker: Ticker, ticker_program: Path, loaded: Loaded) -> None:
+    with pytest.raises(OSError, match="all processes") as caught:
+        linked(ticker_program, loaded).arm(ticker.pid)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    assert ticker.semaphore == 0
