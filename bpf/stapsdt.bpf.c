@@ -112,7 +112,8 @@ static __always_inline void carry_out_plan(const __u64 *registers, __u32 group, 
 		}
 		if (!is_wanted)
 			count_of(&hit, 0, COUNTER_FILTERED);
-		count(&hit, COUNTER_HITS);
+		if (is_wanted || !hit.plan->is_single)
+			count(&hit, COUNTER_HITS);
 		return;
 	}
 	hit.generation = hit.plan->generation;
@@ -129,7 +130,7 @@ static __always_inline void carry_out_plan(const __u64 *registers, __u32 group, 
 
 	run_filters(&hit);
 	/* behind those that it was not for, so that these never seem to have fired */
-	if (!hit.matched || !hit.plan->is_paired)
+	if (!(hit.matched ? hit.plan->is_paired : hit.plan->is_single))
 		count(&hit, COUNTER_HITS);
 	if (!hit.matched)
 		goto out;

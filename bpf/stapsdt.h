@@ -198,7 +198,8 @@ struct plan {
 	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */
 	__u8 uses_words;	/* some of its tests do */
 	__u32 calculations;	/* the test where those of its recipes begin, or JUMP_END */
-	__u32 unused;
+	__u8 is_single;		/* one filter, for which there is always space: what it rejects is not counted twice */
+	__u8 unused[3];
 };
 
 enum bucket_kind {
@@ -274,7 +275,7 @@ enum span_counter {
 /* The first of all cells: hits that were not what they had been when they began, which have no record. */
 #define STRAY_HITS 0
 
-/* Cells from plan.counters on. */
+/* Cells from plan.counters on. Of a plan that is single, the first one has what its filter accepts. */
 enum counter {
 	COUNTER_HITS = 0,
 	COUNTER_FILTERED = 1,

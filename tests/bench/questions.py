@@ -1,4 +1,7 @@
-"""What a hit costs the traced program while the kernel answers a question of it, beside bpftrace's answer."""
+"""What a hit costs the traced program while the kernel answers a question of it, beside bpftrace's answer.
+
+Both are asked about all processes that run the file.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def run(setup: Setup) -> list[Figure]:
         for _ in range(setup.repeats):
             for question in _QUESTIONS:
                 firing = texts if question.has_texts else numbers
-                options = SubscribeOptions(pids=[firing.pid], where=question.where)
+                options = SubscribeOptions(where=question.where)
                 with client.aggregate(SELECTOR.partition("(")[0], question.ours, options) as subscription:
                     ours[question.name].append(_seconds_a_hit(firing))
                     account = subscription.unsubscribe()

@@ -50,8 +50,8 @@ def _bpftrace_printf(firing: Firing) -> AbstractContextManager[None]:
 
 
 def bpftrace(firing: Firing, clause: str) -> AbstractContextManager[None]:
-    """Run a clause of bpftrace's at the program's only site."""
-    return running(firing, "bpftrace", "-p", str(firing.pid), "-e", f"usdt:{firing.path}:firing:hit {clause}")
+    """Run a clause of bpftrace's at the program's only site, in all processes."""
+    return running(firing, "bpftrace", "-e", f"usdt:{firing.path}:firing:hit {clause}")
 
 
 @contextmanager

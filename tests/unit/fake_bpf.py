@@ -567,7 +567,7 @@ class _Hit:
 
     def _end(self) -> None:
         matched = self._matched()
-        if not matched or not self._plan["is_paired"]:
+        if not self._plan["is_paired" if matched else "is_single"]:
             self._count(layout.Counter.HITS)
         matched = self._aggregate(self._pair(matched)) & int(self._plan["emitted"])
         if matched and not self._write(matched):

@@ -14,7 +14,7 @@ from stapsdtd.capture.bpf.layout import Counter, SpanCounter
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.columns import U64
+from stapsdtd.events.columns import U64, Indices
 from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
@@ -31,12 +31,17 @@ class CounterReader:
         self._by_cell: dict[int, list[_Counters]] = {}
         self._totals: U64 = np.zeros(layout.MAX_COUNTERS, np.uint64)
         self._starts: dict[ActivePlan, list[int]] = {}
+        self._single: set[int] = set()
+        self._single_cells: Indices | None = None
         self._reported_ns = 0
 
     def begin(self, plan: ActivePlan) -> None:
         if plan.paired:
             pairings = range(len(plan.paired))
             self._starts[plan] = [plan.entry.pairing_cell(SpanCounter.STARTS, pairing) for pairing in pairings]
+        if plan.entry.is_single:
+            self._single.add(plan.entry.cell(Counter.HITS))
+            self._single_cells = None
         for counters in _counters_of(plan):
             for cell in counters.cells:
                 self._by_cell.setdefault(cell, []).append(counters)
@@ -45,6 +50,9 @@ class CounterReader:
 
     def end(self, plan: ActivePlan) -> None:
         self._starts.pop(plan, None)
+        if plan.entry.is_single:
+            self._single.discard(plan.entry.cell(Counter.HITS))
+            self._single_cells = None
         for counters in _counters_of(plan):
             for cell in counters.cells:
                 self._by_cell.pop(cell, None)
@@ -64,6 +72,10 @@ class CounterReader:
         for plan in self._starts:
             if plan.is_paired:
                 totals[plan.entry.cell(Counter.HITS)] += sum(totals[plan.entry.pairing_cell(each, 0)] for each in _HITS)
+        if self._single_cells is None:
+            self._single_cells = np.fromiter(self._single, np.intp, len(self._single))
+        hits = self._single_cells
+        totals[hits] += totals[hits + Counter.FILTERED] + totals[hits + Counter.EXCLUDED]
         before = self._totals[: len(totals)]
         changed = np.flatnonzero(totals != before).tolist()
         before[:] = totals

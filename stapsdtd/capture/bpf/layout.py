@@ -158,7 +158,8 @@ PLAN = np.dtype(
         ("is_paired", "u1"),
         ("uses_words", "u1"),
         ("calculations", "u4"),
-        ("unused", "u4"),
+        ("is_single", "u1"),
+        ("unused", "u1", 3),
     ]
 )
 
@@ -221,7 +222,7 @@ KEY_BYTES = (16, 32, 64, 80, 128, 256)
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
-PACKED_PLAN = struct.Struct("=QQQ6I8BI4x")
+PACKED_PLAN = struct.Struct("=QQQ6I8BIB3x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I6B6x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""

@@ -42,7 +42,8 @@ _ALL_FILTERS = (1 << layout.MAX_FILTERS) - 1
 class PlanEntry:
     """A plan in the kernel's table. counters: its first cell. bits: of its filters, in order.
 
-    recipes: of its consumers that aggregate. pairings: of those that pair.
+    recipes: of its consumers that aggregate. pairings: of those that pair. is_single: its hits are counted either as
+    such, or by what its only filter does with them.
     """
 
     generation: Generation
@@ -53,6 +54,7 @@ class PlanEntry:
     bits: tuple[int, ...]
     recipes: RecipeRun = _NO_RECIPES
     pairings: PairingRun = _NO_PAIRINGS
+    is_single: bool = False
 
     @property
     def id(self) -> PlanId:
@@ -212,7 +214,11 @@ class Tables:
             first_counter = self._pools.counters.allocate(cells)
             undo.pop_all()
         generation = next(self._generations) << layout.PLAN_BITS | plan_id
-        entry = PlanEntry(generation, first_counter, operands, first_test, test_count, bits, recipes, pairings)
+        # without space to calculate in, a filter loses hits, which a record may lose, too
+        is_single = len(bits) == 1 and not plan.uses_words
+        entry = PlanEntry(
+            generation, first_counter, operands, first_test, test_count, bits, recipes, pairings, is_single
+        )
         self._cells_used = max(self._cells_used, first_counter + cells)
         self._counters[:, first_counter : first_counter + cells] = 0
         if tests:
@@ -225,7 +231,7 @@ class Tables:
         is_counted = is_simple and not plan.pairings
         flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired, plan.uses_words
         begin = plan_id * layout.PACKED_PLAN.size
-        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags, calculations)
+        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags, calculations, entry.is_single)
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:
