@@ -78,12 +78,6 @@ class InvalidArgumentError(StapsdtdError):
         return InvalidArgumentError(f"{outer}.{self.field}", self.reason, self.column, self.text)
 
 
-class NotSupportedError(StapsdtdError):
-    """The server or its engine does not support the request."""
-
-    grpc_code = "UNIMPLEMENTED"
-
-
 class UnknownSubscriptionError(StapsdtdError):
     """No subscription has this id: it never existed, was ended, or its lease expired."""
 
