@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stapsdtd.cli.d_hits import ProbeIds
-from stapsdtd.cli.d_probes import Meant, argument_type, check_found, fits_signed, static_probes, type_names
+from stapsdtd.cli.d_probes import Meant, argument_type, check_found, fits, static_probes, type_names
 from stapsdtd.cli.known_signatures import catalog
 from stapsdtd.client import Aggregate, Clause
 from stapsdtd.query.d.check import check
@@ -121,7 +121,7 @@ def prepare(program: Program, probes: Sequence[Probe], target: int) -> Prepared:
     if not settings.allows_no_match:
         check_found(meant)
     checked = check(program, partial(argument_type, meant=meant, signatures=known))
-    found = lowered(checked, partial(fits_signed, meant=meant))
+    found = lowered(checked, partial(fits, meant=meant))
     if sum(map(len, found.values())) > _MAX_LOWERED:
         found = {}
     interpreted = [clause for clause in program.clauses if id(clause) not in found]

@@ -107,8 +107,8 @@ def type_names(sites: Sequence[tuple[Probe, Site]], signatures: Catalog) -> Iter
                 yield "float" if floats == {4} else "double"
 
 
-def fits_signed(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]]) -> bool:
-    """Report whether an argument is, at all sites of a clause, an integer that fits into 64 bits with a sign.
+def fits(clause: Clause, index: int, bits: int, meant: Mapping[int, Sequence[Meant]]) -> bool:
+    """Report whether an argument is, at all sites of a clause, an integer that fits into so many bits with a sign.
 
     Of those that may come later nobody knows.
     """
@@ -116,7 +116,8 @@ def fits_signed(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]]
     return bool(sites) and all(
         index < len(site.arguments)
         and not site.arguments[index].is_float
-        and (site.arguments[index].signed or site.arguments[index].size in _SIZES - {8})
+        and site.arguments[index].size in _SIZES
+        and site.arguments[index].size * 8 <= bits - (not site.arguments[index].signed)
         for site in sites
     )
 

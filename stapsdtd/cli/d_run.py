@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.render import discard_output, plural, print_stderr
 from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
@@ -130,18 +130,27 @@ class Runner:
         """Add what the server added up to an aggregation."""
         lowered = self._lowered[snapshot.tag]
         aggregation = self._program.aggregations[lowered.aggregation]
-        unread = 0
+        unread = rounded = 0
         for row in snapshot.rows:
+            rounded += isinstance(row.values.get("sum"), float)
             values = {name: int(value) for name, value in row.values.items() if value is not None}
             count = values.get("values", values.get("count", 0))
             if None in row.key or not count:
-                unread += count
+                unread += 0 if lowered.squares else count
                 continue
             key = tuple(converted(part, kind) for part, kind in zip(row.key, aggregation.key, strict=True)
                         if isinstance(part, int | str))  # fmt: skip
             bins = aggregation.bins_of((bucket.low, bucket.high, bucket.count) for bucket in row.buckets)
             extremes = values.get("min", INT64_MAX), values.get("max", INT64_MIN)
-            aggregation.merge(key, Row(count, signed(values.get("sum", 0)), 0, *extremes, bins))
+            total = values.get("sum", 0)
+            if lowered.squares:
+                aggregation.merge(key, Row(squares=total * lowered.squares))
+            else:
+                aggregation.merge(key, Row(count, signed(total), 0, *extremes, bins))
+        if rounded:
+            print_stderr(
+                f"{plural(rounded, 'sum')} of @{lowered.aggregation} rounded, since it takes more than 64 bits"
+            )
         if unread:
             print_stderr(f"{unread} errors on enabled probes of @{lowered.aggregation}: invalid address")
 

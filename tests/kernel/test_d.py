@@ -113,6 +113,7 @@ def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticke
     tick = f"{TICKER}$target:::tick /arg1 < -1/"
     what = (
         "@[copyinstr(arg2), execname] = count(); @s = sum(arg1); @a = avg(arg1); @l = min(arg1); @q = quantize(arg1);"
+        "@d[execname] = stddev(arg1); @w = lquantize(arg1, -70, -10, 7); @g = llquantize(arg1, 4, 1, 2, 8);"
     )
     printed = [
         run(daemon, "-q", "-n", f"{tick} {{ {what} {more} }}", "-c", f"{ticker_program} 100").stdout

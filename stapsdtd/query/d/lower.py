@@ -9,10 +9,12 @@ interpreter runs the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from stapsdtd.aggregate.buckets import linear, log_linear
 from stapsdtd.query.d import texts
+from stapsdtd.query.d.aggregates import Aggregate, increment_of
 from stapsdtd.query.d.aggregations import Function
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.evaluate import argument_index
@@ -34,8 +36,8 @@ from stapsdtd.query.d.nodes import (
 from stapsdtd.query.d.probes import Moment, meaning
 from stapsdtd.query.d.values import String as StringType
 
-FitsSigned = Callable[[Clause, int], bool]
-"""Reports whether an argument of all probes that a clause means is a number that fits into 64 bits with a sign."""
+Fits = Callable[[Clause, int, int], bool]
+"""Reports whether an argument of all probes that a clause means is a number that fits into so many bits with a sign."""
 
 _COMPARING = frozenset(["==", "!=", "<", "<=", ">", ">="])
 _NUMBERS = frozenset(["pid", "tid", "uid", "gid", "cpu"])
@@ -44,10 +46,13 @@ _FUNCTIONS = {
     Function.COUNT: ("count",),
     Function.SUM: ("values", "sum"),
     Function.AVG: ("values", "sum"),
+    Function.STDDEV: ("values", "sum"),
     Function.MIN: ("values", "min"),
     Function.MAX: ("values", "max"),
     Function.QUANTIZE: ("values", "quantize"),
 }
+_SQUARES = {"({0} * {0}) >> 32": 1 << 32, "({0} * {0}) & 4294967295": 1}
+"""Two sums that do not exceed 64 bits, of squares of numbers of 32 bits, and what they are multiplied by."""
 
 
 class _NotLoweredError(Exception):
@@ -56,7 +61,10 @@ class _NotLoweredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What to aggregate for one assignment. where, value, by: expressions of the daemon's language."""
+    """What to aggregate for an assignment. where, value, by: expressions of the daemon's language.
+
+    squares: by what the sum is to be multiplied, which is of squares; 0 if it is of the values themselves.
+    """
 
     clause: Clause
     aggregation: str
@@ -64,15 +72,16 @@ class Lowered:
     where: str
     value: str
     by: tuple[str, ...]
+    squares: int = 0
 
 
-def lowered(checked: Checked, fits_signed: FitsSigned) -> Mapping[int, tuple[Lowered, ...]]:
+def lowered(checked: Checked, fits: Fits) -> Mapping[int, tuple[Lowered, ...]]:
     """Return the aggregations of the clauses that can be lowered, by `id` of the clause."""
     observed = _observed(checked)
     found: dict[int, tuple[Lowered, ...]] = {}
     for clause in checked.program.clauses:
         try:
-            found[id(clause)] = _Lowering(checked, clause, fits_signed).lowered(observed)
+            found[id(clause)] = _Lowering(checked, clause, fits).lowered(observed)
         except _NotLoweredError:
             continue
     return found
@@ -95,28 +104,33 @@ def _observed(checked: Checked) -> frozenset[str]:
 class _Lowering:
     """Of one clause. Its methods raise _NotLoweredError."""
 
-    def __init__(self, checked: Checked, clause: Clause, fits_signed: FitsSigned) -> None:
+    def __init__(self, checked: Checked, clause: Clause, fits: Fits) -> None:
         self._checked = checked
         self._clause = clause
-        self._fits_signed = fits_signed
+        self._fits = fits
 
     def lowered(self, observed: frozenset[str]) -> tuple[Lowered, ...]:
         clause = self._clause
         if not clause.statements or any(meaning(each) is not None for each in clause.descriptions):
             raise _NotLoweredError
         where = "" if clause.predicate is None else self._condition(clause.predicate)
-        return tuple(self._assignment(each, where, observed) for each in clause.statements)
+        return tuple(part for each in clause.statements for part in self._assignment(each, where, observed))
 
-    def _assignment(self, statement: Statement, where: str, observed: frozenset[str]) -> Lowered:
+    def _assignment(self, statement: Statement, where: str, observed: frozenset[str]) -> Iterator[Lowered]:
         match statement:
             case Assignment(target=Aggregation(name, keys), value=Call() as call) if name not in observed:
-                function = self._checked.aggregates[name].function
+                aggregate = self._checked.aggregates[name]
             case _:
                 raise _NotLoweredError
-        if function not in _FUNCTIONS or len(call.arguments) > 1:
+        if increment_of(call) is not None:
             raise _NotLoweredError
-        value = "".join(map(self._number, call.arguments))
-        return Lowered(self._clause, name, _FUNCTIONS[function], where, value, tuple(map(self._key, keys)))
+        value = "".join(map(self._number, call.arguments[:1]))
+        by = tuple(map(self._key, keys))
+        yield Lowered(self._clause, name, _functions(aggregate), where, value, by)
+        if aggregate.function is Function.STDDEV:
+            self._number(call.arguments[0], 32)
+            for square, factor in _SQUARES.items():
+                yield Lowered(self._clause, name, ("values", "sum"), where, square.format(value), by, factor)
 
     def _condition(self, expression: Expression) -> str:
         match expression:
@@ -142,13 +156,13 @@ class _Lowering:
     def _key(self, key: Expression) -> str:
         return self._string(key) if isinstance(self._checked.type_of(key), StringType) else self._number(key)
 
-    def _number(self, expression: Expression) -> str:
+    def _number(self, expression: Expression, bits: int = 64) -> str:
         match expression:
-            case Variable(name, Scope.GLOBAL) if name in _NUMBERS:
+            case Variable(name, Scope.GLOBAL) if name in _NUMBERS and bits == 64:
                 return name
             case Variable(name, Scope.GLOBAL) if name == "args" or (name.startswith("arg") and name[3:].isdigit()):
                 index = argument_index(expression)
-                if self._fits_signed(self._clause, index):
+                if self._fits(self._clause, index, bits):
                     return f"arg{index}"
         raise _NotLoweredError
 
@@ -163,6 +177,26 @@ class _Lowering:
             case Call("copyinstr", (pointer, Integer(length))) if 0 < length <= texts.MAX_BYTES:
                 return f"str(arg{argument_index(pointer)}, {length})"
         raise _NotLoweredError
+
+
+def _functions(aggregate: Aggregate) -> tuple[str, ...]:
+    """Return what the server calls a function. Raises _NotLoweredError if the server has not the same buckets."""
+    function, scale, parameters = aggregate.function, aggregate.scale, aggregate.parameters
+    if function in _FUNCTIONS or scale is None:
+        return _FUNCTIONS[function]
+    try:
+        if function is Function.LQUANTIZE:
+            low, following, high = scale.edges[0], scale.edges[1], scale.edges[-1]
+            # a rest that is less than a step has no bin of its own
+            parameters = low, high, following - low
+            buckets = linear(*parameters)
+        else:
+            buckets = log_linear(*parameters)
+    except ValueError:
+        raise _NotLoweredError from None
+    if buckets.edges != scale.edges:
+        raise _NotLoweredError
+    return "values", f"{function.value}({', '.join(map(str, parameters))})"
 
 
 def _is_constant(expression: Expression) -> bool:
