@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from stapsdtd.cli.d_hits import ProbeIds
-from stapsdtd.cli.d_probes import Meant, argument_type, check_found, fits, static_probes, type_names
+from stapsdtd.cli.d_probes import Known, Meant, argument_type, check_found, static_probes, type_names
 from stapsdtd.cli.known_signatures import catalog
-from stapsdtd.client import Aggregate, Clause
+from stapsdtd.client import Aggregate, Clause, Span
 from stapsdtd.query.d.check import check
-from stapsdtd.query.d.lower import lowered
+from stapsdtd.query.d.lower import Plan, planned
 from stapsdtd.query.d.needs import Needs, needs_of
 from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.probes import lenient_selector, meaning
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.client import Probe, Site
     from stapsdtd.query.d.checked import Checked
-    from stapsdtd.query.d.lower import Lowered
+    from stapsdtd.query.d.lower import Lowered, Start
     from stapsdtd.query.d.nodes import Clause as DClause
     from stapsdtd.query.d.nodes import Program
 
@@ -44,13 +44,16 @@ class ListedProbe(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """meant: by `id` of the clause. needs: of the clauses that are interpreted. lowered: those that are not, by tag."""
+    """meant: by `id` of the clause. needs: of the clauses that are interpreted. lowered: those that are not, by tag.
+    reasons: why they are, by `id` of the clause.
+    """
 
     checked: Checked
     meant: Mapping[int, Sequence[Meant]]
     interpreted: Sequence[DClause]
     needs: Needs
     lowered: Mapping[str, Lowered]
+    reasons: Mapping[int, str]
 
     def probes(self) -> dict[ListedProbe, list[tuple[Probe, Site]]]:
         """Return the sites of what there is to trace, in every process that has it; 0 for none yet."""
@@ -72,12 +75,19 @@ class Prepared:
         return hits + [
             Clause(
                 tag=tag,
-                selectors=[meant.selector.text for meant in self.meant[id(each.clause)]],
+                selectors=self._selectors(each.clause),
                 where=each.where,
                 aggregate=Aggregate(functions=each.functions, value=each.value, by=each.by),
+                span=None if each.start is None else self._span(each.start),
             )
             for tag, each in self.lowered.items()
         ]
+
+    def _selectors(self, clause: DClause) -> list[str]:
+        return [meant.selector.text for meant in self.meant[id(clause)]]
+
+    def _span(self, start: Start) -> Span:
+        return Span(start_selectors=self._selectors(start.clause), start_where=start.where, latest=start.takes_latest)
 
     def print_list(self, *, is_verbose: bool) -> None:
         """is_verbose: with the types of the probes' arguments."""
@@ -104,10 +114,14 @@ class Prepared:
                 parts += [f"of {each.value}"] if each.value else []
                 parts += [f"by {', '.join(each.by)}"] if each.by else []
                 parts += [f"where {each.where}"] if each.where else []
+                parts += [f"since {_descriptions(each.start.clause)}"] if each.start else []
                 print(" ".join(parts))
-            if id(clause) not in by_clause:
-                has_hits = any(meaning(each) is None for each in clause.descriptions)
-                print("  this command runs it for each hit" if has_hits else "  this command runs it")
+            if all(meaning(each) is not None for each in clause.descriptions):
+                print("  this command runs it")
+            elif reason := self.reasons.get(id(clause)):
+                print(f"  this command runs it for each hit: {reason}")
+            elif id(clause) not in by_clause:
+                print("  the server pairs it with the clause that ends it")
 
 
 def prepare(program: Program, probes: Sequence[Probe], target: int) -> Prepared:
@@ -121,10 +135,17 @@ def prepare(program: Program, probes: Sequence[Probe], target: int) -> Prepared:
     if not settings.allows_no_match:
         check_found(meant)
     checked = check(program, partial(argument_type, meant=meant, signatures=known))
-    found = lowered(checked, partial(fits, meant=meant))
-    if sum(map(len, found.values())) > _MAX_LOWERED:
-        found = {}
-    interpreted = [clause for clause in program.clauses if id(clause) not in found]
+    plan = planned(checked, Known(meant))
+    if sum(map(len, plan.lowered.values())) > _MAX_LOWERED:
+        plan = Plan(
+            reasons={id(clause): "the program adds up too much for one subscription" for clause in program.clauses}
+        )
+    interpreted = [clause for clause in program.clauses if id(clause) not in plan.lowered]
     needs = needs_of(checked, interpreted)
-    by_tag = {str(number): each for number, each in enumerate(each for some in found.values() for each in some)}
-    return Prepared(checked, meant, interpreted, needs, by_tag)
+    lowered = (each for some in plan.lowered.values() for each in some)
+    by_tag = {str(number): each for number, each in enumerate(lowered)}
+    return Prepared(checked, meant, interpreted, needs, by_tag, plan.reasons)
+
+
+def _descriptions(clause: DClause) -> str:
+    return ", ".join(map(str, clause.descriptions))

@@ -107,19 +107,30 @@ def type_names(sites: Sequence[tuple[Probe, Site]], signatures: Catalog) -> Iter
                 yield "float" if floats == {4} else "double"
 
 
-def fits(clause: Clause, index: int, bits: int, meant: Mapping[int, Sequence[Meant]]) -> bool:
-    """Report whether an argument is, at all sites of a clause, an integer that fits into so many bits with a sign.
-
-    Of those that may come later nobody knows.
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Implements `query.d.lower_expressions.Sites` for the sites that there are. Of those that may come later nobody
+    knows: the server refuses what it cannot add up.
     """
-    sites = [site for each in meant[id(clause)] for probe in each.found for site in probe.sites]
-    return bool(sites) and all(
-        index < len(site.arguments)
-        and not site.arguments[index].is_float
-        and site.arguments[index].size in _SIZES
-        and site.arguments[index].size * 8 <= bits - (not site.arguments[index].signed)
-        for site in sites
-    )
+
+    meant: Mapping[int, Sequence[Meant]]
+
+    def _sites(self, clause: Clause) -> list[tuple[Probe, Site]]:
+        return [(probe, site) for each in self.meant[id(clause)] for probe in each.found for site in probe.sites]
+
+    def fits(self, clause: Clause, index: int, bits: int) -> bool:
+        sites = self._sites(clause)
+        return bool(sites) and all(
+            index < len(site.arguments)
+            and not site.arguments[index].is_float
+            and site.arguments[index].size in _SIZES
+            and site.arguments[index].size * 8 <= bits - (not site.arguments[index].signed)
+            for _, site in sites
+        )
+
+    def are_apart(self, clause: Clause, other: Clause) -> bool:
+        one, another = ({(probe.path, site.offset) for probe, site in self._sites(each)} for each in (clause, other))
+        return bool(one and another) and one.isdisjoint(another)
 
 
 def _type_of(probe: Probe, site: Site, index: int, signatures: Catalog) -> Type | None:

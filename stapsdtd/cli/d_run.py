@@ -147,6 +147,8 @@ class Runner:
                 aggregation.merge(key, Row(squares=total * lowered.squares))
             else:
                 aggregation.merge(key, Row(count, signed(total), 0, *extremes, bins))
+        if full := snapshot.account.spans.table_full:
+            print_stderr(plural(full, "dynamic variable drop"))
         if rounded:
             print_stderr(
                 f"{plural(rounded, 'sum')} of @{lowered.aggregation} rounded, since it takes more than 64 bits"
