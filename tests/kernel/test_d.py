@@ -127,7 +127,7 @@ def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticke
     ]
     assert "  the server adds up: values, sum of arg1 where arg1 < -1\n" in plans[0]
     assert "this command runs it" not in plans[0]
-    assert plans[1].endswith("  this command runs it for each hit\n")
+    assert plans[1].endswith("  this command runs it for each hit: it does more than add up\n")
 
 
 def test_predicates_on_the_process_and_its_user(daemon: Daemon, ticker: Ticker, engine: str) -> None:
