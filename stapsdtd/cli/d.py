@@ -7,6 +7,7 @@ import os
 import shlex
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -122,30 +123,35 @@ class _Wanted:
     compiles: bool
     explains: bool
 
-    def parsed(self, target: int | None) -> Program:
-        """Return all programs as one, without macro variables. Raises CompileError."""
-        whole = Program(())
+    def parsed(self, target: int | None) -> list[Program]:
+        """Return the programs without macro variables. Raises CompileError."""
+        parts = []
         for each in self.sources:
             try:
                 part = each.parsed()
                 settings = options_of([*part.options, *self.settings])
-                part = substituted(part, _macros(self.arguments, target, is_lenient=settings.has_default_arguments))
+                values = _macros(self.arguments, target, is_lenient=settings.has_default_arguments)
+                parts.append(substituted(part, values))
             except DError as error:
                 raise each.failed(error) from None
-            whole = Program(
-                whole.clauses + part.clauses, whole.declarations + part.declarations, whole.options + part.options
-            )
-        return replace(whole, options=(*whole.options, *self.settings))
+        return parts
 
-    def prepared(self, program: Program, probes: Sequence[Probe], target: int) -> Prepared:
-        """Return a program that can run; see `prepare`. Raises CompileError."""
-        source = self.sources[0] if len(self.sources) == 1 else Source("", None, "the programs")
-        try:
-            return prepare(program, probes, target)
-        except DError as error:
-            raise source.failed(error) from None
-        except InvalidArgumentError as error:
-            raise CompileError(escape(f"failed to compile {source.what}: {error.reason}")) from None
+    def prepared(self, parts: Sequence[Program], probes: Sequence[Probe], target: int) -> Prepared:
+        """Return all programs as one that can run; see `prepare`. Raises CompileError."""
+        settings = (*chain.from_iterable(part.options for part in parts), *self.settings)
+        whole, prepared = Program((), (), settings), None
+        for origin, part in zip(self.sources, parts, strict=True):
+            whole = Program(whole.clauses + part.clauses, whole.declarations + part.declarations, settings)
+            try:
+                # with those before it, since it may use their variables: what is wrong now is wrong here
+                prepared = prepare(whole, probes, target)
+            except DError as error:
+                raise origin.failed(error) from None
+            except InvalidArgumentError as error:
+                raise CompileError(escape(f"failed to compile {origin.what}: {error.reason}")) from None
+        if prepared is None:
+            raise AssertionError("there is a program")
+        return prepared
 
 
 def _macros(arguments: Sequence[str], target: int | None, *, is_lenient: bool) -> Mapping[str, str]:
@@ -161,11 +167,11 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
     with set_on_signals(stop), started(command_line, server.address) as run:
         scope = run.in_scope(SubscribeOptions(lease_seconds=options.LEASE_SECONDS, exclude_pids=(os.getpid(),)))
         target = next(iter(scope.pids), pid)
-        program = wanted.parsed(target)
+        parts = wanted.parsed(target)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
             probes = await _probes(client, scope)
-            prepared = wanted.prepared(program, probes, target or 0)
+            prepared = wanted.prepared(parts, probes, target or 0)
             if wanted.lists:
                 prepared.print_list(is_verbose=wanted.is_verbose)
             if wanted.explains:

@@ -187,6 +187,11 @@ def test_timers(daemon: Daemon) -> None:
         (["-n", "syscall::read:entry"], 1, "stapsdt has static probes of programs alone"),
         (["-n", "BEGIN { trace($1); }"], 1, "macro argument $1 is not defined"),
         (["-n", "BEGIN x = 1;"], 1, 'line 1, column 7: syntax error near "x"'),
+        (
+            ["-n", "BEGIN { x = 1; }", "-n", "BEGIN { x; y; }"],
+            1,
+            "failed to compile 'BEGIN { x; y; }': line 1, column 12: failed to resolve y",
+        ),
         (["-P", "a:b"], 1, "line 1, column 1: probe description a:b has more than 1 part"),
         (["-v", "-n", "BEGIN"], 2, "-v goes with -l"),
         (["-n", "BEGIN", "-p", "1", "-c", "true"], 2, "-p and -c exclude each other"),
