@@ -6,7 +6,7 @@
  * Spans: a start is kept, in a table of the subscription's own, for the next end that has its key. That end takes it out,
  * and what becomes of other hits becomes of the pair: it is written as a record, or added to a row.
  *
- *     start ─► key ─► entry: its time, words of it         (the first one stays; those after it are nested)
+ *     start ─► key ─► entry: its time, words of it         (the first one stays, or the last one; others are nested)
  *     end ───► key ─► entry, which one hit takes out ─► struct hit_space ─► operands: words of both
  *
  * The key is the thread by default, known by its task. What a thread began ends with it, and when it executes another
@@ -99,6 +99,9 @@ static __always_inline void begin_span(const struct hit *hit, const struct pairi
 	*start = bpf_ktime_get_ns();
 	error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
 	if (error == -EEXIST && expire(hit, pairing, entries, key, *start))
+		error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
+	if (error == -EEXIST && pairing->takes_latest && bpf_map_update_elem(entries, key, start, BPF_EXIST))
+		/* another hit took it out in between */
 		error = bpf_map_update_elem(entries, key, start, BPF_NOEXIST);
 	if (error)
 		count_span(hit, pairing, error == -EEXIST ? SPAN_NESTED : SPAN_TABLE_FULL);

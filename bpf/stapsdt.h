@@ -257,7 +257,8 @@ struct pairing {
 	__u8 parts;
 	__u8 words;
 	__u8 is_small;		/* its table is for threads, and nothing but times */
-	__u8 unused[6];
+	__u8 takes_latest;	/* a start replaces the one that waits */
+	__u8 unused[5];
 };
 
 /* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */

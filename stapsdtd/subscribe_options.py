@@ -53,6 +53,7 @@ class Span:
     timeout_ms: how long a start waits for its end; 0 for no limit.
     nested: an end belongs to the last start that has none yet, to a depth of 16, rather than to the first.
     max_open: how many keys may wait for their ends; 0 for the server's limit.
+    latest: an end belongs to the latest start, which replaces the one that waited.
     """
 
     start_selectors: Sequence[str]
@@ -61,6 +62,7 @@ class Span:
     timeout_ms: int = 0
     nested: bool = False
     max_open: int = 0
+    latest: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

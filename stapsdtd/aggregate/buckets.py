@@ -96,7 +96,7 @@ def linear(low: int, high: int, step: int) -> Edges:
 
 def log_linear(factor: int, low: int, high: int, steps: int) -> Edges:
     """Return `steps` buckets for each power of factor, from factor ** low to factor ** (high + 1), where integers allow
-    so many. Raises ValueError.
+    so many, the same below 0, and one in between. Raises ValueError.
     """
     if factor < 2:
         raise ValueError("the factor must be at least 2")
@@ -108,6 +108,8 @@ def log_linear(factor: int, low: int, high: int, steps: int) -> Edges:
     for exponent in range(low, high + 1):
         end = factor ** (exponent + 1)
         edges.update(range(factor**exponent, end, max(end // steps, 1)))
-        if len(edges) > MAX_BUCKETS:
+        if 2 * len(edges) > MAX_BUCKETS:
             raise ValueError(f"that makes more than {MAX_BUCKETS} buckets")
-    return Edges((*sorted(edges), factor ** (high + 1)))
+    above = (*sorted(edges), factor ** (high + 1))
+    # a bucket of negative values has the same values with the other sign
+    return Edges((*(1 - edge for edge in reversed(above)), *above))

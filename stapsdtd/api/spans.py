@@ -62,12 +62,15 @@ def parse_span(
         raise InvalidArgumentError("span.start_where", "elapsed is not known yet when a span begins")
     if wanted.max_open > _MAX_OPEN:
         raise InvalidArgumentError("span.max_open", f"{wanted.max_open} is more than the {_MAX_OPEN} allowed")
+    if wanted.nested and wanted.latest:
+        raise InvalidArgumentError("span.latest", "it cannot be combined with nested")
     span = Span(
         _key(wanted.key, find_cgroup),
         _start_captures(starts, aggregation),
         timeout_ns=wanted.timeout_ms * 1_000_000,
         is_nested=wanted.nested,
         max_open=wanted.max_open or _MAX_OPEN,
+        takes_latest=wanted.latest,
     )
     return SpanSpec(span, starts, in_scope(where), of_pairs)
 

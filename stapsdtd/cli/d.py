@@ -7,6 +7,7 @@ import os
 import shlex
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ from stapsdtd.cli.command import started
 from stapsdtd.cli.d_hits import Hits
 from stapsdtd.cli.d_prepared import prepare
 from stapsdtd.cli.d_run import Output, Runner, tell_fault
+from stapsdtd.cli.d_sources import CompileError, Source, WithSources, source
 from stapsdtd.cli.following import follow, set_on_signals
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import AsyncClient, ClientError, SubscribeOptions
@@ -23,9 +25,8 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.interpret import Program as Running
 from stapsdtd.query.d.macros import substituted
-from stapsdtd.query.d.nodes import NOWHERE, Option, Program
+from stapsdtd.query.d.nodes import NOWHERE, Option, Part, Program
 from stapsdtd.query.d.options import options_of
-from stapsdtd.query.d.parse import parse
 from stapsdtd.query.d.probes import Moment
 from stapsdtd.query.d.records import Records
 from stapsdtd.runtime.text import escape
@@ -47,26 +48,11 @@ Examples:
 """
 
 
-class CompileError(click.ClickException):
-    """A program that cannot run. Nothing was armed."""
-
-    exit_code = 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A program's text. what: it is, for messages."""
-
-    text: str
-    what: str
-
-    def failed(self, error: DError) -> CompileError:
-        place = f"line {error.at.line}: " if error.at.line > 1 or self.what.startswith("script") else ""
-        return CompileError(escape(f"failed to compile {self.what}: {place}{error.reason}"))
-
-
-@click.command("d", epilog=_EXAMPLES)
-@click.option("-n", "programs", multiple=True, metavar="PROGRAM", help="Run PROGRAM. Repeatable.")
+@click.command("d", cls=WithSources, epilog=_EXAMPLES)
+@click.option("-n", "names", multiple=True, metavar="PROGRAM", help="Run PROGRAM. Repeatable, as the next four.")
+@click.option("-P", "providers", multiple=True, metavar="PROGRAM", help="Likewise, where a description is PROVIDER.")
+@click.option("-m", "modules", multiple=True, metavar="PROGRAM", help="... where it is [PROVIDER:]MODULE.")
+@click.option("-f", "functions", multiple=True, metavar="PROGRAM", help="... where it is [[PROVIDER:]MODULE:]FUNCTION.")
 @click.option(
     "-s", "scripts", multiple=True, metavar="FILE", type=click.Path(dir_okay=False, path_type=str), help="Run FILE."
 )
@@ -74,6 +60,7 @@ class _Source:
 @click.option("-c", "command_text", metavar="COMMAND", help="Run COMMAND as $target, from its start until it ends.")
 @click.option("-q", "quiet", is_flag=True, help="Print only what the program prints.")
 @click.option("-l", "lists", is_flag=True, help="List the probes that the program means, and do not run it.")
+@click.option("-v", "verbose", is_flag=True, help="With -l, list the types of the probes' arguments, too.")
 @click.option("-e", "compiles", is_flag=True, help="Check the program, and do not run it.")
 @click.option("--explain", "explains", is_flag=True, help="Say what of the program the server does, and do not run it.")
 @click.option("-Z", "allow_none", is_flag=True, help="Allow descriptions that match no probes yet.")
@@ -84,12 +71,12 @@ class _Source:
 def command(
     server: options.Server,
     *,
-    programs: tuple[str, ...],
-    scripts: tuple[str, ...],
+    sources: tuple[tuple[str, str], ...],
     pid: int | None,
     command_text: str | None,
     quiet: bool,
     lists: bool,
+    verbose: bool,
     compiles: bool,
     explains: bool,
     allow_none: bool,
@@ -100,17 +87,23 @@ def command(
 
     ARGUMENTs are $1, $2, ... or, as strings, $$1, $$2, .... What D has here and what it has not is in docs/d.md.
     """
-    if not programs and not scripts:
-        raise click.UsageError("give a program, by -n or -s")
+    if not sources and not lists:
+        raise click.UsageError("give a program, by -n, -P, -m, -f or -s")
+    if verbose and not lists:
+        raise click.UsageError("-v goes with -l; programs have no stability to report")
     if pid is not None and command_text is not None:
         raise click.UsageError("-p and -c exclude each other")
-    sources = [_Source(text, f"'{text}'") for text in programs]
-    for path in scripts:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            sources.append(_Source(file.read(), f"script {path}"))
-    given = [*(["quiet"] if quiet else []), *(["zdefs"] if allow_none else []), *settings]
+    # without a program, all probes are listed
+    programs = [source(*each) for each in sources] or [Source(":::", Part.NAME, "the list")]
+    given = [*(["quiet"] if quiet else []), *(["zdefs"] if allow_none or not sources else []), *settings]
     wanted = _Wanted(
-        sources, [Option(*_setting(each), NOWHERE) for each in given], arguments, lists, compiles, explains
+        programs,
+        [Option(*_setting(each), NOWHERE) for each in given],
+        arguments,
+        lists=lists,
+        is_verbose=verbose,
+        compiles=compiles,
+        explains=explains,
     )
     return asyncio.run(_run(server, wanted, pid, tuple(shlex.split(command_text or ""))))
 
@@ -122,37 +115,43 @@ def _setting(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    sources: Sequence[_Source]
+    sources: Sequence[Source]
     settings: Sequence[Option]
     arguments: Sequence[str]
     lists: bool
+    is_verbose: bool
     compiles: bool
     explains: bool
 
-    def parsed(self, target: int | None) -> Program:
-        """Return all programs as one, without macro variables. Raises CompileError."""
-        whole = Program(())
-        for source in self.sources:
+    def parsed(self, target: int | None) -> list[Program]:
+        """Return the programs without macro variables. Raises CompileError."""
+        parts = []
+        for each in self.sources:
             try:
-                part = parse(source.text)
+                part = each.parsed()
                 settings = options_of([*part.options, *self.settings])
-                part = substituted(part, _macros(self.arguments, target, is_lenient=settings.has_default_arguments))
+                values = _macros(self.arguments, target, is_lenient=settings.has_default_arguments)
+                parts.append(substituted(part, values))
             except DError as error:
-                raise source.failed(error) from None
-            whole = Program(
-                whole.clauses + part.clauses, whole.declarations + part.declarations, whole.options + part.options
-            )
-        return replace(whole, options=(*whole.options, *self.settings))
+                raise each.failed(error) from None
+        return parts
 
-    def prepared(self, program: Program, probes: Sequence[Probe], target: int) -> Prepared:
-        """Return a program that can run; see `prepare`. Raises CompileError."""
-        source = self.sources[0] if len(self.sources) == 1 else _Source("", "the programs")
-        try:
-            return prepare(program, probes, target)
-        except DError as error:
-            raise source.failed(error) from None
-        except InvalidArgumentError as error:
-            raise CompileError(escape(f"failed to compile {source.what}: {error.reason}")) from None
+    def prepared(self, parts: Sequence[Program], probes: Sequence[Probe], target: int) -> Prepared:
+        """Return all programs as one that can run; see `prepare`. Raises CompileError."""
+        settings = (*chain.from_iterable(part.options for part in parts), *self.settings)
+        whole, prepared = Program((), (), settings), None
+        for origin, part in zip(self.sources, parts, strict=True):
+            whole = Program(whole.clauses + part.clauses, whole.declarations + part.declarations, settings)
+            try:
+                # with those before it, since it may use their variables: what is wrong now is wrong here
+                prepared = prepare(whole, probes, target)
+            except DError as error:
+                raise origin.failed(error) from None
+            except InvalidArgumentError as error:
+                raise CompileError(escape(f"failed to compile {origin.what}: {error.reason}")) from None
+        if prepared is None:
+            raise AssertionError("there is a program")
+        return prepared
 
 
 def _macros(arguments: Sequence[str], target: int | None, *, is_lenient: bool) -> Mapping[str, str]:
@@ -168,13 +167,13 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
     with set_on_signals(stop), started(command_line, server.address) as run:
         scope = run.in_scope(SubscribeOptions(lease_seconds=options.LEASE_SECONDS, exclude_pids=(os.getpid(),)))
         target = next(iter(scope.pids), pid)
-        program = wanted.parsed(target)
+        parts = wanted.parsed(target)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
             probes = await _probes(client, scope)
-            prepared = wanted.prepared(program, probes, target or 0)
+            prepared = wanted.prepared(parts, probes, target or 0)
             if wanted.lists:
-                prepared.print_list()
+                prepared.print_list(is_verbose=wanted.is_verbose)
             if wanted.explains:
                 prepared.print_plan()
             if wanted.lists or wanted.explains or wanted.compiles:
@@ -210,7 +209,7 @@ async def _trace(
     program = Running(prepared.checked, records, settings.sorting, tell_fault)
     runner = Runner(program, output, prepared.lowered)
     if not settings.is_quiet:
-        print_stderr(f"matched {plural(len(prepared.sites()), 'probe')}")
+        print_stderr(f"matched {plural(len(prepared.probes()), 'probe')}")
     failure: str | None = None
     async with AsyncExitStack() as stack:
         subscription: AsyncSubscription | None = None

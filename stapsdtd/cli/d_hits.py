@@ -41,6 +41,7 @@ class Hits:
         self._described = described
         self._ids = ProbeIds()
         self._matching: dict[tuple[int, int], tuple[Clause, ...]] = {}
+        self._probes: dict[tuple[int, int], tuple[int, str, str, str, str]] = {}
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def matching(self, event: Event) -> tuple[Clause, ...]:
@@ -70,15 +71,8 @@ class Hits:
                 arguments[capture.index] = value if isinstance(value, int) else None
             if value is None and not capture.field:
                 missing[capture.index] = event.unavailable.get(position, capture.missing)
-        probe, site = event.probe, event.site
-        module, function = os.path.basename(probe.path), site.function or ""
-        provider = f"{probe.provider}{event.pid}"
         return Hit(
-            self._ids.id_of(probe.provider, module, function, probe.name),
-            provider,
-            module,
-            function,
-            probe.name,
+            *self._probe(event),
             pid=event.pid,
             tid=event.tid,
             uid=fields.get("uid"),
@@ -91,6 +85,16 @@ class Hits:
             strings=strings,
             missing=missing,
         )
+
+    def _probe(self, event: Event) -> tuple[int, str, str, str, str]:
+        """Return the id, provider, module, function and name of an event's probe."""
+        key = event.site.site_id, event.pid
+        if (known := self._probes.get(key)) is None:
+            probe, function = event.probe, event.site.function or ""
+            module = os.path.basename(probe.path)
+            number = self._ids.id_of(probe.provider, module, function, probe.name)
+            known = self._probes[key] = number, f"{probe.provider}{event.pid}", module, function, probe.name
+        return known
 
     def own(self, provider: str, name: str) -> Hit:
         """Return a moment of the program itself."""

@@ -12,7 +12,7 @@ from stapsdtd.query.d.values import Integer, String
 from stapsdtd.signatures import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stapsdtd.client import Probe, Site
     from stapsdtd.query.d.nodes import Clause, Description, Program
@@ -41,11 +41,6 @@ class Meant:
 
     def _is_of_file(self, probe: Probe) -> bool:
         return self.selector.matches_name(probe.name) and self.selector.matches_module(probe.path)
-
-    @property
-    def fewest_arguments(self) -> int | None:
-        """Return how many arguments all of the sites have; None if there are no sites."""
-        return min((len(site.arguments) for probe in self.found for site in probe.sites), default=None)
 
 
 def _normalized(provider: str) -> str:
@@ -85,30 +80,57 @@ def _meant(description: Description, probes: Sequence[Probe], target: int) -> Me
 
 def argument_type(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]], signatures: Catalog) -> Type | None:
     """Return the type of args[index] in a clause: by signatures, or by the sizes in the notes."""
-    types = {
-        _type_of(probe, site, index, signatures)
-        for each in meant[id(clause)]
-        for probe in each.found
-        for site in probe.sites
-    }
-    known = [each for each in types if each is not None]
-    if not known:
-        return None
-    return known[0] if len(known) == 1 else Integer(64, is_signed=True)
+    sites = ((probe, site) for each in meant[id(clause)] for probe in each.found for site in probe.sites)
+    return _common_type(sites, index, signatures)
 
 
-def fits_signed(clause: Clause, index: int, meant: Mapping[int, Sequence[Meant]]) -> bool:
-    """Report whether an argument is, at all sites of a clause, an integer that fits into 64 bits with a sign.
+def _common_type(sites: Iterable[tuple[Probe, Site]], index: int, signatures: Catalog) -> Type | None:
+    """Return what args[index] is at all sites that have it; None if none has."""
+    types = {_type_of(probe, site, index, signatures) for probe, site in sites} - {None}
+    return types.pop() if len(types) == 1 else Integer(64, is_signed=True) if types else None
 
-    Of those that may come later nobody knows.
+
+def type_names(sites: Sequence[tuple[Probe, Site]], signatures: Catalog) -> Iterator[str]:
+    """Yield the types of the arguments that sites of one probe have, in C's words."""
+    for index in range(max(len(site.arguments) for _, site in sites)):
+        floats = {
+            site.arguments[index].size
+            for _, site in sites
+            if index < len(site.arguments) and site.arguments[index].is_float
+        }
+        match _common_type(sites, index, signatures):
+            case Integer(bits, is_signed) if not floats:
+                yield f"{'' if is_signed else 'u'}int{bits}_t"
+            case String():
+                yield "string"
+            case _:
+                yield "float" if floats == {4} else "double"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Implements `query.d.lower_expressions.Sites` for the sites that there are. Of those that may come later nobody
+    knows: the server refuses what it cannot add up.
     """
-    sites = [site for each in meant[id(clause)] for probe in each.found for site in probe.sites]
-    return bool(sites) and all(
-        index < len(site.arguments)
-        and not site.arguments[index].is_float
-        and (site.arguments[index].signed or site.arguments[index].size in _SIZES - {8})
-        for site in sites
-    )
+
+    meant: Mapping[int, Sequence[Meant]]
+
+    def _sites(self, clause: Clause) -> list[tuple[Probe, Site]]:
+        return [(probe, site) for each in self.meant[id(clause)] for probe in each.found for site in probe.sites]
+
+    def fits(self, clause: Clause, index: int, bits: int) -> bool:
+        sites = self._sites(clause)
+        return bool(sites) and all(
+            index < len(site.arguments)
+            and not site.arguments[index].is_float
+            and site.arguments[index].size in _SIZES
+            and site.arguments[index].size * 8 <= bits - (not site.arguments[index].signed)
+            for _, site in sites
+        )
+
+    def are_apart(self, clause: Clause, other: Clause) -> bool:
+        one, another = ({(probe.path, site.offset) for probe, site in self._sites(each)} for each in (clause, other))
+        return bool(one and another) and one.isdisjoint(another)
 
 
 def _type_of(probe: Probe, site: Site, index: int, signatures: Catalog) -> Type | None:

@@ -7,11 +7,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from stapsdtd.cli.render import discard_output, print_stderr
+from stapsdtd.cli.render import discard_output, plural, print_stderr
 from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
-from stapsdtd.query.d.evaluate import converted
+from stapsdtd.query.d.evaluate import converter
 from stapsdtd.query.d.probes import Moment, Tick, meaning
 from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape
@@ -107,8 +107,10 @@ class Runner:
                     self._merge(message)
                 case EventBatch(events=events):
                     for event in () if self.done.is_set() else events:
-                        for clause in hits.matching(event):
-                            self._program.run(clause, hits.hit(event))
+                        if clauses := hits.matching(event):
+                            hit = hits.hit(event)
+                            for clause in clauses:
+                                self._program.run(clause, hit)
                         if self._program.exit_status is not None:
                             break
                     self._show()
@@ -130,18 +132,30 @@ class Runner:
         """Add what the server added up to an aggregation."""
         lowered = self._lowered[snapshot.tag]
         aggregation = self._program.aggregations[lowered.aggregation]
-        unread = 0
+        converters = [converter(kind) for kind in aggregation.key]
+        unread = rounded = 0
         for row in snapshot.rows:
+            rounded += isinstance(row.values.get("sum"), float)
             values = {name: int(value) for name, value in row.values.items() if value is not None}
             count = values.get("values", values.get("count", 0))
             if None in row.key or not count:
-                unread += count
+                unread += 0 if lowered.squares else count
                 continue
-            key = tuple(converted(part, kind) for part, kind in zip(row.key, aggregation.key, strict=True)
+            key = tuple(convert(part) for part, convert in zip(row.key, converters, strict=True)
                         if isinstance(part, int | str))  # fmt: skip
             bins = aggregation.bins_of((bucket.low, bucket.high, bucket.count) for bucket in row.buckets)
             extremes = values.get("min", INT64_MAX), values.get("max", INT64_MIN)
-            aggregation.merge(key, Row(count, signed(values.get("sum", 0)), 0, *extremes, bins))
+            total = values.get("sum", 0)
+            if lowered.squares:
+                aggregation.merge(key, Row(squares=total * lowered.squares))
+            else:
+                aggregation.merge(key, Row(count, signed(total), 0, *extremes, bins))
+        if full := snapshot.account.spans.table_full:
+            print_stderr(plural(full, "dynamic variable drop"))
+        if rounded:
+            print_stderr(
+                f"{plural(rounded, 'sum')} of @{lowered.aggregation} rounded, since it takes more than 64 bits"
+            )
         if unread:
             print_stderr(f"{unread} errors on enabled probes of @{lowered.aggregation}: invalid address")
 

@@ -89,6 +89,10 @@ class Pairer:
             counts["timed_out"] += len(waiting)
             self._drop(key, waiting)
             waiting = []
+        if waiting and self._span.takes_latest:
+            counts["nested"] += 1
+            self._drop(key, waiting)
+            waiting = []
         if len(waiting) >= (MAX_DEPTH if self._span.is_nested else 1):
             counts["nested"] += 1
             return

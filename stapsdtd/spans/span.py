@@ -18,7 +18,8 @@ class Span:
     key: what start and end have in common, by default the thread. start_captures: of a start's arguments, what its end
     can tell. timeout_ns: a start waits no longer for its end; 0 for no limit. is_nested: an end belongs to the last
     start that has none yet, to a depth of MAX_DEPTH; otherwise to the first, and starts until then are nested.
-    max_open: how many keys may wait for their ends.
+    max_open: how many keys may wait for their ends. takes_latest: a start replaces the one that waits, which counts as
+    nested then.
     """
 
     key: tuple[KeySource, ...] = (HitField.TID,)
@@ -26,6 +27,7 @@ class Span:
     timeout_ns: int = 0
     is_nested: bool = False
     max_open: int = 10_000
+    takes_latest: bool = False
 
     @property
     def is_of_thread(self) -> bool:
@@ -57,8 +59,8 @@ class SpanCounts:
 
     starts = paired + nested + died + timed_out + table_full + open.
 
-    nested: began while an earlier one with their key was waiting. died: their threads ended, or executed another
-    program. table_full: there was no room. unmatched: ends that no start waited for.
+    nested: began while an earlier one with their key was waiting, or were replaced by a later one. died: their threads
+    ended, or executed another program. table_full: there was no room. unmatched: ends that no start waited for.
     """
 
     starts: int = 0

@@ -61,6 +61,7 @@ def wrong(field: str, reason: str, **request: Any) -> Any:
             span=pb.Span(start_selectors=["app:begin"], start_where="elapsed > 5"),
         ),
         wrong("span.start_where", "unexpected end", span=pb.Span(start_selectors=["app:begin"], start_where="arg0 >")),
+        wrong("span.latest", "with nested", span=pb.Span(start_selectors=["app:begin"], nested=True, latest=True)),
         wrong("span.key", "'name'", span=pb.Span(start_selectors=["app:begin"], key=["'name'"])),
         wrong("span.key", "not the same at both ends", span=pb.Span(start_selectors=["app:begin"], key=["name"])),
         wrong("span.key", "not the same at both ends", span=pb.Span(start_selectors=["app:begin"], key=["start.arg0"])),

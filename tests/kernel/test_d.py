@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,35 @@ def test_what_matches_is_listed(daemon: Daemon, arguments_program: Path) -> None
     }
 
 
+def test_the_types_of_arguments_are_listed(daemon: Daemon, arguments_program: Path) -> None:
+    output = run(daemon, "-lvP", f"{ARGUMENTS}$target", "-c", str(arguments_program)).stdout
+    described = dict(re.findall(r" (\w+)\n\n\tArgument Types\n((?:\t\t.*\n)+)\n", output))
+    assert set(described) == {"none", "one", "two", "three", "six", "ten", "twelve"}
+    assert described["none"] == "\t\tNone\n"
+    assert described["two"] == "\t\targs[0]: int32_t\n\t\targs[1]: int32_t\n"
+    assert described["twelve"].splitlines()[11:] == ["\t\targs[11]: int32_t"]
+
+
+@pytest.mark.parametrize(
+    ("options", "hits"),
+    [
+        (("-P", f"{ARGUMENTS}$target /arg0 == 300/ {{ trace(probename); }}"), ["three"]),
+        (("-m", 'arguments /probename == "one" && pid == $target/ { trace(arg0); }'), ["100", "7"]),
+        (("-m", f'{ARGUMENTS}$target:argum* /probename == "none"/ {{ trace(probefunc); }}'), ["fire"]),
+        (("-f", f"{ARGUMENTS}$target::main {{ trace(arg0); }}"), ["7"]),
+        (("-f", "arguments:main /pid == $target/ { trace(arg0); }"), ["7"]),
+        # clauses run in the order in which they were given
+        (("-n", "none { trace(1); }", "-f", 'fire /probename == "none"/ { trace(2); }', "-n", "none { trace(3); }"),
+         ["123"]),
+    ],
+)  # fmt: skip
+def test_options_name_probes_by_one_part(
+    daemon: Daemon, arguments_program: Path, options: tuple[str, ...], hits: list[str]
+) -> None:
+    done = run(daemon, "-q", *options, "-c", str(arguments_program))
+    assert "".join(done.stdout.split()) == "".join(hits)
+
+
 @pytest.mark.vm
 def test_the_default_action_is_a_line(daemon: Daemon, arguments_program: Path) -> None:
     done = run(daemon, "-n", f"{ARGUMENTS}$target:::six,{ARGUMENTS}$target:::none", "-c", str(arguments_program))
@@ -83,6 +113,7 @@ def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticke
     tick = f"{TICKER}$target:::tick /arg1 < -1/"
     what = (
         "@[copyinstr(arg2), execname] = count(); @s = sum(arg1); @a = avg(arg1); @l = min(arg1); @q = quantize(arg1);"
+        "@d[execname] = stddev(arg1); @w = lquantize(arg1, -70, -10, 7); @g = llquantize(arg1, 4, 1, 2, 8);"
     )
     printed = [
         run(daemon, "-q", "-n", f"{tick} {{ {what} {more} }}", "-c", f"{ticker_program} 100").stdout
@@ -96,7 +127,7 @@ def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticke
     ]
     assert "  the server adds up: values, sum of arg1 where arg1 < -1\n" in plans[0]
     assert "this command runs it" not in plans[0]
-    assert plans[1].endswith("  this command runs it for each hit\n")
+    assert plans[1].endswith("  this command runs it for each hit: it does more than add up\n")
 
 
 def test_predicates_on_the_process_and_its_user(daemon: Daemon, ticker: Ticker, engine: str) -> None:
@@ -148,11 +179,23 @@ def test_timers(daemon: Daemon) -> None:
     ("arguments", "code", "message"),
     [
         (["-n", "nosuch_provider:::a"], 1, "probe description nosuch_provider:::a does not match any probes"),
-        (["-n", "BEGIN { x = ; }"], 1, "failed to compile 'BEGIN { x = ; }': syntax error near \";\""),
+        (
+            ["-n", "BEGIN { x = ; }"],
+            1,
+            "failed to compile 'BEGIN { x = ; }': line 1, column 13: syntax error near \";\"",
+        ),
         (["-n", "syscall::read:entry"], 1, "stapsdt has static probes of programs alone"),
         (["-n", "BEGIN { trace($1); }"], 1, "macro argument $1 is not defined"),
+        (["-n", "BEGIN x = 1;"], 1, 'line 1, column 7: syntax error near "x"'),
+        (
+            ["-n", "BEGIN { x = 1; }", "-n", "BEGIN { x; y; }"],
+            1,
+            "failed to compile 'BEGIN { x; y; }': line 1, column 12: failed to resolve y",
+        ),
+        (["-P", "a:b"], 1, "line 1, column 1: probe description a:b has more than 1 part"),
+        (["-v", "-n", "BEGIN"], 2, "-v goes with -l"),
         (["-n", "BEGIN", "-p", "1", "-c", "true"], 2, "-p and -c exclude each other"),
-        ([], 2, "give a program, by -n or -s"),
+        ([], 2, "give a program, by -n, -P, -m, -f or -s"),
         (["-x", "nosuch", "-n", "BEGIN"], 1, "invalid option or value: nosuch"),
     ],
 )
@@ -168,7 +211,10 @@ def test_a_script_says_where_it_is_wrong(daemon: Daemon, tmp_path: Path) -> None
     script.write_text("#!/usr/bin/env -S stapsdt d -s\n\nBEGIN\n{\n\ttrace(nothing);\n}\n")
     done = run(daemon, "-s", str(script), check=False)
     assert done.returncode == 1
-    assert f"failed to compile script {script}: line 5: failed to resolve nothing: unknown variable name" in done.stderr
+    assert (
+        f"failed to compile script {script}: line 5, column 8: failed to resolve nothing: unknown variable name"
+        in done.stderr
+    )
 
 
 def test_a_script_runs_by_itself(daemon: Daemon, tmp_path: Path) -> None:

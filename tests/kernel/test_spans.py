@@ -110,6 +110,14 @@ def test_the_first_start_wins(client: Client, spanner: Ticker) -> None:
     assert check(account) == SpanAccount(starts=5, paired=1, nested=4, unmatched=4)
 
 
+def test_the_latest_start_wins_where_it_replaces_the_others(client: Client, spanner: Ticker) -> None:
+    events, account = pairs_of(client, spanner, "recurse 5", latest=True)
+    assert [event.values[:2] for event in events] == [(4, 4)]
+    assert check(account) == SpanAccount(starts=5, paired=1, nested=4, unmatched=4)
+    by_number = pairs_of(client, spanner, "recurse 5", "recurse 5", latest=True, key=["arg0"])
+    assert [event.values[:2] for event in by_number[0]] == [(4, 4), (4, 4)]
+
+
 def test_nested_spans(client: Client, spanner: Ticker) -> None:
     events, account = pairs_of(client, spanner, "recurse 20", nested=True)
     assert [event.values[:2] for event in events] == [

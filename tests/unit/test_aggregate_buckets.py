@@ -70,7 +70,17 @@ def test_as_many_linear_buckets_as_allowed() -> None:
 
 
 def test_log_linear_buckets_are_steps_of_each_power() -> None:
-    assert log_linear(10, 0, 2, 10).edges == (*range(1, 11), *range(20, 101, 10), *range(200, 1001, 100))
+    above = (*range(1, 11), *range(20, 101, 10), *range(200, 1001, 100))
+    edges = log_linear(10, 0, 2, 10).edges
+    assert edges[len(above) :] == above
+    # a bucket of negative values has the same values with the other sign
+    assert edges[: len(above)] == tuple(1 - edge for edge in reversed(above))
+    buckets = log_linear(10, 1, 1, 10)
+    values = [-100, -99, -90, -89, -11, -10, -9, 9, 10, 99, 100]
+    assert [buckets.bounds(number) for number in buckets.numbers(np.array(values)).tolist()] == [
+        (LEAST, -100), (-99, -90), (-99, -90), (-89, -80), (-19, -10), (-19, -10), (-9, 9), (-9, 9), (10, 19),
+        (90, 99), (100, GREATEST),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stapsdtd.catalog import selectors
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.errors import DError
@@ -11,7 +12,7 @@ from stapsdtd.query.d.needs import Needs, needs_of
 from stapsdtd.query.d.nodes import Clause, Option, Scope
 from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.parse import parse
-from stapsdtd.query.d.probes import Moment, Tick, meaning, selector_of
+from stapsdtd.query.d.probes import Moment, Tick, lenient_selector, meaning, selector_of
 from stapsdtd.query.d.values import Integer, Pointer, String, Type
 
 INT32, INT64 = Integer(32, is_signed=True), Integer(64, is_signed=True)
@@ -167,6 +168,23 @@ def test_selectors(text: str, selector: str) -> None:
     assert selector_of(clause.descriptions[0]) == selector
 
 
+@pytest.mark.parametrize(
+    ("selector", "lenient"),
+    [
+        ("a:::go", "a:::[g]o"),
+        ("a:m:f:_x", "a:m:f:_[x]"),
+        ("a:::a-b", "a:::[a]-b"),
+        ("a:::g*", "a:::g*"),
+        ("a:::_", "a:::_"),
+    ],
+)
+def test_lenient_selectors_match_the_same(selector: str, lenient: str) -> None:
+    assert lenient_selector(selector) == lenient
+    name = selector.rpartition(":")[2]
+    assert selectors.parse(lenient).matches_name(name.replace("*", "o"))
+    assert selectors.parse(lenient).is_glob or name == "_"
+
+
 def test_needs() -> None:
     program = checked(
         'a:::b /arg3 > 1 && uid == 0/ { printf("%s %s", copyinstr(arg1), args[2]); @[gid] = sum(args[0]); }'
@@ -174,8 +192,7 @@ def test_needs() -> None:
     )
     needs = needs_of(program, program.program.clauses)
     assert needs == Needs(frozenset({0, 1, 3, 4, 9}), frozenset({1, 2, 4}), ("gid", "uid"))
-    assert needs.captures(10) == "arg0, arg1, arg3, arg4, arg9, arg1:str, arg2:str, arg4:str"
-    assert needs.captures(2) == "arg0, arg1, arg1:str"
+    assert needs.captures == "arg0, arg1, arg3, arg4, arg9, arg1:str, arg2:str, arg4:str"
     wrong = checked("a:::b { copyinstr(arg0 + 8); }")
     with pytest.raises(DError) as caught:
         needs_of(wrong, wrong.program.clauses)

@@ -195,7 +195,7 @@ def test_exit() -> None:
 def test_a_line_begins_before_a_clause_prints() -> None:
     shown_lines: list[str] = []
     program = Program(
-        check(parse("a:::b\na:::c { x = 1; } a:::d { trace(1); }"), lambda *_: None),
+        check(parse("a:::b { } a:::c { x = 1; } a:::d { trace(1); }"), lambda *_: None),
         Records(shown_lines.append, is_quiet=False),
         Sorting(),
         lambda *_: None,

@@ -26,6 +26,7 @@ from stapsdtd.query.d.nodes import (
     Integer,
     Macro,
     Option,
+    Part,
     Program,
     Scope,
     Statement,
@@ -133,7 +134,6 @@ def test_descriptions(text: str, descriptions: list[Description]) -> None:
         ("a:::b /x/ /* why */ { }", X),
         ("a:::b /x == '/'/ { }", Binary("==", X, Integer(47))),
         ("a:::b /x /2\n/y/{ }", Binary("/", Binary("/", X, TWO), Y)),
-        ("a:::b /x/", X),
     ],
 )
 def test_predicates(text: str, predicate: Expression) -> None:
@@ -153,21 +153,24 @@ def test_many_comments_before_the_statements() -> None:
 
 
 def test_a_script() -> None:
-    program = parse("""#!/usr/bin/env -S stapsdt d -s
+    program = parse(
+        """#!/usr/bin/env -S stapsdt d -s
 #pragma D option quiet
 #pragma D option aggsize=1m
 
 /* what there is */
 int counts[string, int];
-self   unsigned long began; this char *name;
+self   unsigned long began /* of ; one */; this char *name;
 
-a:::b
 c:::d
 /self->began/
+{ 1; }
 
 e:::f
 { }
-""")
+""",
+        is_script=True,
+    )
     assert program.options == (Option("quiet"), Option("aggsize", "1m"))
     assert program.declarations == (
         Declaration("counts", "int", keys=("string", "int")),
@@ -175,8 +178,7 @@ e:::f
         Declaration("name", "char *", Scope.THIS),
     )
     assert program.clauses == (
-        Clause((Description("a", name="b"),), None, None),
-        Clause((Description("c", name="d"),), Variable("began", Scope.SELF), None),
+        Clause((Description("c", name="d"),), Variable("began", Scope.SELF), (ONE,)),
         Clause((Description("e", name="f"),), None, ()),
     )
 
@@ -199,6 +201,17 @@ e:::f
         ("#define X 1\nBEGIN { }", 1, 1, "#define needs a preprocessor, which is not run"),
         ("#pragma D depends_on library x", 1, 1, "this pragma is not supported; '#pragma D option NAME' is"),
         ("BEGIN { }\n#!/bin/x", 2, 1, "#! belongs into the first line"),
+        ("BEGIN x = 1;", 1, 7, 'syntax error near "x"'),
+        ("a b c", 1, 3, 'syntax error near "b"'),
+        ("BEGIN { }\nEND; BEGIN", 2, 4, 'syntax error near ";"'),
+        ("a:::b /x/", 1, 10, "expected actions { } following the predicate"),
+        ("a:::b /x/\nc:::d { }", 2, 1, "expected actions { } following the predicate"),
+        ('BEGIN { trace("a); }', 1, 15, "the string has no closing quote"),
+        ("BEGIN /'a/ { }", 1, 8, "the character constant has no closing quote"),
+        ("BEGIN { x; /* open }", 1, 12, "end-of-file encountered before the end of the comment"),
+        ("int x = 1;", 1, 1, "syntax error in a declaration, such as 'int counts[string];'"),
+        ("int x", 1, 1, "syntax error in a declaration, such as 'int counts[string];'"),
+        ('int x "a";', 1, 1, "syntax error in a declaration, such as 'int counts[string];'"),
         ("struct x { int a; };", 1, 1, "struct declarations are not supported"),
         ("inline int x = 1;", 1, 1, "inline declarations are not supported"),
         ("int;", 1, 1, "syntax error in a declaration, such as 'int counts[string];'"),
@@ -213,7 +226,44 @@ def test_errors_say_where(text: str, line: int, column: int, reason: str) -> Non
     with pytest.raises(DSyntaxError) as caught:
         parse(text)
     assert (caught.value.reason, caught.value.at) == (reason, (line, column))
-    assert str(caught.value) == f"line {line}: {reason}"
+    assert str(caught.value) == f"line {line}, column {column}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "description"),
+    [
+        ("a", Part.PROVIDER, Description("a")),
+        ("b", Part.MODULE, Description(module="b")),
+        ("a:b", Part.MODULE, Description("a", "b")),
+        ("c", Part.FUNCTION, Description(function="c")),
+        ("a::c", Part.FUNCTION, Description("a", "", "c")),
+        ("a:b:c:d", Part.NAME, Description("a", "b", "c", "d")),
+    ],
+)
+def test_options_say_what_the_last_part_is(text: str, last: Part, description: Description) -> None:
+    (bare,) = parse(text, last).clauses
+    assert (bare.descriptions, bare.predicate, bare.statements) == ((description,), None, None)
+    (whole,) = parse(f"{text}, {text} /x/ {{ 1; }}", last).clauses
+    assert (whole.descriptions, whole.predicate, whole.statements) == ((description,) * 2, X, (ONE,))
+    with pytest.raises(DSyntaxError, match=f"has more than {int(last)} part"):
+        parse(f"{text}{':x' * 4}", last)
+
+
+def test_a_script_has_no_descriptions_alone() -> None:
+    for text in ("a:::b", "a:::b\nc:::d\n{ }"):
+        with pytest.raises(DSyntaxError, match="expected a predicate or actions"):
+            parse(text, is_script=True)
+
+
+@pytest.mark.parametrize("opened", ['"', "'", "/*"])
+@pytest.mark.parametrize("before", ["BEGIN { ", "BEGIN /", "int x "])
+def test_what_is_not_closed_is_found_at_once(before: str, opened: str) -> None:
+    # the search would take minutes if it began again at each of them
+    escaped = "/* " if opened == "/*" else f"\\{opened}"
+    text = f"{before}{opened}{escaped * (MAX_LENGTH // 3 - 20)}"
+    with pytest.raises(DSyntaxError) as caught:
+        parse(text)
+    assert caught.value.at == (1, len(before) + 1)
 
 
 def test_macros_are_replaced() -> None:

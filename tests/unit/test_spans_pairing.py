@@ -75,6 +75,9 @@ class Model:
             late = len(starts)
             self.waiting[key] = [hit]
             return SpanCounts(starts=1, timed_out=late)
+        if starts and self.span.takes_latest:
+            self.waiting[key] = [hit]
+            return SpanCounts(starts=1, nested=1)
         if len(starts) == (MAX_DEPTH if self.span.is_nested else 1):
             return SpanCounts(starts=1, nested=1)
         if not starts and len(self.waiting) == self.span.max_open:
@@ -144,12 +147,14 @@ def rows_of(pairs: EventBatch) -> list[tuple[object, ...]]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Span, list[list[Hit]]]:
+    is_nested, takes_latest = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     span = Span(
         draw(st.sampled_from([(HitField.TID,), (KEY,), (KEY, HitField.TID)])),
         (TEXT,),
         timeout_ns=draw(st.sampled_from([0, 3, 20])),
-        is_nested=draw(st.booleans()),
+        is_nested=is_nested,
         max_open=draw(st.integers(1, 4)),
+        takes_latest=takes_latest,
     )
     times = sorted(draw(st.sets(st.integers(1, 200), max_size=60)))
     hits = [

@@ -198,7 +198,8 @@ PAIRING = np.dtype(
         ("parts", "u1"),
         ("words", "u1"),
         ("is_small", "u1"),
-        ("unused", "u1", 6),
+        ("takes_latest", "u1"),
+        ("unused", "u1", 5),
     ]
 )
 
@@ -224,7 +225,7 @@ PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
 PACKED_PLAN = struct.Struct("=QQQ6I8BIB3x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-PACKED_PAIRING = struct.Struct("=Q3I6B6x")
+PACKED_PAIRING = struct.Struct("=Q3I7B5x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])

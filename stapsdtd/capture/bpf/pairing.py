@@ -58,6 +58,7 @@ class Pairing:
                     kept,
                     table.span.timeout_ns,
                     table.is_small,
+                    table.span.takes_latest,
                 )
             )
             counted = _counted(site, consumer, bit)

@@ -24,6 +24,7 @@ class PairingSpec:
     words: tuple[bytes, ...]
     timeout_ns: int
     is_small: bool
+    takes_latest: bool = False
 
     @property
     def operands(self) -> tuple[bytes, ...]:
@@ -59,7 +60,8 @@ class PairingRows:
         first = self._pool.allocate(len(specs))
         operand, cell = first_operand, first_cell
         for number, spec in enumerate(specs, first):
-            flags = spec.bit, spec.is_end, spec.is_of_thread, len(spec.parts), len(spec.words), spec.is_small
+            counts = len(spec.parts), len(spec.words)
+            flags = spec.bit, spec.is_end, spec.is_of_thread, *counts, spec.is_small, spec.takes_latest
             begin = number * layout.PACKED_PAIRING.size
             layout.PACKED_PAIRING.pack_into(self._rows, begin, spec.timeout_ns, spec.span, operand, cell, *flags)
             operand += len(spec.operands)

@@ -12,7 +12,7 @@ class DError(StapsdtdError):
     grpc_code = "INVALID_ARGUMENT"
 
     def __init__(self, reason: str, at: Position) -> None:
-        super().__init__(f"line {at.line}: {reason}")
+        super().__init__(f"line {at.line}, column {at.column}: {reason}")
         self.reason = reason
         self.at = at
 

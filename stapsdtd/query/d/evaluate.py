@@ -6,14 +6,14 @@ No expression has a loop, so each ends.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 from stapsdtd.query.d import texts
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.declared_types import parse_type
 from stapsdtd.query.d.functions import BUILT_INS
-from stapsdtd.query.d.machine import Fault, Frame, Hit
+from stapsdtd.query.d.machine import Element, Fault, Frame, Hit
 from stapsdtd.query.d.nodes import (
     Assignment,
     Binary,
@@ -30,6 +30,7 @@ from stapsdtd.query.d.nodes import (
 )
 from stapsdtd.query.d.values import Integer as IntegerType
 from stapsdtd.query.d.values import Pointer, Type, Value, quotient, signed, unsigned
+from stapsdtd.query.d.values import String as StringType
 
 Evaluate = Callable[[Frame], Value]
 _Number = Callable[[Frame], int]
@@ -65,13 +66,23 @@ _BUILT_INS: dict[str, Callable[[Hit], Value | None]] = {
 }
 
 
-def converted(value: Value, kind: Type) -> Value:
-    """Return a value as its type has it."""
-    if isinstance(kind, IntegerType) and isinstance(value, int):
-        return signed(value, kind.bits) if kind.is_signed else unsigned(value, kind.bits)
-    if isinstance(kind, Pointer) and isinstance(value, int):
-        return unsigned(value)
-    return texts.cut(value) if isinstance(value, str) else value
+def converter(kind: Type) -> Callable[[Value], Value]:
+    """Return a function that returns a value as its type has it."""
+    match kind:
+        case IntegerType(bits, is_signed):
+            return cast("Callable[[Value], Value]", _wrapping(bits, is_signed=is_signed))
+        case Pointer():
+            return cast("Callable[[Value], Value]", _wrapping(64, is_signed=False))
+        case StringType():
+            return cast("Callable[[Value], Value]", texts.cut)
+        case _:
+            return lambda value: value
+
+
+def _wrapping(bits: int, *, is_signed: bool) -> Callable[[int], int]:
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
+    wrap = signed if is_signed else unsigned
+    return lambda value: value if low <= value <= high else wrap(value, bits)
 
 
 class Compiler:
@@ -84,7 +95,7 @@ class Compiler:
         """Return a function that evaluates an expression, and raises Fault."""
         match expression:
             case Integer(value):
-                number = converted(value, self._checked.type_of(expression))
+                number = converter(self._checked.type_of(expression))(value)
                 return lambda _: number
             case String(value):
                 text = texts.cut(value.decode("utf-8", "backslashreplace"))
@@ -101,11 +112,11 @@ class Compiler:
                 return self._calculation(sign, left, right, self._checked.type_of(expression))
             case Conditional(condition, then, otherwise):
                 which, first, second = self.number(condition), self.compiled(then), self.compiled(otherwise)
-                kind = self._checked.type_of(expression)
-                return lambda frame: converted(first(frame) if which(frame) else second(frame), kind)
+                convert = converter(self._checked.type_of(expression))
+                return lambda frame: convert(first(frame) if which(frame) else second(frame))
             case Cast(name, operand):
-                inner, kind = self.compiled(operand), parse_type(name, expression.at)
-                return lambda frame: converted(inner(frame), kind)
+                inner, convert = self.compiled(operand), converter(parse_type(name, expression.at))
+                return lambda frame: convert(inner(frame))
             case Assignment(sign, target, value):
                 return self._assignment(sign, cast("Variable", target), value)
             case Step():
@@ -130,19 +141,25 @@ class Compiler:
                 return value
 
             return read
-        keys = [self.compiled(key) for key in variable.keys]
+        element = self._element(variable)
         nothing: Value = 0 if isinstance(self._checked.type_of(variable), IntegerType | Pointer) else ""
 
         def get(frame: Frame) -> Value:
-            found = frame.variables.get(scope, name, tuple(key(frame) for key in keys), frame.hit)
+            found = frame.variables.get(scope, element(frame), frame.hit)
             return nothing if found is None else found
 
         return get
+
+    def _element(self, variable: Variable) -> Callable[[Frame], Element]:
+        name, keys = variable.name, [self.compiled(key) for key in variable.keys]
+        alone: Element = name, ()
+        return (lambda frame: (name, tuple([key(frame) for key in keys]))) if keys else (lambda _: alone)
 
     def _argument(self, variable: Variable) -> Evaluate:
         index = argument_index(variable)
         kind = self._checked.type_of(variable)
         is_string = not isinstance(kind, IntegerType | Pointer)
+        convert = converter(kind)
 
         def read(frame: Frame) -> Value:
             values = frame.hit.strings if is_string else frame.hit.arguments
@@ -152,21 +169,21 @@ class Compiler:
             value = values[index]
             if value is None:
                 raise Fault(f"arg{index}: {frame.hit.missing.get(index, 'invalid address')}")
-            return converted(value, kind)
+            return convert(value)
 
         return read
 
     def _unary(self, sign: str, operand: Expression, kind: Type) -> Evaluate:
-        inner = self.number(operand)
+        inner, convert = self.number(operand), converter(kind)
         match sign:
             case "!":
                 return lambda frame: int(not inner(frame))
             case "~":
-                return lambda frame: converted(~inner(frame), kind)
+                return lambda frame: convert(~inner(frame))
             case "-":
-                return lambda frame: converted(-inner(frame), kind)
+                return lambda frame: convert(-inner(frame))
             case _:
-                return lambda frame: converted(inner(frame), kind)
+                return lambda frame: convert(inner(frame))
 
     def _logical(self, sign: str, left: Expression, right: Expression) -> Evaluate:
         first, second = self.number(left), self.number(right)
@@ -181,8 +198,9 @@ class Compiler:
     def _calculation(self, sign: str, left: Expression, right: Expression, kind: Type) -> Evaluate:
         first, second = self.compiled(left), self.compiled(right)
         if sign in _COMPARING:
-            compare, common = _COMPARING[sign], _common(self._checked.type_of(left), self._checked.type_of(right))
-            return lambda frame: int(compare(converted(first(frame), common), converted(second(frame), common)))
+            compare = _COMPARING[sign]
+            convert = converter(_common(self._checked.type_of(left), self._checked.type_of(right)))
+            return lambda frame: int(compare(convert(first(frame)), convert(second(frame))))
         return _calculating(sign, first, second, kind)
 
     def _assignment(self, sign: str, target: Variable, value: Expression) -> Evaluate:
@@ -192,11 +210,11 @@ class Compiler:
         return self._stored(target, new)
 
     def _stored(self, target: Variable, new: Evaluate) -> Evaluate:
-        keys, kind = [self.compiled(key) for key in target.keys], self._checked.type_of(target)
+        scope, element, convert = target.scope, self._element(target), converter(self._checked.type_of(target))
 
         def store(frame: Frame) -> Value:
-            value = converted(new(frame), kind)
-            frame.variables.set(target.scope, target.name, tuple(key(frame) for key in keys), frame.hit, value)
+            value = convert(new(frame))
+            frame.variables.set(scope, element(frame), frame.hit, value)
             return value
 
         return store
@@ -220,8 +238,8 @@ class Compiler:
         if call.name == "copyinstr":
             return self._copied(call)
         arguments = [self.compiled(argument) for argument in call.arguments]
-        name, kind = call.name, self._checked.type_of(call)
-        return lambda frame: converted(_applied(name, [argument(frame) for argument in arguments]), kind)
+        name, convert = call.name, converter(self._checked.type_of(call))
+        return lambda frame: convert(texts.applied(name, [argument(frame) for argument in arguments]))
 
     def _copied(self, call: Call) -> Evaluate:
         index = argument_index(call.arguments[0])
@@ -259,42 +277,17 @@ def _common(left: Type, right: Type) -> Type:
 
 
 def _calculating(sign: str, left: Evaluate, right: Evaluate, kind: Type) -> Evaluate:
-    calculate = _CALCULATING[sign]
+    calculate, convert = _CALCULATING[sign], cast("Callable[[int], int]", converter(kind))
     first, second = cast("_Number", left), cast("_Number", right)
+    if sign in {"<<", ">>"}:
+        return lambda frame: convert(calculate(first(frame), second(frame)))
+    if sign not in {"/", "%"}:
+        return lambda frame: convert(calculate(convert(first(frame)), convert(second(frame))))
 
-    def calculated(frame: Frame) -> Value:
-        one, other = first(frame), second(frame)
-        if sign not in {"<<", ">>"}:
-            one, other = cast("int", converted(one, kind)), cast("int", converted(other, kind))
-        if not other and sign in {"/", "%"}:
+    def divided(frame: Frame) -> Value:
+        one, other = convert(first(frame)), convert(second(frame))
+        if not other:
             raise Fault("divide-by-zero")
-        return converted(calculate(one, other), kind)
+        return convert(calculate(one, other))
 
-    return calculated
-
-
-def _applied(name: str, values: Sequence[Value]) -> Value:
-    """Return what a function of strings makes of its arguments."""
-    match name, values:
-        case "stringof", [str(text)]:
-            return text
-        case "strlen", [str(text)]:
-            return len(text)
-        case "strjoin", [str(one), str(other)]:
-            return one + other
-        case "substr", [str(text), int(start)]:
-            return texts.substr(text, start)
-        case "substr", [str(text), int(start), int(length)]:
-            return texts.substr(text, start, length)
-        case "index", [str(text), str(part)]:
-            return texts.index(text, part)
-        case "index", [str(text), str(part), int(start)]:
-            return texts.index(text, part, start)
-        case "strstr", [str(text), str(part)]:
-            return texts.strstr(text, part)
-        case "basename", [str(path)]:
-            return texts.basename(path)
-        case "dirname", [str(path)]:
-            return texts.dirname(path)
-        case _:
-            raise Fault(f"{name}(): kernel memory is not read")
+    return divided

@@ -120,7 +120,7 @@ class _Builder:
         name = target.name
 
         def add(frame: Frame) -> None:
-            key = tuple(key(frame) for key in keys)
+            key = tuple([key(frame) for key in keys])
             frame.aggregations[name].add(
                 key, 0 if value is None else value(frame), 1 if increment is None else increment(frame)
             )

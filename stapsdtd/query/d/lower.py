@@ -3,60 +3,55 @@
     p:::a /arg1 > 9/ { @[copyinstr(arg0), pid] = count(); }     where arg1 > 9, by str(arg0, 255) and pid
 
 A clause is lowered if all that it does is to assign to aggregations that no other clause but END's looks at, and if
-what it needs means the same in both languages: arguments and fields as they are, and comparisons with constants. The
-interpreter runs the others.
+what it needs means the same in both languages: arguments and fields as they are, and comparisons with constants. Two
+clauses that take the time between probes are lowered together (pairs.py). The interpreter runs the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from stapsdtd.query.d import texts
+from stapsdtd.aggregate.buckets import linear, log_linear
+from stapsdtd.query.d.aggregates import Aggregate, increment_of
 from stapsdtd.query.d.aggregations import Function
 from stapsdtd.query.d.checked import Checked
-from stapsdtd.query.d.evaluate import argument_index
-from stapsdtd.query.d.nodes import (
-    Aggregation,
-    Assignment,
-    Binary,
-    Call,
-    Clause,
-    Expression,
-    Integer,
-    Scope,
-    Statement,
-    String,
-    Unary,
-    Variable,
-    walk,
-)
+from stapsdtd.query.d.lower_expressions import Lowering, NotLoweredError, Sites
+from stapsdtd.query.d.nodes import Aggregation, Assignment, Call, Clause, Expression, Statement, walk
+from stapsdtd.query.d.pairs import Candidate, candidates
 from stapsdtd.query.d.probes import Moment, meaning
-from stapsdtd.query.d.values import String as StringType
 
-FitsSigned = Callable[[Clause, int], bool]
-"""Reports whether an argument of all probes that a clause means is a number that fits into 64 bits with a sign."""
-
-_COMPARING = frozenset(["==", "!=", "<", "<=", ">", ">="])
-_NUMBERS = frozenset(["pid", "tid", "uid", "gid", "cpu"])
-_STRINGS = {"execname": "execname", "probemod": "module", "probefunc": "function", "probename": "name"}
 _FUNCTIONS = {
     Function.COUNT: ("count",),
     Function.SUM: ("values", "sum"),
     Function.AVG: ("values", "sum"),
+    Function.STDDEV: ("values", "sum"),
     Function.MIN: ("values", "min"),
     Function.MAX: ("values", "max"),
     Function.QUANTIZE: ("values", "quantize"),
 }
+_SQUARES = {"({0} * {0}) >> 32": 1 << 32, "({0} * {0}) & 4294967295": 1}
+"""Two sums that do not exceed 64 bits, of squares of numbers of 32 bits, and what they are multiplied by."""
+_MAX_OF_TIMES = 2
+"""Each has a span of its own, and at a site four are possible, for all clients together."""
 
 
-class _NotLoweredError(Exception):
-    """Why the interpreter has to run a clause."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Of the spans whose times are added up. where: as of Lowered. takes_latest: as of Span."""
+
+    clause: Clause
+    where: str
+    takes_latest: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What to aggregate for one assignment. where, value, by: expressions of the daemon's language."""
+    """What to aggregate for an assignment. where, value, by: expressions of the daemon's language.
+
+    squares: by what the sum is to be multiplied, which is of squares; 0 if it is of the values themselves. start: None
+    if hits are added up, rather than spans that the clause ends.
+    """
 
     clause: Clause
     aggregation: str
@@ -64,18 +59,37 @@ class Lowered:
     where: str
     value: str
     by: tuple[str, ...]
+    squares: int = 0
+    start: Start | None = None
 
 
-def lowered(checked: Checked, fits_signed: FitsSigned) -> Mapping[int, tuple[Lowered, ...]]:
-    """Return the aggregations of the clauses that can be lowered, by `id` of the clause."""
-    observed = _observed(checked)
-    found: dict[int, tuple[Lowered, ...]] = {}
-    for clause in checked.program.clauses:
+@dataclass(slots=True)
+class Plan:
+    """What becomes of clauses, by `id`. lowered: nothing of a clause that is a start. reasons: why the interpreter runs
+    the others.
+    """
+
+    lowered: dict[int, tuple[Lowered, ...]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def planned(checked: Checked, sites: Sites) -> Plan:
+    """Return which clauses can be lowered, and to what."""
+    plan, observed = Plan(), _observed(checked)
+    for candidate in candidates(checked):
         try:
-            found[id(clause)] = _Lowering(checked, clause, fits_signed).lowered(observed)
-        except _NotLoweredError:
+            parts = tuple(_of_times(checked, sites, candidate, observed))
+            plan.lowered |= {id(candidate.start): (), id(candidate.end): parts}
+        except NotLoweredError as error:
+            plan.reasons |= dict.fromkeys((id(candidate.start), id(candidate.end)), str(error))
+    for clause in checked.program.clauses:
+        if id(clause) in plan.lowered or id(clause) in plan.reasons:
             continue
-    return found
+        try:
+            plan.lowered[id(clause)] = tuple(_of_hits(checked, sites, clause, observed))
+        except NotLoweredError as error:
+            plan.reasons[id(clause)] = str(error)
+    return plan
 
 
 def _observed(checked: Checked) -> frozenset[str]:
@@ -92,90 +106,76 @@ def _observed(checked: Checked) -> frozenset[str]:
     )
 
 
-class _Lowering:
-    """Of one clause. Its methods raise _NotLoweredError."""
-
-    def __init__(self, checked: Checked, clause: Clause, fits_signed: FitsSigned) -> None:
-        self._checked = checked
-        self._clause = clause
-        self._fits_signed = fits_signed
-
-    def lowered(self, observed: frozenset[str]) -> tuple[Lowered, ...]:
-        clause = self._clause
-        if not clause.statements or any(meaning(each) is not None for each in clause.descriptions):
-            raise _NotLoweredError
-        where = "" if clause.predicate is None else self._condition(clause.predicate)
-        return tuple(self._assignment(each, where, observed) for each in clause.statements)
-
-    def _assignment(self, statement: Statement, where: str, observed: frozenset[str]) -> Lowered:
-        match statement:
-            case Assignment(target=Aggregation(name, keys), value=Call() as call) if name not in observed:
-                function = self._checked.aggregates[name].function
-            case _:
-                raise _NotLoweredError
-        if function not in _FUNCTIONS or len(call.arguments) > 1:
-            raise _NotLoweredError
-        value = "".join(map(self._number, call.arguments))
-        return Lowered(self._clause, name, _FUNCTIONS[function], where, value, tuple(map(self._key, keys)))
-
-    def _condition(self, expression: Expression) -> str:
-        match expression:
-            case Binary("&&" | "||" as operator, left, right):
-                return f"({self._condition(left)}) {operator} ({self._condition(right)})"
-            case Unary("!", operand):
-                return f"!({self._condition(operand)})"
-            case Binary(operator, left, right) if operator in _COMPARING:
-                if _is_constant(right):
-                    return f"{self._compared(left, right)} {operator} {_constant(right)}"
-                return f"{_constant(left)} {operator} {self._compared(right, left)}"
-            case _:
-                raise _NotLoweredError
-
-    def _compared(self, subject: Expression, constant: Expression) -> str:
-        if not isinstance(constant, String):
-            return self._number(subject)
-        # a constant that is longer than a captured string is equal to none
-        if len(constant.value) >= texts.MAX_BYTES:
-            raise _NotLoweredError
-        return self._string(subject)
-
-    def _key(self, key: Expression) -> str:
-        return self._string(key) if isinstance(self._checked.type_of(key), StringType) else self._number(key)
-
-    def _number(self, expression: Expression) -> str:
-        match expression:
-            case Variable(name, Scope.GLOBAL) if name in _NUMBERS:
-                return name
-            case Variable(name, Scope.GLOBAL) if name == "args" or (name.startswith("arg") and name[3:].isdigit()):
-                index = argument_index(expression)
-                if self._fits_signed(self._clause, index):
-                    return f"arg{index}"
-        raise _NotLoweredError
-
-    def _string(self, expression: Expression) -> str:
-        match expression:
-            case Variable(name, Scope.GLOBAL) if name in _STRINGS:
-                return _STRINGS[name]
-            case Variable("args", Scope.GLOBAL):
-                return f"str(arg{argument_index(expression)}, {texts.MAX_BYTES})"
-            case Call("copyinstr", (pointer,)):
-                return f"str(arg{argument_index(pointer)}, {texts.MAX_BYTES})"
-            case Call("copyinstr", (pointer, Integer(length))) if 0 < length <= texts.MAX_BYTES:
-                return f"str(arg{argument_index(pointer)}, {length})"
-        raise _NotLoweredError
+def _of_hits(checked: Checked, sites: Sites, clause: Clause, observed: frozenset[str]) -> Iterator[Lowered]:
+    _check_probes(clause)
+    if not clause.statements:
+        raise NotLoweredError("it prints each hit")
+    assignments = [_assignment(each, observed) for each in clause.statements]
+    lowering = Lowering(checked, clause, sites)
+    where = lowering.where(clause.predicate)
+    for target, call in assignments:
+        functions, by = _functions(checked.aggregates[target.name]), tuple(map(lowering.key, target.keys))
+        value = _value(call, lowering.number)
+        yield Lowered(clause, target.name, functions, where, value, by)
+        if call.name == Function.STDDEV.value:
+            lowering.number(call.arguments[0], 32)
+            for square, factor in _SQUARES.items():
+                yield Lowered(clause, target.name, functions, where, square.format(value), by, factor)
 
 
-def _is_constant(expression: Expression) -> bool:
-    operand = expression.operand if isinstance(expression, Unary) and expression.operator == "-" else expression
-    return isinstance(operand, Integer | String)
+def _of_times(checked: Checked, sites: Sites, candidate: Candidate, observed: frozenset[str]) -> Iterator[Lowered]:
+    _check_probes(candidate.start)
+    _check_probes(candidate.end)
+    pair = candidate.pair(checked, sites)
+    if len(pair.assignments) > _MAX_OF_TIMES:
+        raise NotLoweredError(f"it adds up times more than {_MAX_OF_TIMES} times")
+    starting, ending = Lowering(checked, pair.start, sites), Lowering(checked, pair.end, sites)
+    start = Start(pair.start, starting.where(pair.start_condition), pair.takes_latest)
+    where = ending.where(pair.end_condition)
+    for statement in pair.assignments:
+        target, call = _assignment(statement, observed)
+        if call.name == Function.STDDEV.value:
+            raise NotLoweredError("squares of times have too many bits")
+        functions, by = _functions(checked.aggregates[target.name]), tuple(map(ending.key, target.keys))
+        yield Lowered(pair.end, target.name, functions, where, _value(call, pair.elapsed), by, start=start)
 
 
-def _constant(expression: Expression) -> str:
-    match expression:
-        case Integer(value) if value < 1 << 63:
-            return str(value)
-        case Unary("-", Integer(value)) if value < 1 << 63:
-            return f"-{value}"
-        case String(value) if value.isascii() and value.decode().isprintable() and not set(value) & set(b"\"\\'"):
-            return f'"{value.decode()}"'
-    raise _NotLoweredError
+def _check_probes(clause: Clause) -> None:
+    if any(meaning(each) is not None for each in clause.descriptions):
+        raise NotLoweredError("it is not of static probes alone")
+
+
+def _assignment(statement: Statement, observed: frozenset[str]) -> tuple[Aggregation, Call]:
+    match statement:
+        case Assignment(target=Aggregation(name) as target, value=Call() as call):
+            if name in observed:
+                raise NotLoweredError(f"@{name} is printed or changed while the program runs")
+            if increment_of(call) is not None:
+                raise NotLoweredError(f"{call.name}() counts each value more than once")
+            return target, call
+    raise NotLoweredError("it does more than add up")
+
+
+def _value(call: Call, text_of: Callable[[Expression], str]) -> str:
+    """Return what is added up; nothing for count()."""
+    return "".join(map(text_of, call.arguments[:1]))
+
+
+def _functions(aggregate: Aggregate) -> tuple[str, ...]:
+    """Return what the server calls a function. Raises NotLoweredError if the server has not the same buckets."""
+    function, scale, parameters = aggregate.function, aggregate.scale, aggregate.parameters
+    if function in _FUNCTIONS or scale is None:
+        return _FUNCTIONS[function]
+    try:
+        if function is Function.LQUANTIZE:
+            low, following, high = scale.edges[0], scale.edges[1], scale.edges[-1]
+            # a rest that is less than a step has no bin of its own
+            parameters = low, high, following - low
+            buckets = linear(*parameters)
+        else:
+            buckets = log_linear(*parameters)
+    except ValueError:
+        raise NotLoweredError("the server has not so many bins") from None
+    if buckets.edges != scale.edges:
+        raise NotLoweredError("the server has other bins")
+    return "values", f"{function.value}({', '.join(map(str, parameters))})"

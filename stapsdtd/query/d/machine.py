@@ -17,7 +17,8 @@ from stapsdtd.query.d.values import Value
 MAX_ELEMENTS = 1 << 17
 """Of all associative arrays and self-> variables together."""
 
-_Element = tuple[str, tuple[Value, ...]]
+Element = tuple[str, tuple[Value, ...]]
+"""A variable's name, and the keys of an associative array's element."""
 _Name = TypeVar("_Name")
 
 
@@ -25,7 +26,8 @@ class Fault(Exception):  # noqa: N818 - DTrace's own word
     """Why a clause ended before its end. The next one runs all the same."""
 
 
-@dataclass(frozen=True, slots=True)
+# frozen, it would take three times as long to make
+@dataclass(slots=True)
 class Hit:
     """A hit, or a moment of the program itself, in which the fields are those of the command.
 
@@ -54,32 +56,27 @@ class Hit:
 class Variables:
     """dropped: assignments for which there was no room."""
 
-    shared: dict[_Element, Value] = field(default_factory=dict)
-    of_threads: dict[tuple[int, int, _Element], Value] = field(default_factory=dict)
-    of_clause: dict[_Element, Value] = field(default_factory=dict)
+    shared: dict[Element, Value] = field(default_factory=dict)
+    of_threads: dict[tuple[int, int, Element], Value] = field(default_factory=dict)
+    of_clause: dict[Element, Value] = field(default_factory=dict)
     dropped: int = 0
     max_elements: int = MAX_ELEMENTS
 
-    def get(self, scope: Scope, name: str, keys: tuple[Value, ...], hit: Hit) -> Value | None:
+    def get(self, scope: Scope, element: Element, hit: Hit) -> Value | None:
         """Return a value, None if there is none."""
-        element = name, keys
-        match scope:
-            case Scope.GLOBAL:
-                return self.shared.get(element)
-            case Scope.SELF:
-                return self.of_threads.get((hit.pid, hit.tid, element))
-            case Scope.THIS:
-                return self.of_clause.get(element)
+        if scope is Scope.GLOBAL:
+            return self.shared.get(element)
+        if scope is Scope.SELF:
+            return self.of_threads.get((hit.pid, hit.tid, element))
+        return self.of_clause.get(element)
 
-    def set(self, scope: Scope, name: str, keys: tuple[Value, ...], hit: Hit, value: Value) -> None:
-        element = name, keys
-        match scope:
-            case Scope.GLOBAL:
-                self._set(self.shared, element, value)
-            case Scope.SELF:
-                self._set(self.of_threads, (hit.pid, hit.tid, element), value)
-            case Scope.THIS:
-                self.of_clause[element] = value
+    def set(self, scope: Scope, element: Element, hit: Hit, value: Value) -> None:
+        if scope is Scope.GLOBAL:
+            self._set(self.shared, element, value)
+        elif scope is Scope.SELF:
+            self._set(self.of_threads, (hit.pid, hit.tid, element), value)
+        else:
+            self.of_clause[element] = value
 
     def _set(self, variables: dict[_Name, Value], name: _Name, value: Value) -> None:
         if not value:

@@ -25,10 +25,11 @@ class Needs:
     strings: frozenset[int] = frozenset()
     fields: tuple[str, ...] = ()
 
-    def captures(self, count: int) -> str:
-        """Return the capture list for a probe of so many arguments."""
-        numbers = [f"arg{index}" for index in sorted(self.numbers) if index < count]
-        strings = [f"arg{index}:str" for index in sorted(self.strings) if index < count]
+    @property
+    def captures(self) -> str:
+        """The capture list."""
+        numbers = [f"arg{index}" for index in sorted(self.numbers)]
+        strings = [f"arg{index}:str" for index in sorted(self.strings)]
         return ", ".join(numbers + strings)
 
 

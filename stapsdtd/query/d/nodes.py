@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple, TypeAlias
 
 
@@ -156,6 +156,15 @@ class Branch:
 
 
 Statement: TypeAlias = Expression | Branch
+
+
+class Part(IntEnum):
+    """Of a probe description. The values count from the left."""
+
+    PROVIDER = 1
+    MODULE = 2
+    FUNCTION = 3
+    NAME = 4
 
 
 @dataclass(frozen=True, slots=True)

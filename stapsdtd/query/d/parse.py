@@ -8,6 +8,7 @@
 
 What stands where is told by the first character of each part. A slash ends a predicate if a brace follows, which may
 be after blanks and comments, or if nothing but that follows in its line; so `/arg0 / arg1 > 2/ {` has one that divides.
+What an option has, as `-n BEGIN`, may end with descriptions alone.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from stapsdtd.query.d.nodes import (
     Description,
     Expression,
     Option,
+    Part,
     Position,
     Program,
     Scope,
@@ -46,27 +48,40 @@ _PRAGMA = re.compile(r"\s*pragma\s+D\s+option\s+(\w+)(?:\s*=\s*(\S+))?\s*")
 _DESCRIPTION = re.compile(r"[^\s,{};/\"'()]+")
 # possessive: a comment must not be matched again with a later end
 _NEXT_DESCRIPTION = re.compile(r"(?:\s|/\*.*?\*/)*+,(?:\s|/\*.*?\*/)*+", re.DOTALL)
-_OPAQUE = re.compile(r"""/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_OPAQUE = re.compile(r"""/\*.*?\*/|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'""", re.DOTALL)
+_UNCLOSED = {
+    "/*": "end-of-file encountered before the end of the comment",
+    '"': "the string has no closing quote",
+    "'": "the character constant has no closing quote",
+}
 _DECLARES = re.compile(
-    r"(?:self|this|unsigned|signed|char|short|int|long|string|void|u?int(?:8|16|32|64)_t|[a-z]+_t)\b(?=[^:{/]*;)"
+    r"(?:self|this|unsigned|signed|char|short|int|long|string|void|u?int(?:8|16|32|64)_t|[a-z]+_t)"
+    r"(?=(?:\s|/\*.*?\*/)++[\w*;]|;)",
+    re.DOTALL,
 )
 _DECLARATION = re.compile(
     r"(?:(self|this)\s+)?((?:\w+\s+)+(?:\*\s*)*|\w+\s*(?:\*\s*)+)(\w+)\s*(?:\[([^]]*)\])?\s*", re.DOTALL
 )
-_REFUSED = re.compile(r"(struct|union|enum|typedef|translator|inline|provider|extern|const|volatile)\b")
+_REFUSED = re.compile(r"(struct|union|enum|typedef|translator|inline|provider|extern|const|volatile)(?=[\s{;]|/\*)")
 _SCOPES = {None: Scope.GLOBAL, "self": Scope.SELF, "this": Scope.THIS}
 
 
-def parse(text: str) -> Program:
-    """Raises DSyntaxError."""
+def parse(text: str, last: Part = Part.NAME, *, is_script: bool = False) -> Program:
+    """Parse a script, or what an option has. last: the part of a probe that the last part of a description names.
+
+    Raises DSyntaxError.
+    """
     if len(text) > MAX_LENGTH:
         raise DSyntaxError(f"programs are limited to {MAX_LENGTH} characters; this one has {len(text)}", Position(1, 1))
-    return _Reader(text).program()
+    return _Reader(text, last, is_script=is_script).program()
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, last: Part, *, is_script: bool) -> None:
         self._text = text
+        self._last = last
+        self._is_script = is_script
         self._offset = 0
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
@@ -92,7 +107,7 @@ class _Reader:
     def _skip_space(self) -> None:
         self._taken(_SPACE)
         if _OPENED_COMMENT.match(self._text, self._offset):
-            raise DSyntaxError("end-of-file encountered before the end of the comment", self._at())
+            raise DSyntaxError(_UNCLOSED["/*"], self._at())
 
     def _taken(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Return what stands here and go on behind it, or None if it is something else."""
@@ -122,10 +137,10 @@ class _Reader:
             raise DSyntaxError(f"#{line[1].split()[0]} needs a preprocessor, which is not run", at)
 
     def _declaration(self) -> Declaration:
-        end = self._text.index(";", self._offset)
         at = self._at()
-        match = _DECLARATION.fullmatch(_OPAQUE.sub(" ", self._text[self._offset : end]))
-        if match is None:
+        end = next(self._outside(";", self._offset), len(self._text))
+        match = _DECLARATION.fullmatch(_COMMENT.sub(" ", self._text[self._offset : end]))
+        if match is None or end == len(self._text):
             raise DSyntaxError("syntax error in a declaration, such as 'int counts[string];'", at)
         self._offset = end + 1
         scope, type_name, name, keys = match.groups()
@@ -140,8 +155,15 @@ class _Reader:
         self._skip_space()
         predicate = self._predicate() if self._text.startswith("/", self._offset) else None
         self._skip_space()
-        statements = self._statements() if self._text.startswith("{", self._offset) else None
-        return Clause(tuple(descriptions), predicate, statements, at)
+        if self._text.startswith("{", self._offset):
+            return Clause(tuple(descriptions), predicate, self._statements(), at)
+        if predicate is not None:
+            raise DSyntaxError("expected actions { } following the predicate", self._at())
+        if self._is_script:
+            raise DSyntaxError("expected a predicate or actions { } following the probe description", self._at())
+        if not self._is_at_end():
+            raise self._unexpected()
+        return Clause(tuple(descriptions), None, None, at)
 
     def _description(self) -> Description:
         at = self._at()
@@ -149,9 +171,10 @@ class _Reader:
         if match is None:
             raise self._unexpected()
         parts = match[0].split(":")
-        if len(parts) > 4:
-            raise DSyntaxError(f"probe description {match[0]} has more than 4 parts", at)
-        provider, module, function, name = [""] * (4 - len(parts)) + parts
+        if len(parts) > self._last:
+            plural = "" if self._last == 1 else "s"
+            raise DSyntaxError(f"probe description {match[0]} has more than {self._last} part{plural}", at)
+        provider, module, function, name = [""] * (self._last - len(parts)) + parts + [""] * (Part.NAME - self._last)
         return Description(provider, module, function, name, at)
 
     def _unexpected(self) -> DSyntaxError:
@@ -181,8 +204,12 @@ class _Reader:
 
     def _outside(self, characters: str, begin: int) -> Iterator[int]:
         """Yield where characters are, from begin on, outside strings and comments."""
-        found = re.compile(f"{_OPAQUE.pattern}|([{re.escape(characters)}])", re.DOTALL)
-        yield from (match.start() for match in found.finditer(self._text, begin) if match[1])
+        found = re.compile(f"{_OPAQUE.pattern}|(/\\*|[\"'])|([{re.escape(characters)}])", re.DOTALL)
+        for match in found.finditer(self._text, begin):
+            if match[1]:
+                raise DSyntaxError(_UNCLOSED[match[1]], self._at(match.start()))
+            if match[2]:
+                yield match.start()
 
     def _expression(self, begin: int, end: int) -> Expression:
         at = self._at(begin)

@@ -10,6 +10,8 @@ from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.nodes import Description
 
 _TICK = re.compile(r"tick-(\d{1,9})(ns|nsec|us|usec|ms|msec|s|sec|m|min|h|hour|d|day|hz)?")
+_LETTER = re.compile(r"([A-Za-z0-9])")
+_GLOB = re.compile(r"[*?[]")
 _NANOSECONDS = {
     "ns": 1, "nsec": 1, "us": 1_000, "usec": 1_000, "ms": 1_000_000, "msec": 1_000_000, "s": 10**9, "sec": 10**9,
     "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "hour": 3600 * 10**9,
@@ -95,3 +97,11 @@ def selector_of(description: Description) -> str:
     """Return a description of static probes as the selector that means the same."""
     # the short form, provider:name, has no process in its provider
     return f"{description.provider}:{description.module}:{description.function}:{description.name or '*'}"
+
+
+def lenient_selector(selector: str) -> str:
+    """Return a selector that matches the same, and captures at each site the arguments that there are, as globs do."""
+    probe, _, name = selector.rpartition(":")
+    if not _GLOB.search(name):
+        name = _LETTER.sub(r"[\1]", name, count=1)
+    return f"{probe}:{name}"

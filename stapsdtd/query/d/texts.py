@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from stapsdtd.query.d.machine import Fault
+from stapsdtd.query.d.values import Value
+
 MAX_BYTES = 255
 """Of a string, as with DTrace's default strsize, which counts the NUL."""
 
@@ -47,3 +52,30 @@ def dirname(path: str) -> str:
         return "/" if path else "."
     folder, slash, _ = stripped.rpartition("/")
     return folder.rstrip("/") or ("/" if slash else ".")
+
+
+def applied(name: str, values: Sequence[Value]) -> Value:
+    """Return what a function makes of its arguments. Raises Fault."""
+    match name, values:
+        case "stringof", [str(text)]:
+            return text
+        case "strlen", [str(text)]:
+            return len(text)
+        case "strjoin", [str(one), str(other)]:
+            return one + other
+        case "substr", [str(text), int(start)]:
+            return substr(text, start)
+        case "substr", [str(text), int(start), int(length)]:
+            return substr(text, start, length)
+        case "index", [str(text), str(part)]:
+            return index(text, part)
+        case "index", [str(text), str(part), int(start)]:
+            return index(text, part, start)
+        case "strstr", [str(text), str(part)]:
+            return strstr(text, part)
+        case "basename", [str(path)]:
+            return basename(path)
+        case "dirname", [str(path)]:
+            return dirname(path)
+        case _:
+            raise Fault(f"{name}(): kernel memory is not read")

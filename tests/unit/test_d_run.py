@@ -1,0 +1,96 @@
+"""What the server adds up for D programs becomes what they would have come to themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stapsdtd.cli.d_hits import Hits
+from stapsdtd.cli.d_run import Output, Runner
+from stapsdtd.client import Account, AsyncSubscription, Bucket, Snapshot, SnapshotRow
+from stapsdtd.query.d.aggregations import Aggregation
+from stapsdtd.query.d.check import check
+from stapsdtd.query.d.interpret import Program
+from stapsdtd.query.d.lower import Lowered, planned
+from stapsdtd.query.d.nodes import Clause
+from stapsdtd.query.d.parse import parse
+from stapsdtd.query.d.print_aggregations import Sorting
+from stapsdtd.query.d.records import Records
+from stapsdtd.query.d.values import INT64
+
+ACCOUNT = Account(0, 0, 0, 0, 0, 0, 0, 0)
+INT32 = st.integers(-(1 << 31), (1 << 31) - 1) | st.sampled_from([-(1 << 31), (1 << 31) - 1])
+
+
+class Known:
+    """Every argument fits."""
+
+    def fits(self, clause: Clause, index: int, bits: int) -> bool:
+        del clause, index, bits
+        return True
+
+    def are_apart(self, clause: Clause, other: Clause) -> bool:
+        return clause is not other
+
+
+class Stream:
+    """A subscription that has these snapshots."""
+
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
+        self._snapshots = snapshots
+
+    async def messages(self) -> AsyncIterator[Snapshot]:
+        for snapshot in self._snapshots:
+            yield snapshot
+
+
+def merged(statement: str, rows: Sequence[SnapshotRow]) -> Aggregation:
+    """What @ comes to of one row for each aggregation of the server's."""
+    program = check(parse(f"a:::b {{ {statement}; }}"), lambda *_: INT64)
+    (parts,) = planned(program, Known()).lowered.values()
+    by_tag: dict[str, Lowered] = {str(number): each for number, each in enumerate(parts)}
+    running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
+    snapshots = [Snapshot(1, 0, 0, (row,), ACCOUNT, tag) for tag, row in zip(by_tag, rows, strict=True)]
+    subscription = cast("AsyncSubscription", Stream(snapshots))
+    asyncio.run(Runner(running, Output(), by_tag).read(subscription, Hits([], {}, {})))
+    return running.aggregations[""]
+
+
+@given(st.lists(INT32, min_size=1, max_size=20))
+def test_a_standard_deviation_is_exact(values: list[int]) -> None:
+    squares = [value * value for value in values]
+    sums = [sum(values), sum(square >> 32 for square in squares), sum(square & 0xFFFFFFFF for square in squares)]
+    rows = [SnapshotRow((), {"values": len(values), "sum": total}) for total in sums]
+    found = merged("@ = stddev(arg0)", rows)
+    expected = Aggregation("", found.function)
+    for value in values:
+        expected.add((), value)
+    row, other = found.rows[()], expected.rows[()]
+    assert (row.count, row.sum, row.squares) == (other.count, other.sum, other.squares)
+    assert found.number(row) == expected.number(other)
+
+
+@given(st.lists(st.integers(-200, 200), min_size=1, max_size=20))
+def test_buckets_become_bins(values: list[int]) -> None:
+    statement = "@ = lquantize(arg0, 0, 80, 30)"
+    # as the server tells them: those that have values
+    bounds = [(None, -1), (0, 29), (30, 59), (60, None)]
+    counts = Counter(bisect_right([0, 30, 60], value) for value in values)
+    buckets = tuple(Bucket(*bounds[number], count) for number, count in sorted(counts.items()))
+    found = merged(statement, [SnapshotRow((), {"values": len(values)}, buckets)])
+    expected = Aggregation("", found.function, scale=found.scale)
+    for value in values:
+        expected.add((), value)
+    assert found.rows[()].bins == expected.rows[()].bins
+
+
+def test_a_sum_of_more_than_64_bits_is_told_to_be_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    merged("@ = sum(arg0)", [SnapshotRow((), {"values": 3, "sum": 3.0 * 2**63})])
+    assert "1 sum of @ rounded, since it takes more than 64 bits" in capsys.readouterr().err
