@@ -204,7 +204,6 @@ def test_options() -> None:
     options = options_of([*program.options, Option("aggsortrev")])
     assert options.is_quiet
     assert (options.sorting.position, options.sorting.is_reverse, options.sorting.by_key) == (2, True, False)
-    assert options.ignored == ("aggsize",)
     for name, value, reason in [
         ("nosuch", "", "invalid option or value: nosuch"),
         ("destructive", "", "option destructive: programs that change what is traced are never allowed"),

@@ -197,11 +197,3 @@ def _has_action(statement: Statement) -> bool:
     if isinstance(statement, Branch):
         return any(map(_has_action, (*statement.then, *statement.otherwise)))
     return isinstance(statement, Call) and statement.name in ACTIONS
-
-
-def is_only_aggregating(clause: Clause) -> bool:
-    """Report whether all that a clause does is to add up."""
-    statements = clause.statements or ()
-    return bool(statements) and all(
-        isinstance(each, Assignment) and isinstance(each.target, AggregationNode) for each in statements
-    )

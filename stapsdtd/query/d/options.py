@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stapsdtd.query.d.aggregations import MAX_ROWS
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.nodes import Option
 from stapsdtd.query.d.print_aggregations import Sorting
 
 _SIZE = re.compile(r"(\d{1,15})([kmgt]?)", re.IGNORECASE)
 _RATE = re.compile(r"(\d{1,9})(ns|us|ms|s|sec|hz)?")
-_FLAGS = frozenset(["quiet", "flowindent", "defaultargs", "aggsortkey", "aggsortrev", "zdefs"])
+_FLAGS = frozenset(["quiet", "defaultargs", "aggsortkey", "aggsortrev", "zdefs"])
 _NUMBERS = frozenset(["aggsortpos", "aggsortkeypos"])
 _IGNORED = frozenset(
     [
@@ -27,30 +26,25 @@ _DESTRUCTIVE = "programs that change what is traced are never allowed"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """ignored: options of DTrace's buffers, which the daemon has its own of."""
-
     is_quiet: bool = False
     has_default_arguments: bool = False
     allows_no_match: bool = False
     sorting: Sorting = field(default_factory=Sorting)
-    max_rows: int = MAX_ROWS
-    ignored: tuple[str, ...] = ()
 
 
 def options_of(options: Iterable[Option]) -> Options:
     """Raises DError."""
     flags: set[str] = set()
     numbers = dict.fromkeys(_NUMBERS, 0)
-    ignored: list[str] = []
     for option in options:
         name = option.name
-        if name in _FLAGS - {"flowindent"}:
+        if name in _FLAGS:
             flags.add(name)
         elif name in _NUMBERS and option.value.isdigit():
             numbers[name] = int(option.value)
         elif name in _IGNORED:
+            # of DTrace's buffers, which the daemon has its own of
             _check_size(option)
-            ignored.append(name)
         elif name == "destructive":
             raise DError(f"option destructive: {_DESTRUCTIVE}", option.at)
         else:
@@ -61,7 +55,6 @@ def options_of(options: Iterable[Option]) -> Options:
         "defaultargs" in flags,
         "zdefs" in flags,
         Sorting("aggsortkey" in flags, "aggsortrev" in flags, numbers["aggsortpos"], numbers["aggsortkeypos"]),
-        ignored=tuple(ignored),
     )
 
 
