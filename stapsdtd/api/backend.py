@@ -11,6 +11,7 @@ from stapsdtd.api.access import Gate
 from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Limits
+from stapsdtd.functions.kernel import KernelFunctions
 from stapsdtd.inventory.files import InstalledFile
 from stapsdtd.inventory.inventory import InventoryStatus
 from stapsdtd.kernel import cgroups
@@ -46,7 +47,7 @@ class Backend:
     """registry and subscriptions belong to control's thread.
 
     refresh: as `Watcher.refresh`. arming: what the arming thread has to do. files: opens those that requests name.
-    inventory: the files that are installed. hierarchy: the cgroups that requests name.
+    inventory: the files that are installed. functions: the kernel's. hierarchy: the cgroups that requests name.
     """
 
     control: Control
@@ -61,4 +62,5 @@ class Backend:
     arming: Callable[[], Backlog]
     files: FileOpener
     inventory: Inventory
+    functions: KernelFunctions
     hierarchy: Hierarchy = cgroups

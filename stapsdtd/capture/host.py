@@ -17,6 +17,7 @@ from stapsdtd.config import Config
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.features import Feature, probe_features
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.function_hooks import probe_hooks
 from stapsdtd.kernel.nops import NopRewriting, nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
@@ -38,13 +39,14 @@ class Host:
     @classmethod
     def probe(cls) -> Host:
         """Find out what this host supports, which takes some 200 ms. Raises KernelFeatureError without tracefs."""
-        with ThreadPoolExecutor(1, "stapsdtd-nops") as executor:
-            # the trial mostly waits
-            trial = executor.submit(probe_nops)
+        with ThreadPoolExecutor(2, "stapsdtd-trials") as executor:
+            # the trials mostly wait
+            trial, hooks = executor.submit(probe_nops), executor.submit(probe_hooks)
             bpf = load()
             features = probe_features()
             nops = trial.result()
-        return cls(Tracefs.locate(), (*features, nop_feature(nops), feature(bpf)), nops, bpf)
+            features += [nop_feature(nops), feature(bpf), *hooks.result()]
+        return cls(Tracefs.locate(), tuple(features), nops, bpf)
 
     def make_engine(self, config: Config, pids_of: PidsOf, descendants: Descendants) -> Engine:
         """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here.
