@@ -69,6 +69,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
+_TRIAL_SECONDS = 2.0
+"""How long a lookup of kernel functions waits for what the host offers for them."""
 
 
 class Daemon:
@@ -125,7 +127,7 @@ class Daemon:
                 installed_opener=self._installed_opener,
             )
         )
-        self._functions = KernelFunctions(ways_of(host.features))
+        self._functions = KernelFunctions(lambda: ways_of(host.hooks.features(_TRIAL_SECONDS)))
         self._files = FileOpener(self._parser.parse, config.filesystems.arm)
         self._peers = PeerTable(self._connected)
         self._gate = Gate(self._peers.find, self._policy(config))
@@ -137,7 +139,7 @@ class Daemon:
                 self._watcher.refresh,
                 self._subscriptions,
                 limits,
-                host.features,
+                lambda: (*host.features, *host.hooks.features()),
                 self._engine.name,
                 self._gate,
                 host.nops,

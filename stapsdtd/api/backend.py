@@ -46,8 +46,9 @@ class Inventory(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. arming: what the arming thread has to do. files: opens those that requests name.
-    inventory: the files that are installed. functions: the kernel's. hierarchy: the cgroups that requests name.
+    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do.
+    files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. hierarchy:
+    the cgroups that requests name.
     """
 
     control: Control
@@ -55,7 +56,7 @@ class Backend:
     refresh: Callable[[], Future[None]]
     subscriptions: Subscriptions
     limits: Limits
-    features: tuple[Feature, ...]
+    features: Callable[[], tuple[Feature, ...]]
     engine: str
     gate: Gate
     nops: NopRewriting

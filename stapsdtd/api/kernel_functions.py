@@ -21,16 +21,15 @@ async def list_functions(
 ) -> pb.ListKernelFunctionsResponse:
     """Raises InvalidArgumentError and KernelFeatureError."""
     selectors = _selectors(request.functions, backend.limits.max_selectors)
-    ways = [_way(way) for way in backend.functions.ways]
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
-        return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out, ways=ways)
+        return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
     found = await asyncio.wrap_future(backend.functions.functions(client, selectors))
     return pb.ListKernelFunctionsResponse(
         functions=map(_function, found.functions),
         unknown=map(_unfound, found.unfound),
         left_out=found.left_out,
-        ways=ways,
+        ways=map(_way, found.ways),
     )
 
 

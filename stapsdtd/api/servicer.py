@@ -237,7 +237,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self, request: functions_pb.ListKernelFunctionsRequest, context: Context
     ) -> functions_pb.ListKernelFunctionsResponse:
         async with abort_on_error(context):
-            caller = self._enter("kernel functions", context)
+            caller = self._enter("functions", context)
             with caller.recording_refusals():
                 # whatever a client may list: /sys/kernel/btf and /proc/kallsyms tell everybody the same
                 caller.rights.check_list()

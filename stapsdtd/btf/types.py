@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType, Protocol, TypeAlias
 
+from stapsdtd.errors import StapsdtdError
+
 TypeId = NewType("TypeId", int)
 VOID = TypeId(0)
 
@@ -140,7 +142,7 @@ class Types(Protocol):
         """Raises BtfError if there is no such type."""
 
 
-class BtfError(ValueError):
+class BtfError(StapsdtdError):
     """A BTF that is not as the kernel's documentation says."""
 
 

@@ -60,10 +60,10 @@ class KernelFunctions:
     """Serves lookups, one after the other: each takes some MB and up to half a second."""
 
     def __init__(
-        self, ways: Sequence[Way], kernel: Kernel | None = None, architecture: Architecture | None = None
+        self, ways: Callable[[], Sequence[Way]], kernel: Kernel | None = None, architecture: Architecture | None = None
     ) -> None:
-        """kernel, architecture: this host's by default."""
-        self.ways = ways
+        """ways: asked in the thread of lookups. kernel, architecture: this host's by default."""
+        self._ways = ways
         self._kernel = kernel or RunningKernel()
         self._architecture = architecture or of_host()
         self._thread = FairThread("stapsdtd-functions")
@@ -78,7 +78,7 @@ class KernelFunctions:
 
     def _submit(self, client: str, look_up: Callable[[Lookup], _T]) -> Future[_T]:
         def run() -> _T:
-            with Lookup(self._kernel, self._architecture, self.ways) as lookup:
+            with Lookup(self._kernel, self._architecture, self._ways()) as lookup:
                 return look_up(lookup)
 
         queue = Queue(client)

@@ -113,7 +113,7 @@ class Lookup:
             symbols = Symbols(table.copies[symbol], is_traceable, symbol.name in blacklisted, variants)
             functions.append(self._function(each, symbols, selectors))
         unfound = tuple(self._unfound(selector, table) for selector in selection.unmatched)
-        return Found(tuple(functions), unfound, selection.left_out)
+        return Found(tuple(functions), unfound, selection.left_out, tuple(self._ways))
 
     def _typed(self, wanted: Wanted) -> Iterator[_Typed]:
         """Yield the functions that selectors name and BTF describes, once for each module."""

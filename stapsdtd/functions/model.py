@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stapsdtd.functions.attaching import Attachability
+from stapsdtd.functions.attaching import Attachability, Way
 from stapsdtd.functions.passing import Passed
 from stapsdtd.functions.values import ResolvedValue
 
@@ -43,11 +43,12 @@ class Unfound:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """left_out: how many functions there are beyond those that one answer has."""
+    """left_out: how many functions there are beyond those that one answer has. ways: of the host."""
 
     functions: tuple[KernelFunction, ...] = ()
     unfound: tuple[Unfound, ...] = ()
     left_out: int = 0
+    ways: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

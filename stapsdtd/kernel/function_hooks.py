@@ -19,11 +19,11 @@ from stapsdtd.kernel import btf, function_tables, libbpf, procfs
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, open_perf_event
 
-FENTRY, KPROBES = "fentry", "kprobes"
+NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, KPROBES = "kernel BTF", "traceable functions", "lockdown", "fentry", "kprobes"
+"""Of features."""
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _KPROBE_TYPE = "/sys/bus/event_source/devices/kprobe/type"
 _TARGET = b"bpf_fentry_test1"
-_SECONDS = 2.0
 
 _PROGRAM_TRACING, _TRACE_FENTRY = 26, 24
 """BPF_PROG_TYPE_TRACING and BPF_TRACE_FENTRY (include/uapi/linux/bpf.h)."""
@@ -48,32 +48,25 @@ class _LoadOptions(ctypes.Structure):
     )
 
 
-def probe_hooks(seconds: float = _SECONDS) -> list[Feature]:
-    """Return what this host offers for kernel functions. Takes as long as two grace periods, and at most `seconds`."""
-    return [
-        _feature("kernel BTF", _kernel_btf),
-        _feature("traceable functions", _filter_functions),
-        _feature("lockdown", lockdown),
-        *tried({FENTRY: _try_fentry, KPROBES: _try_kprobe}, seconds),
-    ]
+class HookTrials:
+    """Begins to try what this host offers for kernel functions. Any thread may ask what was found."""
 
+    def __init__(self, trials: Mapping[str, Callable[[], str]] | None = None) -> None:
+        """trials: by name, in place of the kernel's; each returns what it found, or raises KernelFeatureError."""
+        trials = _TRIALS if trials is None else trials
+        self._found = {name: _pending(name) for name in trials}
+        # nobody waits for it longer than they want to
+        self._thread = threading.Thread(target=self._try, args=(trials,), name="stapsdtd-hooks", daemon=True)
+        self._thread.start()
 
-def tried(trials: Mapping[str, Callable[[], str]], seconds: float) -> list[Feature]:
-    """Make trials, one after the other, and return the features that they are of.
-
-    trials: by name; each returns what it found, or raises KernelFeatureError. Those without a result after `seconds`
-    are given up, in a thread that may never end.
-    """
-    found = {name: _late(name, seconds) for name in trials}
-
-    def try_all() -> None:
+    def _try(self, trials: Mapping[str, Callable[[], str]]) -> None:
         for name, trial in trials.items():
-            found[name] = _feature(name, trial)
+            self._found[name] = _feature(name, trial)
 
-    thread = threading.Thread(target=try_all, name="stapsdtd-hooks", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return list(found.values())
+    def features(self, seconds: float = 0.0) -> list[Feature]:
+        """Return what is known after waiting for at most some seconds. Usually all is after 20 ms."""
+        self._thread.join(seconds)
+        return list(self._found.values())
 
 
 def _feature(name: str, trial: Callable[[], str]) -> Feature:
@@ -83,9 +76,9 @@ def _feature(name: str, trial: Callable[[], str]) -> Feature:
         return Feature(name, False, False, error.reason, error.remedy)
 
 
-def _late(name: str, seconds: float) -> Feature:
-    reason = f"the kernel has not let go of a trial within {seconds:g} s"
-    return Feature(name, False, False, reason, "end other tracers that hold it up, and restart stapsdtd")
+def _pending(name: str) -> Feature:
+    reason = "the kernel has not let go of a trial yet"
+    return Feature(name, False, False, reason, "ask again; if it stays so, end other tracers that hold it up")
 
 
 def _kernel_btf() -> str:
@@ -97,7 +90,7 @@ def _kernel_btf() -> str:
 def _filter_functions() -> str:
     if reason := function_tables.why_no_filter_functions():
         raise KernelFeatureError(
-            "traceable functions",
+            TRACEABLE,
             f"which ones ftrace can patch is unknown: {reason}",
             "run as root, on a kernel with CONFIG_DYNAMIC_FTRACE; until then, notrace functions look like others",
         )
@@ -116,7 +109,7 @@ def lockdown(path: str = _LOCKDOWN) -> str:
         return f"none that {path} tells of"
     if mode == "confidentiality":
         raise KernelFeatureError(
-            "lockdown", "its mode is confidentiality: BPF programs and kprobes cannot read kernel memory",
+            LOCKDOWN, "its mode is confidentiality: BPF programs and kprobes cannot read kernel memory",
             "boot with lockdown=integrity, or without secure boot where the distribution ties both",
         )  # fmt: skip
     return f"{mode}, which does not restrict tracing"
@@ -162,6 +155,15 @@ def _try_kprobe() -> str:
     except OSError as error:
         raise _refused(KPROBES, "the kernel refuses one", error) from error
     return "perf attaches to functions"
+
+
+_TRIALS: Mapping[str, Callable[[], str]] = {
+    BTF: _kernel_btf,
+    TRACEABLE: _filter_functions,
+    LOCKDOWN: lockdown,
+    FENTRY: _try_fentry,
+    KPROBES: _try_kprobe,
+}
 
 
 def _refused(name: str, what: str, error: OSError) -> KernelFeatureError:

@@ -420,14 +420,14 @@ class Served:
         )
         self.peers = RecordedPeers(connected)
         self.gate = Gate(self.peers.find, Policy(roles))
-        self.functions = functions or KernelFunctions(())
+        self.functions = functions or KernelFunctions(tuple)
         backend = Backend(
             self.control,
             self.registry,
             watcher.refresh,
             self.subscriptions,
             limits,
-            FEATURES,
+            lambda: FEATURES,
             self.engine.name,
             self.gate,
             NOPS,

@@ -100,7 +100,7 @@ class FakeKernel:
 def kernel_functions(
     kernel: FakeKernel, ways: tuple[Way, ...] = BOTH_WAYS, architecture: Architecture = X86_64
 ) -> Iterator[KernelFunctions]:
-    functions = KernelFunctions(ways, kernel, architecture)
+    functions = KernelFunctions(lambda: ways, kernel, architecture)
     try:
         yield functions
     finally:

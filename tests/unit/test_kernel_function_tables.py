@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.function_hooks import lockdown, tried
+from stapsdtd.kernel.function_hooks import HookTrials, lockdown
 from stapsdtd.kernel.function_tables import Symbol, blacklisted, code_symbols
 
 KALLSYMS = """\
@@ -51,7 +51,7 @@ def test_lockdown(tmp_path: Path) -> None:
         lockdown(str(path))
 
 
-def test_trial_that_the_kernel_holds_up_is_given_up() -> None:
+def test_nobody_waits_for_a_trial_that_the_kernel_holds_up() -> None:
     let_go = threading.Event()
 
     def hang() -> str:
@@ -61,10 +61,12 @@ def test_trial_that_the_kernel_holds_up_is_given_up() -> None:
     def refuse() -> str:
         raise KernelFeatureError("kprobes", "refused", "be root")
 
-    fine, late, behind = tried({"a": lambda: "found", "b": hang, "c": refuse}, 0.2)
+    trials = HookTrials({"a": lambda: "found", "b": hang, "c": refuse})
+    _, late, behind = trials.features(0.2)
+    assert (late.available, late.detail) == (False, "the kernel has not let go of a trial yet")
+    assert behind.detail == late.detail
     let_go.set()
+    fine, late, refused = trials.features(20)
     assert (fine.available, fine.detail) == (True, "found")
-    assert (late.available, late.detail) == (False, "the kernel has not let go of a trial within 0.2 s")
-    assert (behind.available, behind.required) == (False, False)
-    (refused,) = tried({"c": refuse}, 20)
-    assert (refused.detail, refused.remedy) == ("refused", "be root")
+    assert (late.available, late.required) == (True, False)
+    assert (refused.available, refused.detail, refused.remedy) == (False, "refused", "be root")
