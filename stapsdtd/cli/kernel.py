@@ -29,7 +29,7 @@ Examples:
 """
 
 
-@click.group("kernel")
+@click.group("kernel", no_args_is_help=False)
 def command() -> None:
     """Show functions of the kernel, with their types."""
 
@@ -43,7 +43,7 @@ def _complete_function(ctx: click.Context, parameter: click.Parameter, incomplet
     return options.safe({f"{begun[1]}{name}" for name in names or ()}, incomplete)
 
 
-@command.command("info", epilog=_EXAMPLES)
+@command.command("info", epilog=_EXAMPLES, short_help="Show their types, and where values lie.")
 @click.argument("functions", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=_complete_function)
 @options.as_json
 @click.pass_obj

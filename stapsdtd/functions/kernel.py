@@ -30,8 +30,8 @@ _WAYS = {function_hooks.FENTRY: FENTRY, function_hooks.KPROBES: KPROBE}
 class RunningKernel:
     """The host's."""
 
-    def symbols(self) -> Iterator[Symbol]:
-        return function_tables.code_symbols()
+    def symbols(self, *, only_modules: bool = False) -> Iterator[Symbol]:
+        return function_tables.code_symbols(only_modules=only_modules)
 
     def traceable(self) -> Iterator[Symbol] | None:
         return None if function_tables.why_no_filter_functions() else function_tables.filter_functions()

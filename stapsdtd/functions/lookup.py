@@ -32,7 +32,7 @@ MAX_FUNCTIONS = 1000
 class Kernel(Protocol):
     """As functions.kernel.RunningKernel."""
 
-    def symbols(self) -> Iterator[Symbol]: ...
+    def symbols(self, *, only_modules: bool = False) -> Iterator[Symbol]: ...
 
     def traceable(self) -> Iterator[Symbol] | None: ...
 
@@ -117,7 +117,7 @@ class Lookup:
 
     def _typed(self, wanted: Wanted) -> Iterator[_Typed]:
         """Yield the functions that selectors name and BTF describes, once for each module."""
-        modules = modules_of(wanted, self._kernel.symbols()).intersection(self._kernel.modules())
+        modules = modules_of(wanted, self._kernel.symbols(only_modules=True)).intersection(self._kernel.modules())
         for module in (VMLINUX, *sorted(modules)):
             if not any(selector.matches_module(module) for selector in wanted.selectors):
                 continue

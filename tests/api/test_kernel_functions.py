@@ -212,6 +212,11 @@ def test_command_without_such_functions(run: Run) -> None:
     assert run()[0] == 2
 
 
+def test_command_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stapsdt.run(["kernel"]) == 2
+    assert capsys.readouterr().err == "stapsdt: error: missing command; see 'stapsdt kernel --help'\n"
+
+
 def test_command_on_a_host_without_any_way(
     tmp_path: Path, kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,8 @@ class FakeKernel:
         self.blacklisted_: frozenset[str] = frozenset()
         self.opened: list[Btf] = []
 
-    def symbols(self) -> Iterator[Symbol]:
-        return iter(self.symbols_)
+    def symbols(self, *, only_modules: bool = False) -> Iterator[Symbol]:
+        return (symbol for symbol in self.symbols_ if not only_modules or symbol.module != "vmlinux")
 
     def traceable(self) -> Iterator[Symbol] | None:
         return None if self.traceable_ is None else iter(self.traceable_)

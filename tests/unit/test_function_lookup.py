@@ -183,7 +183,7 @@ def test_nothing_is_kept(kernel: FakeKernel) -> None:
 def test_one_client_cannot_fill_the_queue(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
 
-    def symbols() -> Iterator[Symbol]:
+    def symbols(*, only_modules: bool) -> Iterator[Symbol]:  # noqa: ARG001 - as FakeKernel.symbols
         begun.set()
         assert may_go_on.wait(20)
         return iter(kernel.symbols_)

@@ -32,6 +32,7 @@ def test_symbols_of_code(tmp_path: Path) -> None:
         Symbol("vmlinux", "arch_thing"),
         Symbol("nf_conntrack", "nf_ct_get"),
     ]
+    assert list(code_symbols(str(path), only_modules=True)) == [Symbol("nf_conntrack", "nf_ct_get")]
 
 
 def test_blacklist(tmp_path: Path) -> None:
