@@ -8,8 +8,7 @@
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
     and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
     EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files),
-    FileOpener (files that clients name or that are installed), Inventory (which files with probes are installed),
-    KernelFunctions (types of the kernel's functions)
+    FileOpener (files that clients name or that are installed), Inventory (installed files), KernelFunctions (types)
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).
@@ -41,7 +40,7 @@ from stapsdtd.capture.host import Host
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import StapsdtdError
-from stapsdtd.functions.kernel import KernelFunctions, ways_of
+from stapsdtd.functions.kernel import make_kernel_functions
 from stapsdtd.inventory.inventory import make_inventory
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
 from stapsdtd.kernel.descriptors import allow_all_descriptors
@@ -69,8 +68,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SCAN_SECONDS = 30.0
-_TRIAL_SECONDS = 2.0
-"""How long a lookup of kernel functions waits for what the host offers for them."""
 
 
 class Daemon:
@@ -127,7 +124,7 @@ class Daemon:
                 installed_opener=self._installed_opener,
             )
         )
-        self._functions = KernelFunctions(lambda: ways_of(host.hooks.features(_TRIAL_SECONDS)))
+        self._functions = make_kernel_functions(host.hooks)
         self._files = FileOpener(self._parser.parse, config.filesystems.arm)
         self._peers = PeerTable(self._connected)
         self._gate = Gate(self._peers.find, self._policy(config))

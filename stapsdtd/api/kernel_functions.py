@@ -14,6 +14,8 @@ from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 _SIGN = 1 << 63
+_MAX_GLOBS = 16
+"""Each is compared with 60,000 names."""
 
 
 async def list_functions(
@@ -39,6 +41,8 @@ def _selectors(texts: Iterable[str], limit: int) -> list[FunctionSelector]:
         raise InvalidArgumentError(FIELD, "at least one function is required")
     if len(selectors) > limit:
         raise InvalidArgumentError(FIELD, f"at most {limit} are allowed")
+    if sum(selector.name.is_glob for selector in selectors) > _MAX_GLOBS:
+        raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
     return selectors
 
 

@@ -16,10 +16,14 @@ from stapsdtd.functions.selectors import FunctionSelector
 from stapsdtd.kernel import btf, function_hooks, function_tables
 from stapsdtd.kernel.btf import Btf
 from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.function_hooks import HookTrials
 from stapsdtd.kernel.function_tables import Symbol
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 
 _T = TypeVar("_T")
+
+_TRIAL_SECONDS = 2.0
+"""How long a lookup waits until the host has told what it offers."""
 
 _MAX_WAITING = 8
 """Lookups of one client. Each holds its request until its turn comes."""
@@ -54,6 +58,11 @@ def ways_of(features: Iterable[Feature]) -> tuple[Way, ...]:
         for name, way in _WAYS.items()
         if (feature := found.get(name)) is not None
     )
+
+
+def make_kernel_functions(hooks: HookTrials) -> KernelFunctions:
+    """Make those of this host."""
+    return KernelFunctions(lambda: ways_of(hooks.features(_TRIAL_SECONDS)))
 
 
 class KernelFunctions:

@@ -27,6 +27,7 @@ from stapsdtd.kernel.function_tables import Symbol
 
 MAX_FUNCTIONS = 1000
 """Of one answer."""
+_MAX_SUGGESTIONS = 4
 
 
 class Kernel(Protocol):
@@ -112,7 +113,9 @@ class Lookup:
             variants = tuple(table.variants.get(symbol.name, ()))
             symbols = Symbols(table.copies[symbol], is_traceable, symbol.name in blacklisted, variants)
             functions.append(self._function(each, symbols, selectors))
-        unfound = tuple(self._unfound(selector, table) for selector in selection.unmatched)
+        # each suggestion takes a look at all symbols
+        suggesting = len(selection.unmatched) <= _MAX_SUGGESTIONS
+        unfound = tuple(self._unfound(each, table, suggesting=suggesting) for each in selection.unmatched)
         return Found(tuple(functions), unfound, selection.left_out, tuple(self._ways))
 
     def _typed(self, wanted: Wanted) -> Iterator[_Typed]:
@@ -179,7 +182,7 @@ class Lookup:
             ),
         )
 
-    def _unfound(self, selector: FunctionSelector, table: SymbolTable) -> Unfound:
+    def _unfound(self, selector: FunctionSelector, table: SymbolTable, *, suggesting: bool) -> Unfound:
         name = selector.name.text
         if selector.name.is_glob:
             return Unfound(selector.text, "no function of the kernel's BTF matches")
@@ -192,7 +195,7 @@ class Lookup:
             reason = f"the compiler made {', '.join(sorted(variants)[:3])} of it, whose arguments BTF does not tell"
             return Unfound(selector.text, reason)
         reason = "there is no such function, or it is inlined wherever it is called"
-        return Unfound(selector.text, reason, near_names(name, self._kernel.symbols()))
+        return Unfound(selector.text, reason, near_names(name, self._kernel.symbols()) if suggesting else ())
 
 
 def _named(types: Btf, module: str, wanted: Wanted) -> Iterator[tuple[str, TypeId]]:

@@ -96,6 +96,15 @@ def test_wrong_requests(server: Served, functions: list[str], reason: str) -> No
     assert refused(lambda: asked(server, *functions)) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
+def test_globs_are_few(tmp_path: Path, kernel: FakeKernel) -> None:
+    with kernel_functions(kernel) as functions, served(tmp_path, functions=functions) as server:
+        assert asked(server, *["returns_l*"] * 16, "with_pair").functions
+        assert refused(lambda: asked(server, *["returns_l*"] * 17)) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "functions: at most 16 may have globs in their names",
+        )
+
+
 def test_mistakes_are_pointed_at(server: Served) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         asked(server, "with_pair(pair.third)")

@@ -96,10 +96,12 @@ def test_what_ftrace_cannot_patch_does_not_attach(daemon: Daemon) -> None:
 def test_functions_of_a_module(daemon: Daemon) -> None:
     modules = btf.modules()
     require(modules, "a module with BTF")
-    found = [function for module in modules[:3] for function in info(daemon, f"{module}:*")]
-    assert {function["module"] for function in found} <= set(modules[:3])
-    assert all(function["name"] in function["prototype"] for function in found if "name" in function)
-    assert found
+    for module in modules[:3]:
+        found = info(daemon, f"{module}:*")
+        assert found
+        assert {function["module"] for function in found} == {module}
+        assert all(f"{function['function']}(" in function["prototype"] for function in found)
+        assert not [function for function in found if not function["refused"] and not function["attaches_by"]]
 
 
 def test_names_that_there_are_not(daemon: Daemon) -> None:

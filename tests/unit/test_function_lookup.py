@@ -122,6 +122,18 @@ def test_what_there_is_not(kernel: FakeKernel, text: str, symbols: list[str], un
     assert (answer.unfound, [function.name for function in answer.functions]) == ((unfound,), ["with_odd"])
 
 
+def test_suggestions_are_few(kernel: FakeKernel) -> None:
+    """Each takes a look at all symbols, and there may be 256 names."""
+    assert all(unfound.near for unfound in found(kernel, *(f"with_pai{letter}" for letter in "abcd")).unfound)
+    assert not any(unfound.near for unfound in found(kernel, *(f"with_pai{letter}" for letter in "abcde")).unfound)
+
+
+def test_several_globs(kernel: FakeKernel) -> None:
+    functions = found(kernel, "[!s]*_p*r", "w*i*d*", "[v]ar*").functions
+    assert [each.name for each in functions] == ["by_pointer", "returns_pair", "variadic", "with_mixed", "with_odd",
+        "with_pair", "with_wide"]  # fmt: skip
+
+
 def test_functions_of_modules(kernel: FakeKernel, tmp_path: Path) -> None:
     with Btf(str(btf_path())) as base:
         kernel.modules_ = {
