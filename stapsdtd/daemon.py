@@ -8,7 +8,7 @@
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
     and for work that may block, threads that nobody waits for: Endings (until no hit uses a plan),
     EventReaper (tracefs events), Paging (pages for later hits), LockedCalls (memory maps), QueueingParser (slow files),
-    FileOpener (files that clients name or that are installed), Inventory (which files with probes are installed)
+    FileOpener (files that clients name or that are installed), Inventory (installed files), KernelFunctions (types)
 
 Each piece of state is changed by one thread. `Daemon.stop` keeps the promise that nothing is left behind
 (docs/design.md).
@@ -40,6 +40,7 @@ from stapsdtd.capture.host import Host
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Config, Listener
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.functions.kernel import make_kernel_functions
 from stapsdtd.inventory.inventory import make_inventory
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
 from stapsdtd.kernel.descriptors import allow_all_descriptors
@@ -123,6 +124,7 @@ class Daemon:
                 installed_opener=self._installed_opener,
             )
         )
+        self._functions = make_kernel_functions(host.hooks)
         self._files = FileOpener(self._parser.parse, config.filesystems.arm)
         self._peers = PeerTable(self._connected)
         self._gate = Gate(self._peers.find, self._policy(config))
@@ -134,13 +136,14 @@ class Daemon:
                 self._watcher.refresh,
                 self._subscriptions,
                 limits,
-                host.features,
+                lambda: (*host.features, *host.hooks.features()),
                 self._engine.name,
                 self._gate,
                 host.nops,
                 self._arming.backlog,
                 self._files,
                 self._inventory,
+                self._functions,
             )
         )
         self._server = Server(self._servicer, self._relay, config.listeners)
@@ -183,6 +186,7 @@ class Daemon:
                 steps.callback(self._trimmer.close)
             steps.push_async_callback(self._control.run, self._parser.close)
             steps.callback(self._arming.stop)
+            steps.push_async_callback(asyncio.to_thread, self._functions.stop)
             steps.push_async_callback(asyncio.to_thread, self._inventory.stop)
             steps.callback(self._installed_opener.close)
             steps.push_async_callback(self._shut_down_engine)

@@ -15,7 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from pathspec import GitIgnoreSpec
 
 TREE = Path(__file__).resolve().parents[2]
-PROTO = "stapsdtd/v1/stapsdt.proto"
+PROTOS = "stapsdtd/v1/*.proto"
 
 
 class ClientHook(BuildHookInterface[Any]):
@@ -27,7 +27,8 @@ class ClientHook(BuildHookInterface[Any]):
         runpy.run_path(str(TREE / "proto" / "generate.py"))["generate"]()
         if version == "standard":
             build_data["force_include"].update({str(TREE / name): name for name in files()})
-            build_data["force_include"][str(TREE / "proto" / PROTO)] = PROTO
+            protos = (TREE / "proto").glob(PROTOS)
+            build_data["force_include"].update({str(path): str(path.relative_to(TREE / "proto")) for path in protos})
 
 
 def files() -> Iterator[str]:

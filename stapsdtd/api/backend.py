@@ -11,6 +11,7 @@ from stapsdtd.api.access import Gate
 from stapsdtd.api.cgroup_scope import Hierarchy
 from stapsdtd.catalog.registry import Registry
 from stapsdtd.config import Limits
+from stapsdtd.functions.kernel import KernelFunctions
 from stapsdtd.inventory.files import InstalledFile
 from stapsdtd.inventory.inventory import InventoryStatus
 from stapsdtd.kernel import cgroups
@@ -45,8 +46,9 @@ class Inventory(Protocol):
 class Backend:
     """registry and subscriptions belong to control's thread.
 
-    refresh: as `Watcher.refresh`. arming: what the arming thread has to do. files: opens those that requests name.
-    inventory: the files that are installed. hierarchy: the cgroups that requests name.
+    refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do.
+    files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. hierarchy:
+    the cgroups that requests name.
     """
 
     control: Control
@@ -54,11 +56,12 @@ class Backend:
     refresh: Callable[[], Future[None]]
     subscriptions: Subscriptions
     limits: Limits
-    features: tuple[Feature, ...]
+    features: Callable[[], tuple[Feature, ...]]
     engine: str
     gate: Gate
     nops: NopRewriting
     arming: Callable[[], Backlog]
     files: FileOpener
     inventory: Inventory
+    functions: KernelFunctions
     hierarchy: Hierarchy = cgroups

@@ -24,7 +24,7 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
         engine=backend.engine,
         kernel_release=platform.release(),
         machine=platform.machine(),
-        features=map(convert.feature, backend.features),
+        features=map(convert.feature, backend.features()),
         limits=convert.limits(backend.limits),
         subscriptions=len(subscriptions),
         processes=len(pids),

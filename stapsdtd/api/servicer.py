@@ -15,6 +15,7 @@ from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.errors import Context, abort_on_error
+from stapsdtd.api.kernel_functions import list_functions
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.server_info import server_info
@@ -26,6 +27,7 @@ from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
+from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1 import stapsdt_pb2_grpc
 
@@ -230,6 +232,17 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                 if caller.rights.may_use(subscription)
             ]
         )
+
+    async def ListKernelFunctions(  # noqa: N802
+        self, request: functions_pb.ListKernelFunctionsRequest, context: Context
+    ) -> functions_pb.ListKernelFunctionsResponse:
+        async with abort_on_error(context):
+            caller = self._enter("functions", context)
+            with caller.recording_refusals():
+                # whatever a client may list: /sys/kernel/btf and /proc/kallsyms tell everybody the same
+                caller.rights.check_list()
+            caller.log(logging.DEBUG, "allowed", functions=_shortened(request.functions))
+            return await list_functions(self._backend, request, caller.rights.client)
 
 
 def _shortened(selectors: Sequence[str]) -> str:

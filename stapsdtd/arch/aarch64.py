@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from stapsdtd.arch.expressions import RELOCATED, not_an_operand, not_saved, parse_memory, parse_value
-from stapsdtd.arch.record import Architecture, numbered, one_of, same
+from stapsdtd.arch.record import Architecture, CallingConvention, numbered, one_of, same
 from stapsdtd.model import Constant, Operand, Register, Unavailable
 
 _NAME = "aarch64"
@@ -82,6 +82,14 @@ def _parse_displacement(text: str, base: str) -> Operand | None:
     return parse_memory(text, base) if isinstance(parse_value(text), Constant) else None
 
 
+_CALLS = CallingConvention(
+    arguments=tuple(f"x{number}" for number in range(8)),
+    results=("x0", "x1"),
+    has_copy_pointers=True,
+    is_stack_final=True,
+    has_even_pairs=True,
+)
+
 AARCH64 = Architecture(
     name=_NAME,
     elf=("EM_AARCH64", 64, "<"),
@@ -92,4 +100,5 @@ AARCH64 = Architecture(
     pt_regs=numbered([*(f"x{number}" for number in range(31)), "sp", "pc"]),
     program_counter="pc",
     tracefs=same("sp", "pc", *(f"x{number}" for number in range(31))),
+    calls=_CALLS,
 )

@@ -16,6 +16,24 @@ NopLength = Callable[[bytes], int]
 
 
 @dataclass(frozen=True, slots=True)
+class CallingConvention:
+    """How the kernel's own functions are called. arguments, results: registers, in their order.
+
+    A struct larger than two registers is passed in memory. has_copy_pointers: a register then points to it.
+    has_result_pointer: the first register points to where such a result is to be written.
+    is_stack_final: when an argument did not fit into registers, none of the later ones is in a register either.
+    has_even_pairs: what is aligned to two registers begins in one with an even number.
+    """
+
+    arguments: tuple[str, ...]
+    results: tuple[str, str]
+    has_copy_pointers: bool = False
+    has_result_pointer: bool = False
+    is_stack_final: bool = False
+    has_even_pairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """elf: e_machine, the class in bits and the byte order of its files. machine: `uname -m` of hosts that run its code
     natively, empty if the daemon supports none. word_bytes: the size of a register and of a pointer.
@@ -24,6 +42,7 @@ class Architecture:
     an index of words in struct pt_regs (arch/*/include/uapi/asm/ptrace.h); a 32-bit process's are saved in the host's
     structure. program_counter: which register holds the address of the instruction. tracefs: what fetch expressions
     call each register (regs_query_register_offset in arch/*/kernel/ptrace.c); only x86's were tried.
+    calls: None if it is not known.
     """
 
     name: str
@@ -35,6 +54,7 @@ class Architecture:
     pt_regs: Mapping[str, int] = field(default_factory=dict)
     program_counter: str | None = None
     tracefs: Mapping[str, str] = field(default_factory=dict)
+    calls: CallingConvention | None = None
 
 
 def one_of(*nops: str) -> NopLength:

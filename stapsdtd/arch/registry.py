@@ -26,6 +26,12 @@ def word_bytes(architecture: str) -> int:
     return known.word_bytes if known else 8
 
 
+def of_host(machine: str | None = None) -> Architecture | None:
+    """Return the architecture of a host's kernel. machine: as printed by `uname -m`, and this host's by default."""
+    machine = machine or platform.machine()
+    return next((each for each in ARCHITECTURES.values() if each.machine == machine), None)
+
+
 def why_foreign(architecture: str, machine: str | None = None) -> str | None:
     """Return why sites of an object with this architecture must not be armed; None if its code runs here.
 

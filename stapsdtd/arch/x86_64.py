@@ -9,7 +9,7 @@ import re
 
 from stapsdtd.arch.att import Part, Registers
 from stapsdtd.arch.expressions import parse_memory
-from stapsdtd.arch.record import Architecture
+from stapsdtd.arch.record import Architecture, CallingConvention
 from stapsdtd.arch.x86_nops import nop_length
 from stapsdtd.model import Memory, Operand, Unavailable
 
@@ -71,6 +71,10 @@ _TRACEFS = {
     **{f"r{number}": f"r{number}" for number in range(8, 16)},
 }
 
+_CALLS = CallingConvention(
+    arguments=("rdi", "rsi", "rdx", "rcx", "r8", "r9"), results=("rax", "rdx"), has_result_pointer=True
+)
+
 X86_64 = Architecture(
     name=_NAME,
     elf=("EM_X86_64", 64, "<"),
@@ -81,5 +85,6 @@ X86_64 = Architecture(
     pt_regs=PT_REGS,
     program_counter="rip",
     tracefs=_TRACEFS,
+    calls=_CALLS,
 )
 X32 = Architecture(name="x32", elf=("EM_X86_64", 32, "<"), machine="x86_64", word_bytes=8, nop_length=nop_length)

@@ -17,6 +17,7 @@ from stapsdtd.config import Config
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.features import Feature, probe_features
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.function_hooks import HookTrials
 from stapsdtd.kernel.nops import NopRewriting, nop_feature, probe_nops
 from stapsdtd.kernel.process_memory import LocalMemory, touch
 from stapsdtd.kernel.tracefs import Tracefs
@@ -28,23 +29,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """bpf: the loaded program, or why there is none."""
+    """features: what probes in programs need. hooks: tell what kernel functions need.
+
+    bpf: the loaded program, or why there is none.
+    """
 
     tracefs: Tracefs
     features: tuple[Feature, ...]
+    hooks: HookTrials
     nops: NopRewriting
     bpf: Loaded | KernelFeatureError
 
     @classmethod
     def probe(cls) -> Host:
         """Find out what this host supports, which takes some 200 ms. Raises KernelFeatureError without tracefs."""
+        hooks = HookTrials()
         with ThreadPoolExecutor(1, "stapsdtd-nops") as executor:
             # the trial mostly waits
             trial = executor.submit(probe_nops)
             bpf = load()
             features = probe_features()
             nops = trial.result()
-        return cls(Tracefs.locate(), (*features, nop_feature(nops), feature(bpf)), nops, bpf)
+        return cls(Tracefs.locate(), (*features, nop_feature(nops), feature(bpf)), hooks, nops, bpf)
 
     def make_engine(self, config: Config, pids_of: PidsOf, descendants: Descendants) -> Engine:
         """Make the configured engine, or choose one. Raises KernelFeatureError if the configured one cannot work here.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stapsdtd.kernel import features
 
 _TIMEOUT_SECONDS = 5.0
+_TRIAL_SECONDS = 2.0
 
 
 _EXAMPLES = """\b
@@ -71,9 +72,10 @@ def _local() -> list[features.Feature]:
     # imported here, so that only this command pays for it
     from stapsdtd.capture.bpf.kernel import feature, load  # noqa: PLC0415
     from stapsdtd.kernel.features import probe_features  # noqa: PLC0415
+    from stapsdtd.kernel.function_hooks import HookTrials  # noqa: PLC0415
     from stapsdtd.kernel.nops import nop_feature, probe_nops  # noqa: PLC0415
 
-    return [*probe_features(), nop_feature(probe_nops()), feature(load())]
+    return [*probe_features(), nop_feature(probe_nops()), feature(load()), *HookTrials().features(_TRIAL_SECONDS)]
 
 
 def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature]) -> list[Check]:

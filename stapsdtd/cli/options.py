@@ -18,9 +18,10 @@ from click.shell_completion import CompletionItem
 from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
-    from stapsdtd.client import ProbeListing, Tls
+    from stapsdtd.client import Client, ProbeListing, Tls
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 _TIMEOUT_SECONDS = 0.3
 MAX_SECONDS = 4_000_000
@@ -66,7 +67,7 @@ def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete
     listing, known = _listing(ctx, details=False), Catalog(own_folder())
     probes = {f"{probe.provider}:{probe.name}": probe for probe in listing.probes} if listing else {}
     items = []
-    for name in _safe(set(probes), incomplete):
+    for name in safe(set(probes), incomplete):
         signatures = known.of(probes[name].provider, probes[name].name)
         items.append(CompletionItem(name, help=signatures[0].text if signatures else None))
     return items
@@ -76,27 +77,31 @@ def complete_container(ctx: click.Context, parameter: click.Parameter, incomplet
     del parameter
     listing = _listing(ctx, details=True)
     ids = {process.container_id for process in listing.processes if process.container_id} if listing else set()
-    return _safe(ids, incomplete)
+    return safe(ids, incomplete)
 
 
 def complete_pid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     del parameter
     listing = _listing(ctx, details=True)
     commands = {str(process.pid): process.comm for process in listing.processes} if listing else {}
-    return [CompletionItem(pid, help=" ".join(_safe({commands[pid]}, ""))) for pid in _safe(set(commands), incomplete)]
+    return [CompletionItem(pid, help=" ".join(safe({commands[pid]}, ""))) for pid in safe(set(commands), incomplete)]
 
 
 def complete_user(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del ctx, parameter
-    return _safe({user.pw_name for user in pwd.getpwall()}, incomplete)
+    return safe({user.pw_name for user in pwd.getpwall()}, incomplete)
 
 
-def _safe(words: set[str], incomplete: str) -> list[str]:
+def safe(words: set[str], incomplete: str) -> list[str]:
     """Return the words that need no quoting in a shell. Others could run commands that whoever named them chose."""
     return sorted(word for word in words if word.startswith(incomplete) and shlex.quote(word) == word)
 
 
 def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
+    return ask(ctx, lambda client: client.list_probes(details=details))
+
+
+def ask(ctx: click.Context, question: Callable[[Client], _T]) -> _T | None:
     """Ask the server, with a short timeout and ignoring errors, which must not disturb the command line."""
     from stapsdtd.client import Client, ClientError  # noqa: PLC0415 (this module serves `--help` too)
 
@@ -104,7 +109,7 @@ def _listing(ctx: click.Context, *, details: bool) -> ProbeListing | None:
     server = Server(*(params[name] for name in ("server", "certificate", "key", "authority")))
     try:
         with Client(server.address, tls=server.tls, timeout_seconds=_TIMEOUT_SECONDS) as client:
-            return client.list_probes(details=details)
+            return question(client)
     except ClientError:
         return None
 

@@ -42,6 +42,7 @@ _COMMANDS = {
     "latency": _Module("stapsdtd.cli.latency", "Show how long it takes from one probe to another, by key."),
     "spans": _Module("stapsdtd.cli.spans", "Print pairs of probes, and the time between them."),
     "d": _Module("stapsdtd.cli.d", "Run programs in D, DTrace's language."),
+    "kernel": _Module("stapsdtd.cli.kernel", "Show functions of the kernel, with their types."),
     "top": _Module("stapsdtd.cli.top", "Show the busiest probes and processes, live."),
     "info": _Module("stapsdtd.cli.info", "Show the server's state and your rights."),
     "doctor": _Module("stapsdtd.cli.doctor", "Check this host and suggest fixes."),

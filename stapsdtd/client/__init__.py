@@ -14,8 +14,8 @@
 `subscribe` takes `SubscribeOptions`: of which processes, by which filter, with how much buffer. `AsyncClient` has the
 same methods for asyncio. `aio.py` does the I/O, and `sync.py` is generated from it. Requests are built in `encode.py`,
 responses decoded in `decode.py`, and events decoded in `events.py` or, as arrays, in `columns.py`; `stream.py` keeps a
-stream's state. Methods return frozen data from `probes.py`, `server.py` and `messages.py`, and raise a `ClientError`
-from `errors.py`.
+stream's state. Methods return frozen data from `probes.py`, `server.py`, `kernel_functions.py` and `messages.py`, and
+raise a `ClientError` from `errors.py`.
 """
 
 from stapsdtd.client.aio import AsyncClient, AsyncSubscription
@@ -37,6 +37,14 @@ from stapsdtd.client.errors import (
     StreamTakenOverError,
     UnsupportedError,
     Violation,
+)
+from stapsdtd.client.kernel_functions import (
+    AttachWay,
+    FunctionListing,
+    KernelArgument,
+    KernelFunction,
+    KernelValue,
+    UnknownFunction,
 )
 from stapsdtd.client.messages import (
     CapturedArgument,
@@ -103,6 +111,7 @@ __all__ = [
     "Arming",
     "AsyncClient",
     "AsyncSubscription",
+    "AttachWay",
     "Bucket",
     "CallCancelledError",
     "CapturedArgument",
@@ -122,12 +131,16 @@ __all__ = [
     "EventBatch",
     "EventBlock",
     "Feature",
+    "FunctionListing",
     "Interruption",
     "InvalidAggregateError",
     "InvalidRequestError",
     "InvalidTargetError",
     "Inventory",
     "InventoryState",
+    "KernelArgument",
+    "KernelFunction",
+    "KernelValue",
     "LimitReachedError",
     "Limits",
     "Loss",
@@ -167,6 +180,7 @@ __all__ = [
     "SubscriptionInfo",
     "Tls",
     "Unavailable",
+    "UnknownFunction",
     "UnsupportedError",
     "Value",
     "Violation",

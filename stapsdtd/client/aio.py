@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 import grpc.aio
 
-from stapsdtd.client import decode, encode
+from stapsdtd.client import decode, encode, kernel_functions
 from stapsdtd.client.column_batch import ColumnBatch
 from stapsdtd.client.entering import entering
 from stapsdtd.client.errors import Call, NotFoundError, ServerUnavailableError, translated
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from stapsdtd.client.encode import Selectors
+    from stapsdtd.client.kernel_functions import FunctionListing
     from stapsdtd.client.messages import Event, Message
     from stapsdtd.client.probes import ProbeListing, WatchMessage
     from stapsdtd.client.server import Account, ServerInfo, SubscriptionInfo
@@ -170,6 +171,22 @@ class AsyncClient:
             response = await self._stub.Subscribe(request, timeout=self._timeout)
         functions = {clause.tag: clause.aggregate.functions if clause.aggregate else () for clause in asked}
         return AsyncSubscription(self._stub, response, self._target, self._timeout, functions)
+
+    async def kernel_functions(self, functions: Selectors) -> FunctionListing:
+        """Return functions of the kernel, with their types and why one cannot be attached to.
+
+        functions: `NAME`, `MODULE:NAME`, both globs, or `NAME(VALUE, ...)`; a value is an argument, members of it, or
+        `return`, and what is told of it is its type and where it lies.
+        """
+        request = kernel_functions.list_request(functions, names_only=False)
+        with translated(self._call("list kernel functions")):
+            return kernel_functions.listing(await self._stub.ListKernelFunctions(request, timeout=self._timeout))
+
+    async def kernel_function_names(self, functions: Selectors) -> tuple[str, ...]:
+        """Return the names of at most a thousand functions, sorted."""
+        request = kernel_functions.list_request(functions, names_only=True)
+        with translated(self._call("list kernel functions")):
+            return tuple((await self._stub.ListKernelFunctions(request, timeout=self._timeout)).names)
 
     async def subscriptions(self) -> tuple[SubscriptionInfo, ...]:
         """Return this client's subscriptions, or everybody's if its role may manage them."""

@@ -20,6 +20,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceServicer, add_StapsdtServiceServicer_to_server
 
@@ -82,6 +83,7 @@ class FakeServer(StapsdtServiceServicer):
         self.target = target
         self.info = pb.GetServerInfoResponse(version="1.2.3", engine="ftrace", kernel_release="6.18", machine="x86_64")
         self.listing = pb.ListProbesResponse(probes=[probe()])
+        self.functions = functions_pb.ListKernelFunctionsResponse()
         self.changes: list[pb.WatchProbesResponse] = []
         self.sites = [armed()]
         self.lease_seconds = 30
@@ -238,6 +240,10 @@ class FakeServer(StapsdtServiceServicer):
             streaming=True,
         )
         return pb.ListSubscriptionsResponse(subscriptions=[held] if self.subscribed else [])
+
+    def ListKernelFunctions(self, request: Any, context: Any) -> functions_pb.ListKernelFunctionsResponse:  # noqa: N802
+        self._begin(request, context)
+        return self.functions
 
     def _begin(self, request: Any, context: Any) -> None:
         with self.news:

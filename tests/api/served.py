@@ -43,6 +43,7 @@ from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.config import OPERATOR, USER, Limits, Listener, Role
 from stapsdtd.errors import AccessDeniedError, UnknownSubscriptionError
 from stapsdtd.events.batch import EventBatch, merge
+from stapsdtd.functions.kernel import KernelFunctions
 from stapsdtd.inventory.files import Change as InventoryChange
 from stapsdtd.inventory.files import InstalledFile
 from stapsdtd.inventory.inventory import InventoryState, InventoryStatus
@@ -380,6 +381,7 @@ class Served:
         inventory: FakeInventory,
         installed_limits: InstalledLimits,
         hierarchy: Hierarchy,
+        functions: KernelFunctions | None,
         ended_kept_seconds: float,
     ) -> None:
         self.folder = folder
@@ -418,19 +420,21 @@ class Served:
         )
         self.peers = RecordedPeers(connected)
         self.gate = Gate(self.peers.find, Policy(roles))
+        self.functions = functions or KernelFunctions(tuple)
         backend = Backend(
             self.control,
             self.registry,
             watcher.refresh,
             self.subscriptions,
             limits,
-            FEATURES,
+            lambda: FEATURES,
             self.engine.name,
             self.gate,
             NOPS,
             self.arming.backlog,
             FileOpener(parse_here),
             inventory,
+            self.functions,
             hierarchy,
         )
         self.servicer = StapsdtServicer(backend)
@@ -455,6 +459,7 @@ class Served:
         self.channel.close()
         self.in_api(self.server.stop())
         self.arming.stop()
+        self.functions.stop()
         self.control.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -615,11 +620,12 @@ def served(
     filesystems: Filesystems | None = None,
     inventory: FakeInventory | None = None,
     installed_limits: InstalledLimits = DEFAULT_LIMITS,
+    functions: KernelFunctions | None = None,
     hierarchy: Hierarchy = cgroups,
     ended_kept_seconds: float = 10,
 ) -> Iterator[Served]:
     """listeners: beside Served.socket, which is the stub's. clock: what bounds go by. open_object, filesystems,
-    inventory, hierarchy: the host, as far as a test plays it.
+    inventory, functions, hierarchy: the host, as far as a test plays it.
     """
     server = Served(
         folder,
@@ -636,6 +642,7 @@ def served(
         inventory=inventory or FakeInventory(is_on=False),
         installed_limits=installed_limits,
         hierarchy=hierarchy,
+        functions=functions,
         ended_kept_seconds=ended_kept_seconds,
     )
     try:

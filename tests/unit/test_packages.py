@@ -25,7 +25,7 @@ from tests.support import ROOT
 
 _CLIENT = "deploy/client"
 _OBJECT = "stapsdtd/capture/bpf/stapsdt.bpf.o"
-_PROTO = "stapsdtd/v1/stapsdt.proto"
+_PROTOS = {f"stapsdtd/v1/{name}.proto" for name in ("kernel_functions", "stapsdt")}
 _DAEMON_ONLY = {"prometheus-client", "psutil", "pyelftools", "pyroute2"}
 _HOST_CHECKS = "stapsdtd.cli.doctor"
 """It looks whether the daemon's modules are there before it imports them."""
@@ -79,7 +79,8 @@ def requirements(wheel: Path) -> dict[str, Requirement]:
 
 
 def test_the_sdist_has_what_the_packages_are_made_of_and_nothing_that_is_made(built: Built) -> None:
-    assert built.sdist >= {f"proto/{_PROTO}", "proto/buf.yaml", "proto/generate.py", "bpf/stapsdt.bpf.c", "dev"}
+    assert built.sdist >= {"proto/buf.yaml", "proto/generate.py", "bpf/stapsdt.bpf.c", "dev"}
+    assert built.sdist >= {f"proto/{each}" for each in _PROTOS}
     assert built.sdist >= {f"{_CLIENT}/{name}" for name in ("pyproject.toml", "hatch_build.py", "LICENSE", "README.md")}
     generated = re.compile(r"stapsdtd/v1/.*|stapsdtd/client/sync\.py|.*\.o")
     assert not [name for name in built.sdist if generated.fullmatch(name)]
@@ -103,7 +104,7 @@ def test_both_wheels_together_have_each_module_once(built: Built) -> None:
     daemon, client = files(built.daemon), files(built.client)
     assert not daemon & client
     in_tree = {path.relative_to(built.tree).as_posix() for path in (built.tree / "stapsdtd").rglob("*.*")}
-    assert daemon | client == in_tree | {_PROTO}
+    assert daemon | client == in_tree | _PROTOS
 
 
 def test_the_daemon_requires_the_client_of_its_version(built: Built) -> None:

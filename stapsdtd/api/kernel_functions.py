@@ -1,0 +1,95 @@
+"""Kernel functions: requests to selectors, and what is found to messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from stapsdtd.api.backend import Backend
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.functions.attaching import Way
+from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
+from stapsdtd.functions.selectors import FIELD, FunctionSelector, parse
+from stapsdtd.functions.values import ResolvedValue
+from stapsdtd.v1 import kernel_functions_pb2 as pb
+
+_SIGN = 1 << 63
+_MAX_GLOBS = 16
+"""Each is compared with 60,000 names."""
+
+
+async def list_functions(
+    backend: Backend, request: pb.ListKernelFunctionsRequest, client: str
+) -> pb.ListKernelFunctionsResponse:
+    """Raises InvalidArgumentError and KernelFeatureError."""
+    selectors = _selectors(request.functions, backend.limits.max_selectors)
+    if request.names_only:
+        names = await asyncio.wrap_future(backend.functions.names(client, selectors))
+        return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
+    found = await asyncio.wrap_future(backend.functions.functions(client, selectors))
+    return pb.ListKernelFunctionsResponse(
+        functions=map(_function, found.functions),
+        unknown=map(_unfound, found.unfound),
+        left_out=found.left_out,
+        ways=map(_way, found.ways),
+    )
+
+
+def _selectors(texts: Iterable[str], limit: int) -> list[FunctionSelector]:
+    selectors = [parse(text) for text in texts]
+    if not selectors:
+        raise InvalidArgumentError(FIELD, "at least one function is required")
+    if len(selectors) > limit:
+        raise InvalidArgumentError(FIELD, f"at most {limit} are allowed")
+    if sum(selector.name.is_glob for selector in selectors) > _MAX_GLOBS:
+        raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
+    return selectors
+
+
+def _function(function: KernelFunction) -> pb.KernelFunction:
+    return pb.KernelFunction(
+        name=function.name,
+        module=function.module,
+        prototype=function.prototype,
+        arguments=map(_argument, function.arguments),
+        result=_argument(function.result),
+        ways=function.attachability.ways,
+        refused=function.attachability.refused,
+        values=[_value(value, function) for value in function.values],
+    )
+
+
+def _argument(argument: FunctionArgument) -> pb.KernelArgument:
+    return pb.KernelArgument(
+        name=argument.name,
+        type=argument.declared,
+        size=argument.size,
+        registers=argument.passed.registers,
+        refused=argument.passed.refused,
+    )
+
+
+def _value(value: ResolvedValue, function: KernelFunction) -> pb.KernelValue:
+    at = value.location
+    root = function.result if at.argument is None else function.arguments[at.argument]
+    return pb.KernelValue(
+        text=value.text,
+        type=value.declared,
+        size=value.size,
+        argument=at.argument,
+        offsets=at.offsets,
+        bit_field=pb.BitField(offset=at.bit_offset, bits=at.bits) if at.bits else None,
+        enumerators=[
+            pb.Enumerator(name=name, value=number - 2 * _SIGN if number >= _SIGN else number)
+            for name, number in value.enumerators
+        ],
+        refused=root.passed.refused,
+    )
+
+
+def _unfound(unfound: Unfound) -> pb.UnknownKernelFunction:
+    return pb.UnknownKernelFunction(function=unfound.selector, reason=unfound.reason, near=unfound.near)
+
+
+def _way(way: Way) -> pb.AttachWay:
+    return pb.AttachWay(name=way.name, available=way.is_available, problem=way.problem, remedy=way.remedy)

@@ -1,0 +1,77 @@
+"""`stapsdt kernel`: shows functions of the kernel, with their types."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from stapsdtd.cli import options
+from stapsdtd.cli.function_text import function_lines, function_record, why_no_way
+from stapsdtd.cli.render import plural, print_stderr
+from stapsdtd.client import Client
+from stapsdtd.runtime.text import escape
+
+if TYPE_CHECKING:
+    from stapsdtd.client import UnknownFunction
+
+_COMPLETABLE = re.compile(r"((?:\w+:)?)(\w+)")
+"""What shows which functions may be meant: 60,000 names are of no help to anybody."""
+
+_EXAMPLES = """\b
+Examples:
+  stapsdt kernel info vfs_read
+  stapsdt kernel info 'tcp_*' 'nf_conntrack:nf_ct_*'
+  stapsdt kernel info 'vfs_read(file->f_path.dentry->d_name.name, count, return)'
+  stapsdt kernel info --json 'vfs_*' | jq -r 'select(.attaches_by == []) | .function'
+"""
+
+
+@click.group("kernel", no_args_is_help=False)
+def command() -> None:
+    """Show functions of the kernel, with their types."""
+
+
+def _complete_function(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del parameter
+    begun = _COMPLETABLE.fullmatch(incomplete)
+    if begun is None:
+        return []
+    names = options.ask(ctx, lambda client: client.kernel_function_names(f"{incomplete}*"))
+    return options.safe({f"{begun[1]}{name}" for name in names or ()}, incomplete)
+
+
+@command.command("info", epilog=_EXAMPLES, short_help="Show their types, and where values lie.")
+@click.argument("functions", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=_complete_function)
+@options.as_json
+@click.pass_obj
+def info(server: options.Server, *, functions: tuple[str, ...], as_json: bool) -> int:
+    """Show C prototypes of kernel functions, and what cannot be traced of them.
+
+    A FUNCTION is NAME or MODULE:NAME, both of which may be globs; the kernel itself is the module vmlinux. With values
+    in parentheses, NAME(VALUE, ...), it shows the type of each, and where it lies. A VALUE is an argument, or return,
+    and any number of ->member, .member and [number].
+
+    The exit code is 1 if the kernel's BTF does not have a FUNCTION.
+    """
+    with Client(server.address, tls=server.tls) as client:
+        listing = client.kernel_functions(functions)
+    for function in listing:
+        if as_json:
+            print(json.dumps(function_record(function)))
+        else:
+            print("\n".join(function_lines(function)))
+    for unknown in listing.unknown:
+        print_stderr(_why_unknown(unknown))
+    if listing.left_out:
+        print_stderr(f"{plural(listing.left_out, 'function')} left out: narrow it with a longer name or a module")
+    if listing.functions and (reason := why_no_way(listing.ways)):
+        print_stderr(reason)
+    return 1 if listing.unknown else 0
+
+
+def _why_unknown(unknown: UnknownFunction) -> str:
+    meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
+    return f"{escape(unknown.function)}: {unknown.reason}{meant}"

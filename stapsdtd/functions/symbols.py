@@ -1,0 +1,72 @@
+"""Which of the kernel's 100,000 symbols selectors name. None is kept but those that an answer needs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from difflib import get_close_matches
+from fnmatch import translate
+
+from stapsdtd.functions.selectors import FunctionSelector
+from stapsdtd.kernel.function_tables import Symbol
+
+_SUGGESTIONS, _SIMILARITY = 3, 0.75
+_NEAR_LENGTH, _NEAR_BEGINNING = 3, 3
+
+
+class Wanted:
+    """The names that selectors ask for. exact: those of selectors that are no globs."""
+
+    def __init__(self, selectors: Sequence[FunctionSelector]) -> None:
+        self.selectors = selectors
+        self.exact = frozenset(selector.name.text for selector in selectors if not selector.name.is_glob)
+        globs = [translate(selector.name.text) for selector in selectors if selector.name.is_glob]
+        self._globs = re.compile("|".join(globs)) if globs else None
+
+    def has(self, name: str) -> bool:
+        return name in self.exact or (self._globs is not None and self._globs.match(name) is not None)
+
+    def has_symbol(self, symbol: Symbol) -> bool:
+        return self.has(symbol.name) and any(matches(selector, symbol) for selector in self.selectors)
+
+
+def matches(selector: FunctionSelector, symbol: Symbol) -> bool:
+    return selector.matches_module(symbol.module) and selector.name.matches(symbol.name)
+
+
+def modules_of(wanted: Wanted, symbols: Iterable[Symbol]) -> frozenset[str]:
+    """Return the modules that have symbols which selectors want."""
+    return frozenset(symbol.module for symbol in symbols if wanted.has(symbol.name))
+
+
+class SymbolTable:
+    """Symbols of some names, and what compilers made of them.
+
+    copies: how many there are of each. variants: by the name in the source, such as `vfs_read`, those of functions
+    whose arguments the compiler changed, or of which it split off a part: `vfs_read.isra.0`.
+    """
+
+    def __init__(self, names: AbstractSet[str], symbols: Iterable[Symbol]) -> None:
+        self.copies: Counter[Symbol] = Counter()
+        self.variants: dict[str, list[str]] = {}
+        for symbol in symbols:
+            name, dot, _ = symbol.name.partition(".")
+            if name not in names:
+                continue
+            if dot:
+                self.variants.setdefault(name, []).append(symbol.name)
+            else:
+                self.copies[symbol] += 1
+
+
+def near_names(name: str, symbols: Iterable[Symbol]) -> tuple[str, ...]:
+    """Return names that are like one that there is not."""
+    start, length = name[:_NEAR_BEGINNING], len(name)
+    candidates = {
+        symbol.name
+        for symbol in symbols
+        if symbol.name.startswith(start) and abs(len(symbol.name) - length) <= _NEAR_LENGTH and "." not in symbol.name
+    }
+    return tuple(get_close_matches(name, sorted(candidates), _SUGGESTIONS, _SIMILARITY))

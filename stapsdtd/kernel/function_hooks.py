@@ -1,0 +1,177 @@
+"""Try to attach to a kernel function, by each way that there is: fentry programs, and kprobes.
+
+Tried on bpf_fentry_test1 (net/bpf/test_run.c), which the kernel itself calls only in BPF_PROG_TEST_RUN. Closing an
+attachment takes a grace period, which another tracer's program can delay for long. So the trials have a thread of their
+own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import threading
+from collections.abc import Callable, Mapping
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import btf, function_tables, libbpf, procfs
+from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, open_perf_event
+
+NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, KPROBES = "kernel BTF", "traceable functions", "lockdown", "fentry", "kprobes"
+"""Of features."""
+_LOCKDOWN = "/sys/kernel/security/lockdown"
+_KPROBE_TYPE = "/sys/bus/event_source/devices/kprobe/type"
+_TARGET = b"bpf_fentry_test1"
+
+_PROGRAM_TRACING, _TRACE_FENTRY = 26, 24
+"""BPF_PROG_TYPE_TRACING and BPF_TRACE_FENTRY (include/uapi/linux/bpf.h)."""
+_RETURN_0 = struct.pack("=BBhi", 0xB7, 0, 0, 0) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+"""r0 = 0; exit"""
+
+
+class _LoadOptions(ctypes.Structure):
+    """The first members of struct bpf_prog_load_opts, whose size libbpf learns from sz."""
+
+    _fields_ = (
+        ("sz", ctypes.c_size_t),
+        ("attempts", ctypes.c_int),
+        ("expected_attach_type", ctypes.c_uint32),
+        ("prog_btf_fd", ctypes.c_uint32),
+        ("prog_flags", ctypes.c_uint32),
+        ("prog_ifindex", ctypes.c_uint32),
+        ("kern_version", ctypes.c_uint32),
+        ("attach_btf_id", ctypes.c_uint32),
+        ("attach_prog_fd", ctypes.c_uint32),
+        ("attach_btf_obj_fd", ctypes.c_uint32),
+    )
+
+
+class HookTrials:
+    """Begins to try what this host offers for kernel functions. Any thread may ask what was found."""
+
+    def __init__(self, trials: Mapping[str, Callable[[], str]] | None = None) -> None:
+        """trials: by name, in place of the kernel's; each returns what it found, or raises KernelFeatureError."""
+        trials = _TRIALS if trials is None else trials
+        self._found = {name: _pending(name) for name in trials}
+        # nobody waits for it longer than they want to
+        self._thread = threading.Thread(target=self._try, args=(trials,), name="stapsdtd-hooks", daemon=True)
+        self._thread.start()
+
+    def _try(self, trials: Mapping[str, Callable[[], str]]) -> None:
+        for name, trial in trials.items():
+            self._found[name] = _feature(name, trial)
+
+    def features(self, seconds: float = 0.0) -> list[Feature]:
+        """Return what is known after waiting for at most some seconds. Usually all is after 20 ms."""
+        self._thread.join(seconds)
+        return list(self._found.values())
+
+
+def _feature(name: str, trial: Callable[[], str]) -> Feature:
+    try:
+        return Feature(name, True, False, trial(), "")
+    except KernelFeatureError as error:
+        return Feature(name, False, False, error.reason, error.remedy)
+
+
+def _pending(name: str) -> Feature:
+    reason = "the kernel has not let go of a trial yet"
+    return Feature(name, False, False, reason, "ask again; if it stays so, end other tracers that hold it up")
+
+
+def _kernel_btf() -> str:
+    modules = btf.modules()
+    with btf.Btf(btf.path_of(btf.VMLINUX)):
+        return f"types of the kernel and of {len(modules)} modules"
+
+
+def _filter_functions() -> str:
+    if reason := function_tables.why_no_filter_functions():
+        raise KernelFeatureError(
+            TRACEABLE,
+            f"which ones ftrace can patch is unknown: {reason}",
+            "run as root, on a kernel with CONFIG_DYNAMIC_FTRACE; until then, notrace functions look like others",
+        )
+    return "available_filter_functions tells which can be attached to"
+
+
+def lockdown(path: str = _LOCKDOWN) -> str:
+    """Return what the kernel's lockdown is. Raises KernelFeatureError if it forbids to read kernel memory.
+
+    The file has the modes, the current one in brackets: `none [integrity] confidentiality`.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            mode = file.read().partition("[")[2].partition("]")[0]
+    except OSError:
+        return f"none that {path} tells of"
+    if mode == "confidentiality":
+        raise KernelFeatureError(
+            LOCKDOWN, "its mode is confidentiality: BPF programs and kprobes cannot read kernel memory",
+            "boot with lockdown=integrity, or without secure boot where the distribution ties both",
+        )  # fmt: skip
+    return f"{mode}, which does not restrict tracing"
+
+
+def _try_fentry() -> str:
+    library = libbpf.library()
+    library.libbpf_find_vmlinux_btf_id.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    target = library.libbpf_find_vmlinux_btf_id(_TARGET, _TRACE_FENTRY)
+    if target <= 0:
+        raise KernelFeatureError(FENTRY, f"the kernel's BTF has no {_TARGET.decode()} to try", btf.REMEDY)
+    options = _LoadOptions(sz=ctypes.sizeof(_LoadOptions), expected_attach_type=_TRACE_FENTRY, attach_btf_id=target)
+    library.bpf_prog_load.argtypes = (
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p,
+    )  # fmt: skip
+    program = library.bpf_prog_load(
+        _PROGRAM_TRACING, b"stapsdt_try", b"GPL", _RETURN_0, len(_RETURN_0) // 8, ctypes.byref(options)
+    )
+    if program < 0:
+        raise _refused(FENTRY, "the kernel refuses to load such a program", libbpf.last_error())
+    try:
+        os.close(libbpf.attach_to_tracepoint(program))
+    except OSError as error:
+        raise _refused(FENTRY, "the kernel refuses to attach such a program", error) from error
+    finally:
+        os.close(program)
+    return "BPF programs attach to functions"
+
+
+def _try_kprobe() -> str:
+    try:
+        with open(_KPROBE_TYPE, encoding="ascii") as file:
+            kind = int(file.read())
+    except OSError as error:
+        remedy = "boot a kernel built with CONFIG_KPROBE_EVENTS=y"
+        raise KernelFeatureError(KPROBES, "the kernel has none", remedy) from error
+    name = ctypes.create_string_buffer(_TARGET)
+    attributes = PerfEventAttributes(type=kind)
+    # config1 is kprobe_func, config2 the offset in it
+    attributes.rest[0] = ctypes.addressof(name)
+    try:
+        os.close(open_perf_event(attributes, ALL_PROCESSES, 0))
+    except OSError as error:
+        raise _refused(KPROBES, "the kernel refuses one", error) from error
+    return "perf attaches to functions"
+
+
+_TRIALS: Mapping[str, Callable[[], str]] = {
+    BTF: _kernel_btf,
+    TRACEABLE: _filter_functions,
+    LOCKDOWN: lockdown,
+    FENTRY: _try_fentry,
+    KPROBES: _try_kprobe,
+}
+
+
+def _refused(name: str, what: str, error: OSError) -> KernelFeatureError:
+    if error.errno in {errno.EPERM, errno.EACCES}:
+        remedy = "run as root or with CAP_BPF and CAP_PERFMON"
+        if procfs.is_filtered():
+            remedy += ", and with a seccomp profile that allows it"
+        remedy += "; if that is so, the host's kernel or a security module of it forbids it"
+    else:
+        remedy = "boot another kernel: fentry needs CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS, on arm64 Linux 6.4"
+    return KernelFeatureError(name, f"{what} ({error.strerror or os.strerror(error.errno or 0)})", remedy)
