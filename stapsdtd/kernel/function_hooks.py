@@ -10,12 +10,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import struct
 import threading
 from collections.abc import Callable, Mapping
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import btf, function_tables, libbpf, procfs
+from stapsdtd.kernel.bpf_links import attach_to_tracepoint
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, open_perf_event
 
@@ -23,29 +23,10 @@ NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, KPROBES = "kernel BTF", "traceable fun
 """Of features."""
 _LOCKDOWN = "/sys/kernel/security/lockdown"
 _KPROBE_TYPE = "/sys/bus/event_source/devices/kprobe/type"
-_TARGET = b"bpf_fentry_test1"
+_TARGET = "bpf_fentry_test1"
 
 _PROGRAM_TRACING, _TRACE_FENTRY = 26, 24
 """BPF_PROG_TYPE_TRACING and BPF_TRACE_FENTRY (include/uapi/linux/bpf.h)."""
-_RETURN_0 = struct.pack("=BBhi", 0xB7, 0, 0, 0) + struct.pack("=BBhi", 0x95, 0, 0, 0)
-"""r0 = 0; exit"""
-
-
-class _LoadOptions(ctypes.Structure):
-    """The first members of struct bpf_prog_load_opts, whose size libbpf learns from sz."""
-
-    _fields_ = (
-        ("sz", ctypes.c_size_t),
-        ("attempts", ctypes.c_int),
-        ("expected_attach_type", ctypes.c_uint32),
-        ("prog_btf_fd", ctypes.c_uint32),
-        ("prog_flags", ctypes.c_uint32),
-        ("prog_ifindex", ctypes.c_uint32),
-        ("kern_version", ctypes.c_uint32),
-        ("attach_btf_id", ctypes.c_uint32),
-        ("attach_prog_fd", ctypes.c_uint32),
-        ("attach_btf_obj_fd", ctypes.c_uint32),
-    )
 
 
 class HookTrials:
@@ -116,22 +97,16 @@ def lockdown(path: str = _LOCKDOWN) -> str:
 
 
 def _try_fentry() -> str:
-    library = libbpf.library()
-    library.libbpf_find_vmlinux_btf_id.argtypes = (ctypes.c_char_p, ctypes.c_int)
-    target = library.libbpf_find_vmlinux_btf_id(_TARGET, _TRACE_FENTRY)
-    if target <= 0:
-        raise KernelFeatureError(FENTRY, f"the kernel's BTF has no {_TARGET.decode()} to try", btf.REMEDY)
-    options = _LoadOptions(sz=ctypes.sizeof(_LoadOptions), expected_attach_type=_TRACE_FENTRY, attach_btf_id=target)
-    library.bpf_prog_load.argtypes = (
-        ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p,
-    )  # fmt: skip
-    program = library.bpf_prog_load(
-        _PROGRAM_TRACING, b"stapsdt_try", b"GPL", _RETURN_0, len(_RETURN_0) // 8, ctypes.byref(options)
-    )
-    if program < 0:
-        raise _refused(FENTRY, "the kernel refuses to load such a program", libbpf.last_error())
     try:
-        os.close(libbpf.attach_to_tracepoint(program))
+        target = libbpf.vmlinux_function(_TARGET, _TRACE_FENTRY)
+    except OSError as error:
+        raise KernelFeatureError(FENTRY, f"the kernel's BTF has no {_TARGET} to try", btf.REMEDY) from error
+    try:
+        program = libbpf.load_trial(_PROGRAM_TRACING, _TRACE_FENTRY, target)
+    except OSError as error:
+        raise _refused(FENTRY, "the kernel refuses to load such a program", error) from error
+    try:
+        os.close(attach_to_tracepoint(program))
     except OSError as error:
         raise _refused(FENTRY, "the kernel refuses to attach such a program", error) from error
     finally:
@@ -146,7 +121,7 @@ def _try_kprobe() -> str:
     except OSError as error:
         remedy = "boot a kernel built with CONFIG_KPROBE_EVENTS=y"
         raise KernelFeatureError(KPROBES, "the kernel has none", remedy) from error
-    name = ctypes.create_string_buffer(_TARGET)
+    name = ctypes.create_string_buffer(_TARGET.encode())
     attributes = PerfEventAttributes(type=kind)
     # config1 is kprobe_func, config2 the offset in it
     attributes.rest[0] = ctypes.addressof(name)

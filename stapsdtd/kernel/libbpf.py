@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,9 @@ _LOG_BYTES = 1 << 20
 MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
 FLAG_NO_PREALLOC = 1
+
+_RETURN_0 = struct.pack("=BBhi", 0xB7, 0, 0, 0) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+"""r0 = 0; exit (struct bpf_insn in include/uapi/linux/bpf.h)."""
 
 UPDATE_ANY = 0
 _MADV_REMOVE = 9
@@ -52,7 +56,14 @@ class _ProgramOptions(ctypes.Structure):
     _fields_ = [
         ("sz", ctypes.c_size_t),
         ("attempts", ctypes.c_int),
-        ("expected_attach_type", ctypes.c_int),
+        ("expected_attach_type", ctypes.c_uint32),
+        ("prog_btf_fd", ctypes.c_uint32),
+        ("prog_flags", ctypes.c_uint32),
+        ("prog_ifindex", ctypes.c_uint32),
+        ("kern_version", ctypes.c_uint32),
+        ("attach_btf_id", ctypes.c_uint32),
+        ("attach_prog_fd", ctypes.c_uint32),
+        ("attach_btf_obj_fd", ctypes.c_uint32),
     ]
 
 
@@ -104,7 +115,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_lookup_and_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
-    "bpf_prog_load": (ctypes.c_int, ctypes.c_int, *[ctypes.c_char_p] * 2, _Pointer, ctypes.c_size_t, _Pointer),
+    "bpf_prog_load": (ctypes.c_int, ctypes.c_int, *[ctypes.c_char_p] * 3, ctypes.c_size_t, _Pointer),
+    "libbpf_find_vmlinux_btf_id": (ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
     "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
@@ -262,15 +274,23 @@ def remove_map(outer: int, index: int) -> None:
         raise last_error()
 
 
-def load_program(program_type: int, instructions: Sequence[int], attach_type: int) -> int:
-    """Load instructions (include/uapi/linux/bpf.h, struct bpf_insn, as numbers of this host). Return the program's
-    descriptor. Raises OSError.
+def load_trial(program_type: int, attach_type: int, btf_id: int = 0) -> int:
+    """Load a program that does nothing, to see what the kernel takes. btf_id: what it is for, if that is a function.
+
+    Return its descriptor. Raises OSError.
     """
-    code = (ctypes.c_uint64 * len(instructions))(*instructions)
-    options = _ProgramOptions(sz=ctypes.sizeof(_ProgramOptions), expected_attach_type=attach_type)
+    options = _ProgramOptions(sz=ctypes.sizeof(_ProgramOptions), expected_attach_type=attach_type, attach_btf_id=btf_id)
     program: int = library().bpf_prog_load(
-        program_type, b"stapsdt_trial", b"GPL", code, len(instructions), ctypes.byref(options)
+        program_type, b"stapsdt_trial", b"GPL", _RETURN_0, len(_RETURN_0) // 8, ctypes.byref(options)
     )
     if program < 0:
         raise last_error()
     return program
+
+
+def vmlinux_function(name: str, attach_type: int) -> int:
+    """Return the number of a kernel function in the kernel's BTF. Raises OSError if there is none."""
+    found: int = library().libbpf_find_vmlinux_btf_id(name.encode(), attach_type)
+    if found <= 0:
+        raise OSError(-found, os.strerror(-found))
+    return found

@@ -17,7 +17,7 @@ import os
 import platform
 from collections.abc import Sequence
 
-from stapsdtd.kernel.libbpf import last_error, load_program
+from stapsdtd.kernel.libbpf import last_error, load_trial
 from stapsdtd.kernel.places import Place
 
 ATTACH_TYPE = 48
@@ -28,8 +28,6 @@ _SYSCALL = {
 }  # fmt: skip
 _LINK_CREATE = 28
 _PROGRAM_TYPE_KPROBE = 2
-_RETURN_0 = (0x00000000000000B7, 0x0000000000000095)
-"""BPF_MOV64_IMM(BPF_REG_0, 0), BPF_EXIT_INSN()."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -91,7 +89,7 @@ def are_supported() -> bool:
     if platform.machine() not in _SYSCALL:
         return False
     try:
-        program = load_program(_PROGRAM_TYPE_KPROBE, _RETURN_0, ATTACH_TYPE)
+        program = load_trial(_PROGRAM_TYPE_KPROBE, ATTACH_TYPE)
     except OSError:
         return False
     try:
