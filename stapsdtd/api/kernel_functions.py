@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
+from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.attaching import Way
@@ -14,14 +16,20 @@ from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 _SIGN = 1 << 63
+_LOGGED_CHARACTERS = 200
 _MAX_GLOBS = 16
 """Each is compared with 60,000 names."""
 
 
 async def list_functions(
-    backend: Backend, request: pb.ListKernelFunctionsRequest, client: str
+    backend: Backend, request: pb.ListKernelFunctionsRequest, caller: Caller
 ) -> pb.ListKernelFunctionsResponse:
-    """Raises InvalidArgumentError and KernelFeatureError."""
+    """Raises AccessDeniedError, InvalidArgumentError and KernelFeatureError."""
+    with caller.recording_refusals():
+        # whatever a client may list: /sys/kernel/btf and /proc/kallsyms tell everybody the same
+        caller.rights.check_list()
+    caller.log(logging.DEBUG, "allowed", functions=" ".join(request.functions)[:_LOGGED_CHARACTERS])
+    client = caller.rights.client
     selectors = _selectors(request.functions, backend.limits.max_selectors)
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))

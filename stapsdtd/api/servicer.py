@@ -157,7 +157,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
                     requests.check_armed(request, statuses)
                 except (NoMatchError, NotArmedError):
                     # nothing is left armed when it fails
-                    await self._end(unanswered.pop().id, caller)
+                    await _end(self._backend, unanswered.pop().id, caller, self.disarm_seconds)
                     raise
                 caller.log(
                     logging.INFO,
@@ -197,24 +197,12 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         async with abort_on_error(context):
             caller = self._enter("unsubscribe", context)
             self._subscribers.find(request.subscription_id, caller)
-            ending, is_disarmed = await self._end(request.subscription_id, caller)
+            ending, is_disarmed = await _end(self._backend, request.subscription_id, caller, self.disarm_seconds)
         return pb.UnsubscribeResponse(
             account=subscription_messages.account(ending.subscription.account()),
             still_disarming=not is_disarmed,
             clauses=subscription_messages.clause_accounts(ending.subscription),
         )
-
-    async def _end(self, ident: str, caller: Caller) -> tuple[Ending, bool]:
-        """End a subscription, and wait for some seconds until nothing is patched for it. Return whether that is so."""
-        subscriptions = self._backend.subscriptions
-        ending = await self._backend.control.run(lambda: subscriptions.unsubscribe(ident, EndReason.UNSUBSCRIBED))
-        waited_for = [asyncio.wrap_future(future) for future in (ending.subscription.ended, ending.disarmed)]
-        done, pending = await asyncio.wait(waited_for, timeout=self.disarm_seconds)
-        for future in done:
-            future.result()
-        if pending:
-            caller.log(logging.WARNING, "still disarming", subscription=ident)
-        return ending, not pending
 
     async def ListSubscriptions(  # noqa: N802
         self,
@@ -237,12 +225,20 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self, request: functions_pb.ListKernelFunctionsRequest, context: Context
     ) -> functions_pb.ListKernelFunctionsResponse:
         async with abort_on_error(context):
-            caller = self._enter("functions", context)
-            with caller.recording_refusals():
-                # whatever a client may list: /sys/kernel/btf and /proc/kallsyms tell everybody the same
-                caller.rights.check_list()
-            caller.log(logging.DEBUG, "allowed", functions=_shortened(request.functions))
-            return await list_functions(self._backend, request, caller.rights.client)
+            return await list_functions(self._backend, request, self._enter("functions", context))
+
+
+async def _end(backend: Backend, ident: str, caller: Caller, seconds: float) -> tuple[Ending, bool]:
+    """End a subscription, and wait for some seconds until nothing is patched for it. Return whether that is so."""
+    subscriptions = backend.subscriptions
+    ending = await backend.control.run(lambda: subscriptions.unsubscribe(ident, EndReason.UNSUBSCRIBED))
+    waited_for = [asyncio.wrap_future(future) for future in (ending.subscription.ended, ending.disarmed)]
+    done, pending = await asyncio.wait(waited_for, timeout=seconds)
+    for future in done:
+        future.result()
+    if pending:
+        caller.log(logging.WARNING, "still disarming", subscription=ident)
+    return ending, not pending
 
 
 def _shortened(selectors: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from tests.bench import (
     against,
     arming,
     delay,
+    dtrace,
     hit,
     jvm,
     questions,
@@ -38,6 +39,7 @@ from tests.support import running_daemon
 _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "hit": hit.run,
     "questions": questions.run,
+    "dtrace": dtrace.run,
     "spans": spans.run,
     "adding": adding.run,
     "rate": rate.run,

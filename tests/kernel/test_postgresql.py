@@ -40,7 +40,8 @@ LONG_UNICODE = f"SELECT length('{'☃' * 990}');"
 class Cluster:
     """A running server. Backends are its children, one for each Session."""
 
-    def __init__(self, programs: Path, folder: Path, user: pwd.struct_passwd) -> None:
+    def __init__(self, programs: Path, folder: Path, user: pwd.struct_passwd, *more: str) -> None:
+        """more: settings."""
         self.programs = programs
         self.folder = folder
         # the server refuses to run as root
@@ -52,7 +53,14 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             **as_user,
         )
-        settings = ("listen_addresses=", "fsync=off", "autovacuum=off", "checkpoint_timeout=1h", "max_connections=30")
+        settings = (
+            "listen_addresses=",
+            "fsync=off",
+            "autovacuum=off",
+            "checkpoint_timeout=1h",
+            "max_connections=30",
+            *more,
+        )
         log = folder / "log"
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
@@ -132,7 +140,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(*settings: str) -> Iterator[Cluster]:
+    """settings: beside those of every test."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     require(versions, "PostgreSQL")
     users = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -141,7 +150,7 @@ def running_cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="stapsdtd-pg-"))
     try:
         os.chown(folder, user.pw_uid, user.pw_gid)
-        running = Cluster(versions[-1].parent, folder, user)
+        running = Cluster(versions[-1].parent, folder, user, *settings)
         try:
             yield running
         finally:

@@ -36,6 +36,7 @@ from tests.support import ROOT
 RUN = {
     "c": "tests/kernel/test_first_hits.py",
     "console": "tests/kernel/test_documents.py",
+    "d": "tests/kernel/test_cookbook.py",
     "python": "tests/kernel/test_documents.py",
     "promql": "here",
     "sh": "here",

@@ -1,0 +1,128 @@
+"""The cookbook's program for PostgreSQL, under pgbench, beside what PostgreSQL says of itself."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.client import Client
+from tests.examples import in_documents
+from tests.kernel.test_postgresql import Cluster, Session, running_cluster
+from tests.support import Daemon, stapsdt_command, wait_for
+
+pytestmark = pytest.mark.kernel
+
+(PROGRAM,) = in_documents("d")
+SCRIPT = """\
+UPDATE pgbench_tellers SET tbalance = tbalance + 1;
+SELECT sum(abalance) FROM pgbench_accounts;
+SELECT pg_sleep(0.001);
+"""
+CLIENTS, TRANSACTIONS = 4, 25
+LOGGED = ("log_min_duration_statement=0", "log_lock_waits=on", "deadlock_timeout=1ms", "log_line_prefix=%p ")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(*LOGGED) as running:
+        yield running
+
+
+class Tracing:
+    """The program, while it runs. output: what it printed, once it is over."""
+
+    output = ""
+
+
+@contextmanager
+def traced(daemon: Daemon, folder: Path) -> Iterator[Tracing]:
+    path = folder / "statements.d"
+    path.write_text(PROGRAM.source)
+    tracing = Tracing()
+    command = stapsdt_command(daemon.target, "d", "-q", "-s", str(path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(daemon.target) as client:
+        wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the program to run")
+        yield tracing
+        process.send_signal(signal.SIGINT)
+        tracing.output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def pgbench(cluster: Cluster, *arguments: str | Path) -> None:
+    command = [cluster.programs / "pgbench", "-h", cluster.folder, "-U", "postgres", *arguments, "postgres"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def logged_statements(log: str) -> dict[str, list[tuple[float, int]]]:
+    """By text: microseconds and process of each."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    for pid, milliseconds, text in re.findall(
+        r"^(\d+) LOG:  duration: ([\d.]+) ms  statement: (.*)$", log, re.MULTILINE
+    ):
+        found.setdefault(text, []).append((float(milliseconds) * 1e3, int(pid)))
+    return found
+
+
+def logged_waits(log: str) -> dict[int, list[float]]:
+    """Microseconds by relation."""
+    found: dict[int, list[float]] = {}
+    pattern = r"acquired \w+ on relation (\d+) of database \d+ after ([\d.]+) ms"
+    for relation, milliseconds in re.findall(pattern, log):
+        found.setdefault(int(relation), []).append(float(milliseconds) * 1e3)
+    return found
+
+
+def test_postgresql_says_the_same_of_its_statements(daemon: Daemon, cluster: Cluster, tmp_path: Path) -> None:
+    pgbench(cluster, "-i", "-q")
+    script = tmp_path / "script.sql"
+    script.write_text(SCRIPT)
+    before = len((cluster.folder / "log").read_text())
+    with Session(cluster) as slow:
+        with traced(daemon, tmp_path) as tracing:
+            pgbench(cluster, "-n", "-c", str(CLIENTS), "-t", str(TRANSACTIONS), "-f", script)
+            slow.do("SELECT pg_sleep(0.7);")
+        # the log has what a process wrote when it is over
+        logged = logged_statements((cluster.folder / "log").read_text()[before:])
+        calls = re.findall(r"^ *(\d+) calls of +(\d+) us: (.*)$", tracing.output, re.MULTILINE)
+        ours = {text: (int(count), int(mean)) for count, mean, text in calls}
+        for text in SCRIPT.splitlines():
+            count, mean = ours[text]
+            assert count == len(logged[text]) == CLIENTS * TRANSACTIONS
+            # the server stops its clock, writes the line, and fires the probe
+            theirs = sum(duration for duration, _ in logged[text]) / count
+            assert mean == pytest.approx(theirs, rel=0.02, abs=100)
+        found = re.search(r"^slowest: (\d+) us in process (\d+): (.*)$", tracing.output, re.MULTILINE)
+        assert found
+        assert (int(found[2]), found[3]) == (slow.pid, "SELECT pg_sleep(0.7);")
+        ((longest, pid),) = logged["SELECT pg_sleep(0.7);"]
+        assert pid == slow.pid
+        assert int(found[1]) == pytest.approx(longest, rel=0.02)
+
+
+def test_postgresql_says_the_same_of_its_locks(daemon: Daemon, cluster: Cluster, tmp_path: Path) -> None:
+    with Session(cluster) as holder, Session(cluster) as waiter, Session(cluster) as third:
+        third.do("CREATE TABLE stock (count int);", "CREATE TABLE orders (number int);")
+        with traced(daemon, tmp_path) as tracing:
+            for number in range(6):
+                table = ("stock", "orders", "stock")[number % 3]
+                holder.do("BEGIN;", f"LOCK TABLE {table};")
+                waiter.begin(f"SELECT count(*) FROM {table};")
+                waiting = f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {waiter.pid};"
+                wait_for(lambda: third.do(waiting) == ["Lock"], "the other to wait")  # noqa: B023
+                holder.do("SELECT pg_sleep(0.02);", "COMMIT;")
+                waiter.finish()
+        relations = {table: int(third.do(f"SELECT '{table}'::regclass::oid;")[0]) for table in ("stock", "orders")}
+    waits = re.findall(r"^ *(\d+) waits of +(\d+) us: lock type 0, relation (\d+)$", tracing.output, re.MULTILINE)
+    ours = {int(relation): (int(count), int(mean)) for count, mean, relation in waits}
+    logged = logged_waits((cluster.folder / "log").read_text())
+    assert {relation: count for relation, (count, _) in ours.items()} == {relations["stock"]: 4, relations["orders"]: 2}
+    assert ours.keys() == logged.keys()
+    for relation, (count, mean) in ours.items():
+        assert count == len(logged[relation])
+        assert mean == pytest.approx(sum(logged[relation]) / count, rel=0.02, abs=100)
