@@ -1,7 +1,7 @@
 """Compile expressions for one site into programs that engines run at its hits.
 
-What a program can have are integers, the thread's ids, command name and cgroup. Strings and floating-point numbers are
-the daemon's.
+What a program can have are integers, the thread's ids, command name and cgroup. Strings, bytes and floating-point
+numbers are the daemon's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_CGROUP_LEVEL = 255
 MOST_STEPS = 4
 """That a program takes for one of these."""
 
-NOT_INTEGER = "engines test and calculate integers, neither strings nor floating-point numbers"
+NOT_INTEGER = "engines test and calculate integers, no strings, bytes or floating-point numbers"
 TOO_LONG = f"engines do at most {MAX_OPERATIONS} operations for an expression"
 
 _SIZES = frozenset({1, 2, 4, 8})

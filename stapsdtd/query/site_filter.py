@@ -96,4 +96,6 @@ def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCapture
 def subject_text(capture: Capture) -> str:
     if isinstance(capture.subject, BuiltIn):
         return capture.subject.value
+    if capture.is_buffer:
+        return f"buf(arg{capture.subject}, {capture.max_bytes})"
     return f"str(arg{capture.subject})" if capture.is_string else f"arg{capture.subject}"

@@ -13,7 +13,7 @@ from stapsdtd.query.text import text_of
 from tests.unit.samples import RDI, argument, captured, site
 
 FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
-LATE = "engines test and calculate integers, neither strings nor floating-point numbers"
+LATE = "engines test and calculate integers, no strings, bytes or floating-point numbers"
 LONG = " + ".join(["arg0"] * MAX_OPERATIONS)
 
 

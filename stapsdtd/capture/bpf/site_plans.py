@@ -176,7 +176,7 @@ class Emission:
         max_bytes = min_bytes + sum(value.limit for value in values)
         if max_bytes > _RECORD_BYTES:
             raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
-        by_argument = {value[:2]: position for position, value in enumerate(values)}
+        by_argument = {value.key: position for position, value in enumerate(values)}
         layouts = tuple(
             (consumer, tuple(subjects.reading_of(capture, source, by_argument) for capture, source in each))
             for consumer, each in sources
