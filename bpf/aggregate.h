@@ -202,10 +202,7 @@ static long add(__u32 number, struct hit *hit)
 
 static __always_inline void aggregate(struct hit *hit)
 {
-	if (hit->plan->calculations != JUMP_END) {
-		hit->next_test = hit->plan->calculations;
-		bpf_loop(MAX_STEPS, step, hit, 0);
-	}
+	run_behind(hit, hit->plan->calculations);
 	hit->bank = *(volatile __u32 *)&epoch & 1;
 	if (hit->plan->recipe_count == 1)
 		add(0, hit);

@@ -569,7 +569,8 @@ class _Hit:
         matched = self._matched()
         if not matched or not self._plan["is_paired"]:
             self._count(layout.Counter.HITS)
-        matched = self._aggregate(self._pair(matched)) & int(self._plan["emitted"])
+        matched = self._run(self._pair(matched), int(self._plan["pair_tests"]))
+        matched = self._aggregate(matched) & int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
@@ -672,6 +673,7 @@ class _Hit:
                 matched |= 1 << bit
             elif jump == REJECT:
                 self._count(layout.Counter.FILTERED, bit)
+                matched &= ~(1 << bit)
             elif jump == layout.JUMP_EXCLUDE:
                 self._count(layout.Counter.EXCLUDED, bit)
             at = jump if jump < layout.JUMP_LOST else int(test["next_filter"])

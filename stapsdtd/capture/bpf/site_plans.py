@@ -89,7 +89,8 @@ class SitePlan:
         summing = Summing.of(site, subjects, bits, pairs)
         pairing = Pairing.of(site, bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
-        programs = [each.decision for each in filters.values()] + [each.program for each in summing.calculations]
+        programs = [each.decision for each in filters.values()]
+        programs += [each.program for each in (*pairing.tests, *summing.calculations)]
         read = {Value(index) for program in programs for index in program.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
@@ -104,6 +105,7 @@ class SitePlan:
             recipes=summing.recipes,
             pairings=pairing.specs,
             is_paired=len(pairing.specs) == len(consumers) == 1,
+            pair_tests=pairing.tests,
             calculations=summing.calculations,
         )
         return cls(spec, consumers, filters, bits, emission, summing, pairing)
