@@ -63,6 +63,7 @@ static long take_part(__u32 number, struct hit *hit)
 	const struct operand *op = &operands[(recipe->operands + number) & (MAX_OPERANDS - 1)];
 	__u32 at = workspace->used & (KEY_WORDS - 1), limit = op->limit;
 	__u64 value = 0;
+	long error;
 
 	if (op->take == TAKE_COMM) {
 #pragma unroll
@@ -83,8 +84,12 @@ static long take_part(__u32 number, struct hit *hit)
 	}
 	if (limit > KEY_WORDS * sizeof(__u64))
 		return 1;
-	/* it reads nothing at 0, and leaves zeros where it fails */
-	if (bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value) < 0) {
+	/* both read nothing at 0, and leave zeros where they fail */
+	if (op->take == TAKE_BYTES)
+		error = bpf_probe_read_user(&workspace->key[at], limit, (void *)value);
+	else
+		error = bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value);
+	if (error < 0) {
 		workspace->missing |= 1U << (number & 31);
 		if (value)
 			workspace->unread = 1;
@@ -197,10 +202,7 @@ static long add(__u32 number, struct hit *hit)
 
 static __always_inline void aggregate(struct hit *hit)
 {
-	if (hit->plan->calculations != JUMP_END) {
-		hit->next_test = hit->plan->calculations;
-		bpf_loop(MAX_STEPS, step, hit, 0);
-	}
+	run_behind(hit, hit->plan->calculations);
 	hit->bank = *(volatile __u32 *)&epoch & 1;
 	if (hit->plan->recipe_count == 1)
 		add(0, hit);

@@ -74,8 +74,6 @@ static __noinline __u32 calculate(const struct hit *hit, const struct test *test
 		return JUMP_LOST;
 	if (test->source == SOURCE_WORD)
 		left = space->words[test->index & (MAX_WORDS - 1)];
-	else if (test->source == SOURCE_ELAPSED)
-		left = space->pairs[test->index & (MAX_PAIRINGS - 1)].words[0];
 	left &= test->mask;
 	if (test->right != NO_WORD)
 		right = space->words[test->right & (MAX_WORDS - 1)];

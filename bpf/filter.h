@@ -122,6 +122,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_CGROUP: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
 	case SOURCE_CPU: value = bpf_get_smp_processor_id(); break;
 	case SOURCE_TIMESTAMP: value = bpf_ktime_get_ns(); break;
+	case SOURCE_ELAPSED: value = elapsed_of(hit, test->index); break;
 	case SOURCE_MATCHED: value = hit->matched >> (test->index & 63) & 1; break;
 	default: break;
 	}
@@ -138,9 +139,10 @@ static __always_inline void go_on(struct hit *hit, const struct test *test, __u3
 
 	if (next == JUMP_ACCEPT)
 		hit->matched |= 1ULL << filter;
-	else if (next == JUMP_REJECT)
+	else if (next == JUMP_REJECT) {
 		count_of(hit, filter, COUNTER_FILTERED);
-	else if (next == JUMP_EXCLUDE)
+		hit->matched &= ~(1ULL << filter); /* of a pair */
+	} else if (next == JUMP_EXCLUDE)
 		count_of(hit, filter, COUNTER_EXCLUDED);
 	else if (next == JUMP_LOST) {
 		count_of(hit, filter, COUNTER_LOST);
@@ -155,6 +157,15 @@ static long step(__u32 number __attribute__((unused)), struct hit *hit)
 
 	go_on(hit, test, decide(hit, test));
 	return hit->next_test == JUMP_END;
+}
+
+/* Run tests behind those of the filters. first: the first one, or JUMP_END. */
+static __always_inline void run_behind(struct hit *hit, __u32 first)
+{
+	if (first == JUMP_END)
+		return;
+	hit->next_test = first;
+	bpf_loop(MAX_STEPS, step, hit, 0);
 }
 
 /* Most filters begin with the process, and many end there: that test costs less here than as a step. */

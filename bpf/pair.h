@@ -58,6 +58,11 @@ static __always_inline void release_space(const struct hit *hit)
 		*(volatile __u32 *)&hit->space->busy = 0;
 }
 
+static __always_inline __u64 elapsed_of(const struct hit *hit, __u32 pairing)
+{
+	return hit->space ? hit->space->pairs[pairing & (MAX_PAIRINGS - 1)].words[0] : hit->elapsed_ns;
+}
+
 /* Return whether the operand could be had, as fetch() does. */
 static __always_inline bool fetch_made(const struct hit *hit, const struct operand *op, __u64 *out)
 {

@@ -237,11 +237,12 @@ static __always_inline void pair(struct hit *hit)
 
 	if (hit->plan->pairing_count == 1 && first->is_small && !hit->plan->uses_words) {
 		carry_out_alone(hit, first);
-		return;
+	} else {
+		if (!hit->plan->uses_words)
+			hit->space = claim_space();
+		bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
 	}
-	if (!hit->plan->uses_words)
-		hit->space = claim_space();
-	bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
+	run_behind(hit, hit->plan->pair_tests);
 }
 
 static long end_in(__u32 span, __u64 *key)

@@ -197,9 +197,10 @@ struct plan {
 	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
 	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */
 	__u8 uses_words;	/* some of its tests do */
-	__u32 calculations;	/* the test where those of its recipes begin, or JUMP_END */
+	__u32 pair_tests;	/* the test where those of pairs begin, or JUMP_END */
+	__u32 calculations;	/* the same of what its recipes calculate */
 	__u8 is_single;		/* one filter, for which there is always space: what it rejects is not counted twice */
-	__u8 unused[3];
+	__u8 unused[7];
 };
 
 enum bucket_kind {

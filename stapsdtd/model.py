@@ -244,16 +244,22 @@ CapturedSubject = Argument | BuiltIn | StartArgument
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """How to capture an argument: as the integer that the note declares, or as the string it points to.
+    """How to capture an argument: as the integer that the note declares, or as the string or the bytes it points to.
 
-    max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default.
-    is_hex: people want to see the integer in hexadecimal. What is captured is the same.
+    max_bytes: the string's maximum length, at most MAX_STRING_BYTES; None for the engine's default. Of a buffer, its
+    length. is_hex: people want to see the integer in hexadecimal. What is captured is the same.
     """
 
     subject: Subject
     is_string: bool = False
     max_bytes: int | None = None
     is_hex: bool = field(default=False, compare=False)
+    is_buffer: bool = False
+
+    @property
+    def is_pointed_to(self) -> bool:
+        """Report whether it is what the argument points to."""
+        return self.is_string or self.is_buffer
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,10 @@ class Computed(Protocol):
     def captures(self) -> tuple[Capture, ...]:
         """What has to be captured for it."""
 
+    @property
+    def is_bytes(self) -> bool:
+        """Whether its values are bytes, and no text."""
+
     def why_not_at(self, site: Site) -> str | None:
         """Return why it cannot be computed at a site, for users; None if it can."""
 

@@ -140,8 +140,9 @@ def _value(text: str, find_cgroup: FindCgroup, *, in_span: bool) -> Capture | Ex
     before = _OF_START.match(text)
     if before or _SHORT_FORM.fullmatch(text):
         capture = _capture(text[before.end() :] if before else text, _VALUE)
-        if capture.is_string:
-            raise InvalidArgumentError(_VALUE, f"{text.strip()} is a string, and a number is needed", 0, text)
+        if capture.is_pointed_to:
+            kind = "a string" if capture.is_string else "bytes"
+            raise InvalidArgumentError(_VALUE, f"{text.strip()} is {kind}, and a number is needed", 0, text)
         value: Capture | ExpressionSource = of_start(capture) if before else capture
     else:
         value = value_source(parse_number(text, find_cgroup, _VALUE))

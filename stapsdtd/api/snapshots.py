@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from stapsdtd.aggregate.aggregation import Aggregation, Function, Key, KeyValue, Row
+from stapsdtd.aggregate.aggregation import Aggregation, Computed, Function, HitField, Key, KeySource, KeyValue, Row
 from stapsdtd.aggregate.buckets import GREATEST, LEAST, Buckets
 from stapsdtd.aggregate.table import Snapshot
+from stapsdtd.model import Capture
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _BYTES_PER_MESSAGE = 1 << 20
@@ -41,7 +42,10 @@ def messages(
             begin_ns=snapshot.begin_ns + realtime_offset_ns,
             end_ns=snapshot.end_ns + realtime_offset_ns,
             count=len(rows),
-            keys=[_column([key[position] for key, _ in rows]) for position in range(len(aggregation.keys))],
+            keys=[
+                _column([key[position] for key, _ in rows], is_bytes=_is_bytes(source))
+                for position, source in enumerate(aggregation.keys)
+            ],
             values=[_column([_VALUES[function](row) for _, row in rows]) for function in _functions(aggregation)],
             histogram=_histogram([row for _, row in rows], aggregation.buckets) if aggregation.buckets else None,
         )
@@ -100,10 +104,16 @@ def _type_of(values: Sequence[KeyValue]) -> pb.Column.Type.ValueType:
     return pb.Column.TYPE_UNSIGNED if low >= 0 else pb.Column.TYPE_FLOAT
 
 
-def _column(values: Sequence[KeyValue]) -> pb.Column:
+def _is_bytes(key: KeySource | Computed) -> bool:
+    return key.is_buffer if isinstance(key, Capture) else not isinstance(key, HitField) and key.is_bytes
+
+
+def _column(values: Sequence[KeyValue], *, is_bytes: bool = False) -> pb.Column:
+    """is_bytes: those that are no numbers, rather than text."""
     missing = bytes(value is None for value in values)
     column = pb.Column(type=_type_of(values), unavailable=missing if any(missing) else b"")
     if column.type == pb.Column.TYPE_STRING:
+        column.type = pb.Column.TYPE_BYTES if is_bytes else pb.Column.TYPE_STRING
         texts = [value if isinstance(value, bytes) else b"" if value is None else b"%d" % value for value in values]
         column.data = b"".join(texts)
         column.ends = np.cumsum([len(text) for text in texts]).astype("<u4").tobytes()

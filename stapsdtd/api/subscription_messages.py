@@ -139,7 +139,9 @@ def descriptions(sites: dict[int, KnownSite]) -> pb.Descriptions:
 def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:
     if isinstance(capture, ComputedField):
         return pb.CapturedArgument(field=capture.text, missing=missing)
-    message = pb.CapturedArgument(is_string=capture.is_string, missing=missing, is_hex=capture.is_hex)
+    message = pb.CapturedArgument(
+        is_string=capture.is_string, missing=missing, is_hex=capture.is_hex, is_buffer=capture.is_buffer
+    )
     match capture.subject:
         case BuiltIn() as built_in:
             message.field = built_in.value

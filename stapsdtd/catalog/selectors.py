@@ -23,7 +23,7 @@ from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
-_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
+_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str|buf)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
 """Or a set of a glob, in which a hyphen makes a range."""
@@ -183,13 +183,15 @@ def parse_capture(text: str) -> Capture:
     """Parse one element of a capture list. Raises ValueError."""
     match = _CAPTURE.fullmatch(text)
     if match is None:
-        raise ValueError(
-            f"{text.strip()!r} is not a capture; write arg0, arg0:int, arg0:hex, arg0:str or arg0:str[256]"
-        )
-    index, kind, max_bytes = match.groups()
-    if max_bytes and (kind != "str" or not 1 <= int(max_bytes) <= MAX_STRING_BYTES):
-        raise ValueError(f"{text.strip()!r}: only str takes a length, 1 to {MAX_STRING_BYTES} bytes")
-    return Capture(int(index), kind == "str", int(max_bytes) if max_bytes else None, kind == "hex")
+        captures = "arg0, arg0:int, arg0:hex, arg0:str, arg0:str[256] or arg0:buf[16]"
+        raise ValueError(f"{text.strip()!r} is not a capture; write {captures}")
+    index, kind, digits = match.groups()
+    max_bytes = int(digits) if digits else None
+    if max_bytes is not None and (kind not in {"str", "buf"} or not 1 <= max_bytes <= MAX_STRING_BYTES):
+        raise ValueError(f"{text.strip()!r}: only str and buf take a length, 1 to {MAX_STRING_BYTES} bytes")
+    if kind == "buf" and max_bytes is None:
+        raise ValueError(f"{text.strip()!r}: buf needs a length, as in arg{index}:buf[16]")
+    return Capture(int(index), kind == "str", max_bytes, kind == "hex", kind == "buf")
 
 
 def normalized(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from stapsdtd.cli.quantity import bar, format_bound, format_quantity
 from stapsdtd.client import Bucket
-from stapsdtd.runtime.text import escape
+from stapsdtd.runtime.text import escape, escape_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,8 +72,7 @@ def _shown(value: Value) -> str:
         return "<unread>"
     if isinstance(value, bool):
         return str(value).lower()
-    text = value.decode("ascii", "backslashreplace") if isinstance(value, bytes) else str(value)
-    return escape(text)
+    return escape_bytes(value) if isinstance(value, bytes) else escape(str(value))
 
 
 @dataclass(frozen=True, slots=True)

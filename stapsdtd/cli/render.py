@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from stapsdtd.runtime.text import escape
+from stapsdtd.runtime.text import escape, escape_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,19 +30,18 @@ _LINES_PER_WRITE = 256
 """So few that malloc has room for them; megabytes at once cost as much again in page faults."""
 
 
-def quote(text: str) -> str:
-    """Escape the text, quotation marks included, and put it in quotation marks."""
-    return '"' + escape(text).replace('"', '\\"') + '"'
+def quote(text: str | bytes) -> str:
+    """Escape the text, or bytes, quotation marks included, and put it in quotation marks."""
+    escaped = escape_bytes(text) if isinstance(text, bytes) else escape(text)
+    return '"' + escaped.replace('"', '\\"') + '"'
 
 
 def format_value(value: Value, reason: str = "", *, is_hexadecimal: bool = False) -> str:
     r"""Return `"SELECT 1"`, `42`, `0x7f31c0de4000`, `"\xa0\x00a"` for bytes, or `<reason>` if there is no value."""
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         return quote(value)
     if value is None:
         return f"<{escape(reason)}>"
-    if isinstance(value, bytes):
-        return quote(value.decode("ascii", "backslashreplace"))
     return hex(value) if is_hexadecimal and isinstance(value, int) else str(value)
 
 

@@ -102,9 +102,9 @@ class _JsonOutput:
 
 
 def _in_json(value: Value) -> object:
-    """Return what JSON can write: infinity and bytes as text."""
+    """Return what JSON can write: bytes in hexadecimal, as in events, and infinity as text."""
     if isinstance(value, bytes):
-        return value.decode("ascii", "backslashreplace")
+        return value.hex()
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

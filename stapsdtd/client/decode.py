@@ -221,7 +221,13 @@ def described_sites(descriptions: pb.Descriptions, tag: str) -> tuple[messages.D
         decoded = probe(description.probe)
         captures = tuple(
             messages.CapturedArgument(
-                capture.index, capture.is_string, capture.missing, capture.is_hex, capture.field, capture.of_start
+                capture.index,
+                capture.is_string,
+                capture.missing,
+                capture.is_hex,
+                capture.field,
+                capture.of_start,
+                capture.is_buffer,
             )
             for capture in description.captures
         )

@@ -65,6 +65,7 @@ class CapturedArgument:
     """Describes one value of an event.
 
     index: of the argument, from 0. missing: why some events lack the value. is_hex: the selector says `arg0:hex`.
+    is_buffer: it says `arg0:buf[16]`, the bytes that the argument points to.
     field: what it is if it is no argument, one of `SubscribeOptions.fields`, or "elapsed", of a span. of_start: whether
     it is an argument of the start of a span.
     """
@@ -75,6 +76,7 @@ class CapturedArgument:
     is_hex: bool = False
     field: str = ""
     of_start: bool = False
+    is_buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from enum import Enum
 
 from stapsdtd.arch import ARCHITECTURES, word_bytes
 from stapsdtd.model import Address, Argument, BuiltIn, Capture, Constant, Memory, Register, Unavailable
+from stapsdtd.plan.values import no_pointer
 
 
 class SlotKind(Enum):
@@ -51,10 +52,12 @@ def fetch(capture: Capture, subject: Argument | BuiltIn, architecture: str) -> F
     argument, operand = subject, subject.operand
     if isinstance(operand, Unavailable):
         return operand
+    if capture.is_buffer:
+        return Unavailable(f"{argument.text}: the ftrace engine cannot fetch the bytes it points to")
     if isinstance(operand, Constant) and not capture.is_string:
         return operand
     if capture.is_string and argument.size != word_bytes(architecture):
-        return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
+        return no_pointer(argument, capture)
     if not capture.is_string and argument.size not in _BY_SIZE:
         return Unavailable(f"{argument.text}: the ftrace engine cannot fetch a value of {argument.size} bytes")
     if isinstance(operand, Constant):

@@ -2,6 +2,8 @@
 
 first captures  arg0, arg2:str[64]        ──►  numbers 0 1, then strings 2[256]
 second captures arg0, arg1, arg2:str[256]
+
+A buffer is read as a whole or not at all, so that one of another length is another value.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ class OfPair(NamedTuple):
     is_signed: bool
 
 
+ValueKey = tuple[Subject | OfPair, bool, int]
+"""What tells a value from a record's others."""
+
+
 class Value(NamedTuple):
-    """What a record holds: an argument as a number, as the string it points to, or as its raw bytes; or a built-in as a
-    number, of which CGROUP is the cgroup's id.
+    """What a record holds: an argument as a number, as the string or the buffer it points to, or as its raw bytes; or a
+    built-in as a number, of which CGROUP is the cgroup's id.
 
     subject: the argument's index, the built-in, or what is of a pair. limit: of a string or raw bytes, in bytes.
     """
@@ -35,6 +41,11 @@ class Value(NamedTuple):
     subject: Subject | OfPair
     is_string: bool = False
     limit: int = 0
+    is_buffer: bool = False
+
+    @property
+    def key(self) -> ValueKey:
+        return self.subject, self.is_string, self.limit if self.is_buffer else 0
 
     @property
     def is_text(self) -> bool:
@@ -49,15 +60,21 @@ def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -
     argument, operand = subject, subject.operand
     if isinstance(operand, Unavailable):
         return operand
-    if capture.is_string:
+    if capture.is_pointed_to:
         if argument.size != word_bytes(architecture):
-            return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to a string")
-        return Value(capture.subject, is_string=True, limit=capture.max_bytes or MAX_STRING_BYTES)
+            return no_pointer(argument, capture)
+        limit = capture.max_bytes or MAX_STRING_BYTES
+        return Value(capture.subject, capture.is_string, limit, capture.is_buffer)
     if isinstance(operand, Constant):
         return operand
     if argument.size in _NUMBER_BYTES:
         return Value(capture.subject)
     return Value(capture.subject, limit=argument.size)
+
+
+def no_pointer(argument: Argument, capture: Capture) -> Unavailable:
+    what = "a string" if capture.is_string else "bytes"
+    return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to {what}")
 
 
 def value_of_built_in(built_in: BuiltIn) -> Value:
@@ -66,9 +83,8 @@ def value_of_built_in(built_in: BuiltIn) -> Value:
 
 
 def united(wanted: Iterable[Value]) -> tuple[Value, ...]:
-    """Return each subject at most once as a number and once as a string, with the largest limit; numbers first."""
-    limits: dict[tuple[Subject | OfPair, bool], int] = {}
-    for subject, is_string, limit in wanted:
-        limits[subject, is_string] = max(limit, limits.get((subject, is_string), 0))
-    values = [Value(subject, is_string, limit) for (subject, is_string), limit in limits.items()]
-    return tuple(sorted(values, key=lambda value: value.limit > 0))
+    """Return each value once, a string with the largest limit; numbers first."""
+    values: dict[ValueKey, Value] = {}
+    for value in wanted:
+        values[value.key] = max(value, values.get(value.key, value), key=lambda each: each.limit)
+    return tuple(sorted(values.values(), key=lambda value: value.is_text))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.model import Capture
+from stapsdtd.query.expression import Condition
 from stapsdtd.spans.span import Span
 
 
@@ -41,11 +42,12 @@ class BeginSpan:
 @dataclass(frozen=True, slots=True)
 class EndSpan:
     """If a start waits for this hit, carry out another action, whose captures may be of the pair; see
-    `spans.span.is_of_pair`.
+    `spans.span.is_of_pair`. predicate: what is required of the pair; the end of another one counts as filtered.
     """
 
     span: Span
     action: Emit | Aggregate
+    predicate: Condition | None = None
 
     @property
     def captures(self) -> tuple[Capture, ...]:

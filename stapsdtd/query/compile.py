@@ -1,7 +1,7 @@
 """Compile expressions for one site into programs that engines run at its hits.
 
-What a program can have are integers, the thread's ids, command name and cgroup. Strings and floating-point numbers are
-the daemon's.
+What a program can have are integers, the thread's ids, command name and cgroup. Strings, bytes and floating-point
+numbers are the daemon's.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ MAX_CGROUP_LEVEL = 255
 MOST_STEPS = 4
 """That a program takes for one of these."""
 
-NOT_INTEGER = "engines test and calculate integers, neither strings nor floating-point numbers"
+NOT_INTEGER = "engines test and calculate integers, no strings, bytes or floating-point numbers"
 TOO_LONG = f"engines do at most {MAX_OPERATIONS} operations for an expression"
 
 _SIZES = frozenset({1, 2, 4, 8})
-_OF_HITS = frozenset(Field) - STRING_FIELDS - {Field.ELAPSED}
-_OF_PAIRS = _OF_HITS | {Field.ELAPSED}
+_NUMBERS = frozenset(Field) - STRING_FIELDS
 
 
 def is_testable(condition: Condition) -> bool:
     """Report whether a condition is one of integers, which programs can test if it is not too long."""
-    return _is_integer(condition, _OF_HITS)
+    return _is_integer(condition)
 
 
 def untestable(whole: Iterable[Condition]) -> dict[Condition, str]:
@@ -122,7 +121,7 @@ def is_unsigned(expression: Expression, site: Site) -> bool:
 
 def why_not_calculated(expression: Expression, site: Site) -> str | None:
     """Return why a program cannot calculate an expression at a site's hits, or pairs that end there; None if it can."""
-    if not _is_integer(expression, _OF_PAIRS):
+    if not _is_integer(expression):
         return NOT_INTEGER
     if operations(expression) > MAX_OPERATIONS:
         return TOO_LONG
@@ -134,17 +133,17 @@ def comparisons(expression: Expression) -> Iterator[Comparison]:
     return (each for each in walk(expression) if isinstance(each, Comparison))
 
 
-def _is_integer(expression: Expression, fields: frozenset[Field]) -> bool:
-    """Report whether an expression is an integer, or a condition of integers. fields: the numbers of a hit."""
+def _is_integer(expression: Expression) -> bool:
+    """Report whether an expression is an integer, or a condition of integers."""
     match expression:
         case Literal(value):
             return isinstance(value, int)
         case Field():
-            return expression in fields
+            return expression in _NUMBERS
         case ArgumentValue() | Comparison():
             return True
         case Not() | And() | Or() | Conditional() | Compared() | Calculation():
-            return all(_is_integer(each, fields) for each in parts(expression))
+            return all(map(_is_integer, parts(expression)))
         case _:
             return False
 

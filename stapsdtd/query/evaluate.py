@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import lru_cache
 from typing import TypeVar
@@ -24,6 +24,7 @@ from stapsdtd.query.expression import (
     And,
     ArgumentValue,
     Arithmetic,
+    BytesAt,
     Calculation,
     Cgroup,
     Compared,
@@ -39,6 +40,7 @@ from stapsdtd.query.expression import (
     Or,
     StringAt,
     Value,
+    is_bytes,
 )
 from stapsdtd.query.needs import capture_of
 from stapsdtd.query.numbers import Truth, calculate, choose, chosen, compare, either, literal
@@ -46,7 +48,7 @@ from stapsdtd.query.numbers import Truth, calculate, choose, chosen, compare, ei
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A string for each event, None where it is unavailable."""
+    """A string, or bytes, for each event, None where it is unavailable."""
 
     values: list[bytes | None]
 
@@ -80,7 +82,7 @@ def evaluate(expression: Expression, events: SiteEvents) -> ValueColumn:
         case Numbers():
             return column
         case Texts(values):
-            return Strings.of(values)
+            return replace(Strings.of(values), is_raw=is_bytes(expression))
 
 
 def accepted(condition: Condition, events: SiteEvents) -> Bools:
@@ -105,6 +107,8 @@ class _Evaluator:
                 return self._field(expression)
             case StringAt():
                 return self._string(expression)
+            case BytesAt():
+                return Texts(self._captured(Strings, capture_of(expression)).tolist())
             case Calculation(how, left, right):
                 return calculate(how, self._numbers(left), self._numbers(right))
             case Conditional():

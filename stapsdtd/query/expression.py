@@ -1,7 +1,7 @@
 """The syntax tree of an expression.
 
-A condition is true or false, a value is a number or a string. Conditions made of `Comparison`, `Not`, `And` and `Or`
-alone are what an engine can test; the daemon evaluates the others.
+A condition is true or false, a value is a number, a string or bytes. Conditions made of `Comparison`, `Not`, `And` and
+`Or` alone are what an engine can test; the daemon evaluates the others.
 """
 
 from __future__ import annotations
@@ -86,6 +86,14 @@ class StringAt:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesAt:
+    """`buf(arg0, size)`: so many bytes from where an argument points to, NULs and all."""
+
+    argument: ArgumentValue
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Calculation:
     """`left operator right`, of numbers."""
 
@@ -96,7 +104,7 @@ class Calculation:
 
 @dataclass(frozen=True, slots=True)
 class Conditional:
-    """`condition ? then : otherwise`; both are conditions, or numbers, or strings."""
+    """`condition ? then : otherwise`; both are conditions, or numbers, or strings, or bytes."""
 
     condition: Condition
     then: Expression
@@ -128,7 +136,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`left operator right`: any two numbers, or two strings, which support only == and !=."""
+    """`left operator right`: any two numbers, or two strings, or bytes and bytes, which a string may be.
+
+    Only numbers support more than == and !=.
+    """
 
     operator: Operator
     left: Value
@@ -137,7 +148,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """`subject ~ "pattern"`: a string matches a glob."""
+    """`subject ~ "pattern"`: a string, or bytes, match a glob."""
 
     subject: Value
     pattern: bytes
@@ -159,7 +170,7 @@ class Or:
 
 
 Condition = Comparison | Compared | Matched | Not | And | Or | Conditional
-Value = ArgumentValue | Field | Literal | StringAt | Calculation | Conditional
+Value = ArgumentValue | Field | Literal | StringAt | BytesAt | Calculation | Conditional
 Expression = Condition | Value
 
 
@@ -189,6 +200,15 @@ def walk(expression: Expression) -> Iterator[Expression]:
     yield expression
     for part in parts(expression):
         yield from walk(part)
+
+
+def is_bytes(expression: Expression) -> bool:
+    """Report whether an expression is bytes, rather than a string, a number or a condition."""
+    match expression:
+        case Conditional(_, then):
+            return is_bytes(then)
+        case _:
+            return isinstance(expression, BytesAt)
 
 
 def conjuncts(condition: Condition) -> Iterator[Condition]:

@@ -9,6 +9,7 @@ from stapsdtd.query.expression import (
     INTEGERS_ONLY,
     STRING_FIELDS,
     ArgumentValue,
+    BytesAt,
     Calculation,
     Comparison,
     Conditional,
@@ -30,6 +31,7 @@ class Type(Enum):
     INTEGER = "an integer"
     FLOAT = "a floating-point number"
     STRING = "a string"
+    BYTES = "bytes"
     CONDITION = "a condition"
 
 
@@ -37,8 +39,8 @@ class MisfitError(ValueError):
     """Why an expression cannot be evaluated at a site, for users."""
 
 
-def capture_of(expression: ArgumentValue | StringAt | Field) -> Capture:
-    """Return what has to be captured for an argument, a string, or a field that is a built-in."""
+def capture_of(expression: ArgumentValue | StringAt | BytesAt | Field) -> Capture:
+    """Return what has to be captured for an argument, a string, bytes, or a field that is a built-in."""
     match expression:
         case ArgumentValue(index):
             return Capture(index)
@@ -46,6 +48,8 @@ def capture_of(expression: ArgumentValue | StringAt | Field) -> Capture:
             return Capture(index, is_string=True, max_bytes=length)
         case StringAt(ArgumentValue(index)):
             return Capture(index, is_string=True)
+        case BytesAt(ArgumentValue(index), size):
+            return Capture(index, is_buffer=True, max_bytes=size)
         case Field():
             return Capture(BuiltIn(expression.value))
 
@@ -55,7 +59,7 @@ def needs(expression: Expression) -> tuple[Capture, ...]:
     wanted = (
         capture_of(each)
         for each in walk(expression)
-        if isinstance(each, ArgumentValue | StringAt) or (isinstance(each, Field) and each in _BUILT_INS)
+        if isinstance(each, ArgumentValue | StringAt | BytesAt) or (isinstance(each, Field) and each in _BUILT_INS)
     )
     return tuple(dict.fromkeys(wanted))
 
@@ -71,6 +75,9 @@ def type_at(expression: Expression, site: Site) -> Type:
             if Type.FLOAT in types:
                 raise MisfitError(f"the length of str(arg{index}, …) is a floating-point number here")
             return Type.STRING
+        case BytesAt(ArgumentValue(index)):
+            _check_exists(index, site)
+            return Type.BYTES
         case Literal(value):
             return Type.STRING if isinstance(value, bytes) else Type.FLOAT if isinstance(value, float) else Type.INTEGER
         case Field():

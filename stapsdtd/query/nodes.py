@@ -11,6 +11,7 @@ from stapsdtd.query.expression import (
     TESTED_NUMBERS,
     ArgumentValue,
     Arithmetic,
+    BytesAt,
     Calculation,
     Expression,
     Field,
@@ -25,7 +26,13 @@ MAX_COMM_BYTES = 15
 class Kind(Enum):
     NUMBER = "a number"
     STRING = "a string"
+    BYTES = "bytes"
     CONDITION = "a condition"
+
+    @property
+    def is_text(self) -> bool:
+        """Report whether it is compared by == and != alone, and with globs."""
+        return self in {Kind.STRING, Kind.BYTES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class Node:
 
     @property
     def value(self) -> Value:
-        """The expression of a number or a string."""
+        """The expression of a number, a string or bytes."""
         return cast("Value", self.expression)
 
     @property
@@ -56,13 +63,38 @@ def check_sides(left: Node, right: Node, column: int) -> None:
         raise ParseError("this is already a condition; combine conditions with && or ||", right.column)
     if left.literal is not None and right.literal is not None:
         raise ParseError("one side of a comparison must be arg0, pid, execname, …", left.column)
+    subject, other = (right, left) if left.literal is not None else (left, right)
+    if subject.kind is Kind.BYTES and (other.kind is Kind.BYTES or isinstance(other.literal, bytes)):
+        _check_sizes(subject, other)
+        return
     if left.kind is right.kind:
         return
-    subject, other = (right, left) if left.literal is not None else (left, right)
-    if subject.kind is Kind.STRING:
-        raise ParseError(f'{subject.name} is a string; write {subject.name} == "…"', other.column)
+    if subject.kind.is_text and other.kind.is_text:
+        raise ParseError(f"{subject.name} is {subject.kind.value} and {other.name} is {other.kind.value}; "
+                         "bytes are compared with bytes or a constant", other.column)  # fmt: skip
+    if subject.kind.is_text:
+        raise ParseError(f'{subject.name} is {subject.kind.value}; write {subject.name} == "…"', other.column)
     hint = f"; write str({subject.name})" if isinstance(subject.expression, ArgumentValue) else ""
     raise ParseError(f"{subject.name} is a number and cannot be compared with a string{hint}", other.column)
+
+
+def _check_sizes(one: Node, other: Node) -> None:
+    """Raise ParseError if bytes are never equal."""
+    size, other_size = _size(one.expression), _size(other.expression)
+    if size is not None and other_size is not None and size != other_size:
+        sizes = f"{one.name} has {size} bytes and {other.name} {other_size}"
+        raise ParseError(f"{sizes}; they are never equal", other.column)
+
+
+def _size(expression: Expression) -> int | None:
+    """Return how many bytes an expression has; None if that depends on the hit."""
+    match expression:
+        case BytesAt(size=size):
+            return size
+        case Literal(bytes(text)):
+            return len(text)
+        case _:
+            return None
 
 
 def check_operand(node: Node, how: Arithmetic, column: int) -> None:
@@ -73,8 +105,8 @@ def check_operand(node: Node, how: Arithmetic, column: int) -> None:
         raise ParseError(f"{how.value} takes numbers, not conditions; write (… ? 1 : 0)", node.column)
     if node.kind is Kind.STRING and how is Arithmetic.AND:
         raise ParseError(f"{node.name} is a string, which has no bits for &", node.column)
-    if node.kind is Kind.STRING:
-        raise ParseError(f"{node.name} is a string; {how.value} takes numbers", node.column)
+    if node.kind.is_text:
+        raise ParseError(f"{node.name} is {node.kind.value}; {how.value} takes numbers", node.column)
     if isinstance(node.literal, float) and how in INTEGERS_ONLY:
         raise ParseError(f"{how.value} takes integers", node.column)
 

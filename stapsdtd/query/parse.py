@@ -1,10 +1,11 @@
-"""Parse the expression language of filters, keys and values.
+r"""Parse the expression language of filters, keys and values.
 
     arg0 > 100 && (pid == 7 || execname == "psql")
     arg1 & 0x40                                       short for (arg1 & 0x40) != 0
     !(uid == 0) && cgroup == "/system.slice"
     (arg1 - arg0) / 1000 >= 5
     str(arg0) ~ "SELECT *" || str(arg1, arg2) == "main"
+    buf(arg0, 4) == "\x7fELF"
     arg2 ? arg0 > 5 : arg1 > 5
 
 Operators by increasing precedence: `? :`, `||`, `&&`, `!`, comparisons and `~`, `|`, `^`, `&`, shifts, `+ -`, `* / %`,
@@ -23,7 +24,7 @@ from lark.exceptions import VisitError
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.query.expression import Condition, Expression
-from stapsdtd.query.nodes import Kind, Node
+from stapsdtd.query.nodes import Node
 from stapsdtd.query.parse_error import ParseError, unexpected_character, unexpected_token
 from stapsdtd.query.tree_builder import FindCgroup, TreeBuilder
 
@@ -85,7 +86,7 @@ def parse(text: str, find_cgroup: FindCgroup, field: str = "where") -> Condition
 
 
 def parse_value(text: str, find_cgroup: FindCgroup, field: str = "value") -> Expression:
-    """Like parse, for any expression: a number, a string, or a condition."""
+    """Like parse, for any expression: a number, a string, bytes, or a condition."""
     return _parse(text, find_cgroup, field, lambda _, node: node.expression)
 
 
@@ -96,8 +97,8 @@ def parse_number(text: str, find_cgroup: FindCgroup, field: str = "value") -> Ex
 
 def _number(builder: TreeBuilder, node: Node) -> Expression:
     del builder
-    if node.kind is Kind.STRING:
-        raise ParseError(f"{node.name} is a string, and a number is needed", node.column)
+    if node.kind.is_text:
+        raise ParseError(f"{node.name} is {node.kind.value}, and a number is needed", node.column)
     return node.expression
 
 

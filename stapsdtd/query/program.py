@@ -106,8 +106,7 @@ class Test:
     @property
     def uses_words(self) -> bool:
         """Report whether it takes space where numbers are calculated."""
-        of_space = self.source in {Source.WORD, Source.ELAPSED, Source.MATCHED}
-        return of_space or self.right != NO_WORD or isinstance(self.relation, Operation)
+        return self.source is Source.WORD or self.right != NO_WORD or isinstance(self.relation, Operation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,14 @@ class SiteFilter:
     width: int
 
     @classmethod
-    def of(cls, condition: Condition | None, wanted: SiteCapture) -> SiteFilter:
+    def of(cls, condition: Condition | None, wanted: SiteCapture, *, in_engine: bool = True) -> SiteFilter:
+        """in_engine: whether an engine tests what it can."""
         site, captures = wanted.site, wanted.captures
         if condition is None:
             return cls(site, None, None, captures, len(captures))
         whole = tuple(conjuncts(condition))
         late = untestable(whole)
-        kept = tuple(each for each in whole if each not in late and _is_tested(each, site))
+        kept = tuple(each for each in whole if in_engine and each not in late and _is_tested(each, site))
         evaluated = all_of(tuple(each for each in whole if each not in kept))
         tested = condition if evaluated is None else all_of(kept)
         more = () if evaluated is None else needs(evaluated)
@@ -96,4 +97,6 @@ def why_not_at_hit(capture: Capture, site: Site, why_not_captured: WhyNotCapture
 def subject_text(capture: Capture) -> str:
     if isinstance(capture.subject, BuiltIn):
         return capture.subject.value
+    if capture.is_buffer:
+        return f"buf(arg{capture.subject}, {capture.max_bytes})"
     return f"str(arg{capture.subject})" if capture.is_string else f"arg{capture.subject}"

@@ -2,6 +2,7 @@
 
 arg0              Capture(0)
 str(arg1, 64)     Capture(1, is_string=True, max_bytes=64)
+buf(arg1, 16)     Capture(1, is_buffer=True, max_bytes=16)
 pid               HitField.PID
 arg0 / 1000       ExpressionSource: evaluated in the daemon, of what it needs
 """
@@ -15,7 +16,16 @@ from stapsdtd.events.columns import ValueColumn
 from stapsdtd.events.site_events import SiteEvents
 from stapsdtd.model import BuiltIn, Capture, Site
 from stapsdtd.query.evaluate import evaluate
-from stapsdtd.query.expression import ArgumentValue, Conditional, Expression, Field, Literal, StringAt
+from stapsdtd.query.expression import (
+    ArgumentValue,
+    BytesAt,
+    Conditional,
+    Expression,
+    Field,
+    Literal,
+    StringAt,
+    is_bytes,
+)
 from stapsdtd.query.needs import capture_of, needs, why_not_at
 from stapsdtd.query.text import text_of
 
@@ -37,6 +47,10 @@ class ExpressionSource:
     def captures(self) -> tuple[Capture, ...]:
         return needs(self.expression)
 
+    @property
+    def is_bytes(self) -> bool:
+        return is_bytes(self.expression)
+
     def why_not_at(self, site: Site) -> str | None:
         return why_not_at(self.expression, site)
 
@@ -56,7 +70,7 @@ def key_source(expression: Expression, max_bytes: int) -> KeySource | Expression
 def value_source(expression: Expression) -> Capture | ExpressionSource:
     """Return what a value is."""
     match expression:
-        case ArgumentValue() | StringAt(length=None | Literal()):
+        case ArgumentValue() | StringAt(length=None | Literal()) | BytesAt():
             return capture_of(expression)
         case Field(value=name) if name in _BUILT_INS:
             return capture_of(expression)

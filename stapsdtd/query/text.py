@@ -5,6 +5,7 @@ from __future__ import annotations
 from stapsdtd.query.expression import (
     And,
     ArgumentValue,
+    BytesAt,
     Calculation,
     Cgroup,
     Compared,
@@ -38,6 +39,8 @@ def text_of(expression: Expression) -> str:
             return _quoted(value) if isinstance(value, bytes) else str(value)
         case StringAt(argument, length):
             return f"str({text_of(argument)})" if length is None else f"str({text_of(argument)}, {text_of(length)})"
+        case BytesAt(argument, size):
+            return f"buf({text_of(argument)}, {size})"
         case Calculation(how, left, right) | Compared(how, left, right):
             return f"{_inner(left)} {how.value} {_inner(right)}"
         case Comparison(subject, how, value, mask):
@@ -57,7 +60,7 @@ def text_of(expression: Expression) -> str:
 
 def _inner(expression: Expression) -> str:
     text = text_of(expression)
-    return text if isinstance(expression, ArgumentValue | Field | Literal | StringAt | Not) else f"({text})"
+    return text if isinstance(expression, ArgumentValue | Field | Literal | StringAt | BytesAt | Not) else f"({text})"
 
 
 def _constant(value: int | bytes | Cgroup) -> str:

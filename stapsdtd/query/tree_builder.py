@@ -20,6 +20,7 @@ from stapsdtd.query.expression import (
     And,
     ArgumentValue,
     Arithmetic,
+    BytesAt,
     Calculation,
     Cgroup,
     Compared,
@@ -109,12 +110,12 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
             return node
         if node.literal is not None:
             raise ParseError("a constant is not a condition; compare it with arg0, pid, execname, …", node.column)
-        if node.kind is Kind.STRING:
+        if node.kind.is_text:
             raise ParseError(f'{node.name} is not a condition; write {node.name} == "…"', node.column)
         return self._compare(node, Operator.NE, Node(Literal(0), Kind.NUMBER, node.column))
 
     def _compare(self, left: Node, how: Operator, right: Node) -> Node:
-        """Compare numbers, the left one not a constant, or strings."""
+        """Compare numbers, the left one not a constant, or strings, or bytes."""
         self._comparisons += 1
         if self._comparisons > MAX_TESTS:
             raise ParseError(f"too many comparisons; the limit is {MAX_TESTS}", left.column)
@@ -130,8 +131,8 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         check_sides(left, right, column)
         if left.literal is not None:
             left, how, right = right, _MIRRORED[how], left
-        if left.kind is Kind.STRING and how not in {Operator.EQ, Operator.NE}:
-            raise ParseError(f"strings support only == and !=, not {Operator(str(relation)).value}", column)
+        if left.kind.is_text and how not in {Operator.EQ, Operator.NE}:
+            raise ParseError(f"strings and bytes support only == and !=, not {Operator(str(relation)).value}", column)
         text = right.literal
         if isinstance(text, bytes) and left.expression in {Field.EXECNAME, Field.CGROUP}:
             self._comparisons += 1
@@ -159,7 +160,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
 
     def match(self, left: Node, tilde: Token, right: Node) -> Node:
         column, pattern = tilde.start_pos or 0, right.literal
-        if left.kind is not Kind.STRING or left.literal is not None:
+        if not left.kind.is_text or left.literal is not None:
             raise ParseError('~ compares a string with a glob, as in str(arg0) ~ "SELECT*"', column)
         if not isinstance(pattern, bytes):
             raise ParseError('~ takes a glob in quotes, such as "SELECT*"', right.column)
@@ -203,20 +204,29 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
 
     def call(self, name: Token, *arguments: Node) -> Node:
         column = name.start_pos or 0
-        if name != "str":
-            raise ParseError(f"unknown function {quoted(name)}; there is str(arg0) and str(arg0, length)", column)
-        match arguments:
-            case [Node(ArgumentValue() as argument, name=pointer)]:
+        match str(name), arguments:
+            case "str", [Node(ArgumentValue() as argument, name=pointer)]:
                 return Node(StringAt(argument), Kind.STRING, column, f"str({pointer})")
-            case [Node(ArgumentValue() as argument, name=pointer), Node(kind=Kind.NUMBER) as length]:
+            case "str", [Node(ArgumentValue() as argument, name=pointer), Node(kind=Kind.NUMBER) as length]:
                 most = length.literal
                 if most is not None and not (isinstance(most, int) and 1 <= most <= MAX_STRING_BYTES):
                     raise ParseError(f"str takes a length of 1 to {MAX_STRING_BYTES} bytes", length.column)
                 self._count_operation(column)
                 string = StringAt(argument, length.value)
                 return Node(string, Kind.STRING, column, f"str({pointer}, …)", length.depth)
-            case _:
+            case "str", _:
                 raise ParseError("str takes an argument of the probe, and a length: str(arg0) or str(arg0, 64)", column)
+            case "buf", [Node(ArgumentValue() as argument, name=pointer), length]:
+                size = length.literal
+                if not (isinstance(size, int) and 1 <= size <= MAX_STRING_BYTES):
+                    raise ParseError(f"buf takes a constant length of 1 to {MAX_STRING_BYTES} bytes", length.column)
+                self._count_operation(column)
+                return Node(BytesAt(argument, size), Kind.BYTES, column, f"buf({pointer}, {size})")
+            case "buf", _:
+                raise ParseError("buf takes an argument of the probe, and a length: buf(arg0, 16)", column)
+            case _:
+                functions = "str(arg0), str(arg0, length) and buf(arg0, length)"
+                raise ParseError(f"unknown function {quoted(name)}; there are {functions}", column)
 
     def name(self, token: Token) -> Node:
         text, column = str(token), token.start_pos or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, SubscriptionKey
@@ -49,7 +50,10 @@ class Clause:
         self.log = EventLog(queue_bytes, notify)
         aggregator = Aggregator(spec.aggregation, sites.known, queue_bytes) if spec.aggregation else None
         self.table: Table | None = aggregator.table if aggregator else None
-        self.pairing = Pairing(spec.span.span, sites.known, queue_bytes) if spec.span and not engine_pairs else None
+        self.pairing: Pairing | None = None
+        if spec.span and not engine_pairs:
+            self.pairing = Pairing(spec.span.span, sites.known, spec.of_pairs, queue_bytes)
+        filter_of_pairs = partial(spec.filter_of_pairs, in_engine=engine_pairs)
         self.sink = EventSink(
             name,
             self.log,
@@ -60,7 +64,7 @@ class Clause:
             condition=None if spec.is_unfiltered else ConditionFilter(spec.filter_at, sites.known),
             pairing=self.pairing,
             computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
-            pair_condition=ConditionFilter(spec.filter_of_pairs, sites.known) if spec.filters_pairs else None,
+            pair_condition=ConditionFilter(filter_of_pairs, sites.known) if spec.filters_pairs else None,
         )
 
     def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:

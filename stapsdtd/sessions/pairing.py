@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
+from stapsdtd.model import SiteCapture
 from stapsdtd.sessions.site_ids import KnownSite
 from stapsdtd.spans.pairing import Paired, Pairer, Thread
 from stapsdtd.spans.span import Span, SpanCounts
@@ -20,17 +21,27 @@ KnownSites = Callable[[Iterable[int]], Mapping[int, KnownSite]]
 class Pairing:
     """Any thread may call it."""
 
-    def __init__(self, span: Span, known_sites: KnownSites, max_bytes: int, max_looks: int = _MAX_LOOKS) -> None:
-        """max_bytes: see `Pairer`. max_looks: how many processes' threads are looked at in a call."""
+    def __init__(
+        self,
+        span: Span,
+        known_sites: KnownSites,
+        of_pairs: Callable[[SiteCapture], SiteCapture],
+        max_bytes: int,
+        max_looks: int = _MAX_LOOKS,
+    ) -> None:
+        """of_pairs: see `ClauseSpec`. max_bytes: see `Pairer`. max_looks: how many processes' threads are looked at
+        in a call.
+        """
         self._pairer = Pairer(span, max_bytes)
         self._known_sites = known_sites
+        self._of_pairs = of_pairs
         self._max_looks = max_looks
         self._looked_at = 0
 
     def add(self, batch: EventBatch) -> Paired:
         """Take hits, in the order of time. Return pairs."""
         known = self._known_sites(batch.site_ids())
-        return self._pairer.add(batch, {site_id: site.capture for site_id, site in known.items()})
+        return self._pairer.add(batch, {site_id: self._of_pairs(site.capture) for site_id, site in known.items()})
 
     def ended_threads(self) -> frozenset[Thread]:
         """Return threads that have ended although spans wait for them. Hits of theirs may still be on their way.

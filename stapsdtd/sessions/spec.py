@@ -93,18 +93,24 @@ class ClauseSpec:
         for part in self.span.span.key:
             if isinstance(part, Capture) and (reason := why_not_at_hit(part, wanted.site, why_not)):
                 return f"cannot pair by {subject_text(part)}: {reason}"
-        return None if wanted.is_start else self.filter_of_pairs(wanted).why_not(why_not)
+        return None if wanted.is_start else self.filter_of_pairs(wanted, in_engine=in_engine).why_not(why_not)
 
     def filter_at(self, wanted: SiteCapture) -> SiteFilter:
         """Return how hits of a site are filtered, and what has to be captured of them."""
         if self.span is None:
             return SiteFilter.of(self.predicate, wanted)
         predicate = self.span.predicate if wanted.is_start else self.predicate
-        return SiteFilter.of(predicate, self.span.span.at_hit(wanted))
+        return SiteFilter.of(predicate, self.span.span.at_hit(self.of_pairs(wanted)))
 
-    def filter_of_pairs(self, wanted: SiteCapture) -> SiteFilter:
-        """Return how the pairs of a span are filtered, whose end is at a site."""
-        return SiteFilter.of(self.span.pair_predicate if self.span else None, wanted)
+    def of_pairs(self, wanted: SiteCapture) -> SiteCapture:
+        """Return what has to be known of the pairs that end at a site, before they are filtered."""
+        if wanted.is_start or not self.filters_pairs:
+            return wanted
+        return replace(wanted, captures=self.filter_of_pairs(wanted, in_engine=False).captures)
+
+    def filter_of_pairs(self, wanted: SiteCapture, *, in_engine: bool) -> SiteFilter:
+        """Return how the pairs of a span are filtered whose end is at a site. in_engine: if it makes them."""
+        return SiteFilter.of(self.span.pair_predicate if self.span else None, wanted, in_engine=in_engine)
 
 
 @dataclass(frozen=True, slots=True)

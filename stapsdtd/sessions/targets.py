@@ -77,8 +77,9 @@ def _action(
         return Emit(hits.captures), reason if spec.aggregation else None
     if wanted.is_start:
         return BeginSpan(spec.span.span), None
-    action, late = _made_of(engine, spec.aggregation, obj, spec.filter_of_pairs(wanted))
-    return EndSpan(spec.span.span, action), late
+    pairs = spec.filter_of_pairs(wanted, in_engine=True)
+    action, late = _made_of(engine, spec.aggregation, obj, pairs)
+    return EndSpan(spec.span.span, action, pairs.tested), late
 
 
 def _made_of(

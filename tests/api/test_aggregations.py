@@ -94,7 +94,7 @@ def keys_of(snapshot: Snapshot) -> dict[Any, Any]:
             "aggregation.by",
             "unknown name 'common'; the names",
         ),
-        (pb.Aggregation(functions=[COUNT], by=["arg0:int[3]"]), "aggregation.by", "only str takes a length"),
+        (pb.Aggregation(functions=[COUNT], by=["arg0:int[3]"]), "aggregation.by", "only str and buf take a length"),
         (pb.Aggregation(functions=[COUNT], by=["pid"] * 9), "aggregation.by", "there are 9 keys; the limit is 8"),
         (pb.Aggregation(functions=[COUNT], max_keys=10_001), "aggregation.max_keys", "more than the 10000 allowed"),
         (pb.Aggregation(functions=[COUNT], interval_ms=9), "aggregation.interval_ms", "must be at least 10"),

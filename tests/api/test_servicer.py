@@ -356,7 +356,7 @@ class TestWhere:
         assert wanted.predicate == Comparison(ArgumentValue(0), Operator.EQ, 5)
         assert wanted.action.captures == (Capture(0), Capture(1, is_string=True, max_bytes=4))
         assert [(late.text, late.reason) for late in response.evaluated_late] == [
-            ('str(arg1, 4) ~ "S*"', "engines test and calculate integers, neither strings nor floating-point numbers")
+            ('str(arg1, 4) ~ "S*"', "engines test and calculate integers, no strings, bytes or floating-point numbers")
         ]
         assert not server.subscribe("a(arg0)", where="arg0 == 5").evaluated_late
 

@@ -183,7 +183,7 @@ def test_keys_and_values_that_are_expressions(
     on_bpf = subscription.engine == "bpf"
     of_kernel = (
         'the kernel does not calculate (arg0 >= 900) ? "late" : str(arg2, 64): '
-        "engines test and calculate integers, neither strings nor floating-point numbers"
+        "engines test and calculate integers, no strings, bytes or floating-point numbers"
     )
     assert reason == (of_kernel if on_bpf else "the ftrace engine adds nothing up")
     assert short == ({} if on_bpf else {reason: 1})

@@ -60,6 +60,7 @@ def test_sums_know_constants_that_are_not_in_memory(daemon: Daemon, cold_program
     selector = f":{cold_program}::constant"
     wanted = [
         Aggregate(by=["arg0:str"]),
+        Aggregate(by=["buf(arg0, 8)"]),
         Aggregate(functions=["count", "sum", "quantize"], value="arg1", by=["arg2"]),
         Aggregate(functions=["count", "sum"], value="arg2"),
         Aggregate(),
@@ -72,10 +73,11 @@ def test_sums_know_constants_that_are_not_in_memory(daemon: Daemon, cold_program
         begin(firing)
         until_done([firing])
         accounts = [each.unsubscribe() for each in subscriptions]
-        by_text, by_number, total, count = [next(each.snapshots()).rows for each in subscriptions]
-    assert [(each.fired, each.aggregated, each.lost) for each in accounts] == [(40, 40, 0)] * 4
+        by_text, by_bytes, by_number, total, count = [next(each.snapshots()).rows for each in subscriptions]
+    assert [(each.fired, each.aggregated, each.lost) for each in accounts] == [(40, 40, 0)] * 5
     text, number = LONELY
     assert [(row.key, row.values) for row in by_text] == [((text,), {"count": 40})]
+    assert [(row.key, row.values) for row in by_bytes] == [((text[:8].encode(),), {"count": 40})]
     assert sorted((row.key[0], row.values["sum"]) for row in by_number) == [(each, number) for each in range(40)]
     assert [row.values for row in total] == [{"count": 40, "sum": sum(range(40))}]
     assert [row.values for row in count] == [{"count": 40}]

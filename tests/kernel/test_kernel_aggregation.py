@@ -281,6 +281,19 @@ def test_strings_are_keys(adding: Adding, labels: Labels) -> None:
     assert sink.losses == {}
 
 
+@pytest.mark.parametrize("size", [1, 12, 64, 128])
+def test_bytes_are_keys(adding: Adding, labels: Labels, size: int) -> None:
+    """Of 128 bytes each, which are zeros behind the label."""
+    sink = adding.add(labels.path, Aggregation((COUNT,), (Capture(0, is_buffer=True, max_bytes=size), LABEL)))
+    count = 10_000
+    while_flipping(adding, lambda: labels.fire(count, 4))
+    adding.close()
+    whole = [*TEXTS[:-1], b"h" * 100]
+    buffers = [None if text is None else text.ljust(size, b"\0")[:size] for text in whole]
+    assert sink.rows == {(0, key): Row(4 * count // len(TEXTS)) for key in zip(buffers, TEXTS, strict=True)}
+    assert sink.losses == {}
+
+
 @pytest.mark.parametrize(
     "aggregation",
     [
@@ -288,6 +301,7 @@ def test_strings_are_keys(adding: Adding, labels: Labels) -> None:
         Aggregation((COUNT, MIN, MAX), (Capture(BuiltIn.UID), Capture(BuiltIn.GID)), Capture(1)),
         Aggregation((SUM, HISTOGRAM), (Capture(BuiltIn.CGROUP), Capture(BuiltIn.CONTAINER)), Capture(2), FINE),
         Aggregation((COUNT, SUM), (Capture(1),), Capture(0, is_string=True)),
+        Aggregation((COUNT, SUM), (Capture(0, is_buffer=True, max_bytes=20), Capture(1)), Capture(2)),
     ],
 )
 def test_rows_equal_those_of_the_events(adding: Adding, labels: Labels, aggregation: Aggregation) -> None:

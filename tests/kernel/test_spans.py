@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,41 @@ def test_pairs_that_are_filtered(client: Client, spanner: Ticker) -> None:
     events, account = pairs_of(client, spanner, "pairs 100", options=options)
     assert {event.values[0] for event in events} >= set(range(4, 100, 5))
     assert account.delivered + account.filtered == check(account).paired == 100
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize(
+    ("where", "is_late"),
+    [
+        ("elapsed < 0 || arg1 % 3 == 1", False),
+        ("elapsed >= 0 ? arg1 % 3 == 1 : arg1 == 5", False),
+        ("(elapsed / 1000 + 1) * 0 == arg1 % 3 - 1", False),
+        ('elapsed < 0 || arg1 % 3 == 1 && execname ~ "*"', True),
+    ],
+)
+def test_pairs_are_filtered_where_they_are_made(
+    client: Client, spanner: Ticker, engine: str, where: str, *, is_late: bool
+) -> None:
+    """With the bpf engine by the kernel, if it can test for them, and otherwise by the daemon with equal results."""
+    options, span = SubscribeOptions(where=where), Span(start_selectors=[probe("begin")])
+    keys: list[list[str]] = [[], ["arg1 % 2"], ["start.arg1"]]
+    wanted = [*(Aggregate(functions=["count", "sum"], value="arg1", by=by) for by in keys), Aggregate()]
+    with ExitStack() as stack:
+        adding = [stack.enter_context(client.aggregate(probe("end"), each, options, span)) for each in wanted]
+        assert [not each.added_late for each in adding] == [engine == "bpf" and not is_late] * len(adding)
+        spanner.do("pairs 30")
+        spanner.do("threads 4 30")
+        accounts = [each.unsubscribe() for each in adding]
+        snapshots = [[(row.key, row.values) for one in each.snapshots() for row in one.rows] for each in adding]
+    for account in accounts:
+        assert check(account) == SpanAccount(starts=150, paired=150)
+        assert (account.fired, account.aggregated, account.filtered) == (300, 50, 100)
+    numbers = range(1, 30, 3)
+    totals = [sum(number for number in numbers if number % 2 == odd) for odd in (0, 1)]
+    assert snapshots[0] == [((), {"count": 50, "sum": 5 * sum(numbers)})]
+    assert sorted(snapshots[1]) == [((odd,), {"count": 25, "sum": 5 * total}) for odd, total in enumerate(totals)]
+    assert sorted(snapshots[2]) == [((number,), {"count": 5, "sum": 5 * number}) for number in numbers]
+    assert snapshots[3] == [((), {"count": 50})]
 
 
 def test_a_site_cannot_be_both(client: Client, spanner: Ticker) -> None:  # noqa: ARG001 - it has the sites

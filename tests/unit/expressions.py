@@ -14,6 +14,7 @@ from stapsdtd.query.expression import (
     And,
     ArgumentValue,
     Arithmetic,
+    BytesAt,
     Calculation,
     Compared,
     Condition,
@@ -90,6 +91,21 @@ def strings() -> st.SearchStrategy[Value]:
     return leaves | chosen
 
 
+SIZES = st.integers(1, 4)
+
+
+def buffers(sizes: st.SearchStrategy[int] = SIZES) -> st.SearchStrategy[Value]:
+    leaves: st.SearchStrategy[Value] = st.builds(BytesAt, st.builds(ArgumentValue, st.sampled_from([1, 3])), sizes)
+    return leaves | st.builds(Conditional, conditions(simple=True), leaves, leaves)
+
+
+def of_one_size(size: int) -> st.SearchStrategy[Condition]:
+    """Bytes compared with others of their size, since the parser refuses to compare them with those of another."""
+    constants = st.binary(min_size=size, max_size=size).map(Literal)
+    same = buffers(st.just(size))
+    return st.builds(Compared, st.sampled_from([Operator.EQ, Operator.NE]), same, same | constants)
+
+
 def conditions(*, simple: bool = False, fields: Sequence[Field] = _FIELDS) -> st.SearchStrategy[Condition]:
     leaves: st.SearchStrategy[Condition] = st.builds(
         Compared, st.sampled_from(Operator), numbers(fields), numbers(fields) | _NUMBER_LITERALS
@@ -97,7 +113,8 @@ def conditions(*, simple: bool = False, fields: Sequence[Field] = _FIELDS) -> st
     if not simple:
         equal = st.sampled_from([Operator.EQ, Operator.NE])
         leaves |= st.builds(Compared, equal, strings(), strings() | LITERAL_TEXTS.map(Literal))
-        leaves |= st.builds(Matched, strings(), GLOBS)
+        leaves |= SIZES.flatmap(of_one_size)
+        leaves |= st.builds(Matched, strings() | buffers(), GLOBS)
 
     def grown(inner: st.SearchStrategy[Condition]) -> st.SearchStrategy[Condition]:
         several = st.lists(inner, min_size=2, max_size=3).map(tuple)
@@ -149,6 +166,8 @@ def _of(expression: Expression, at: Site, row: Row) -> Scalar | _Typed:
             if length is None or isinstance(length, Literal):
                 return text
             return text[: max(_integer(length, at, row)[0], 0)]
+        case BytesAt():
+            return _known(row.values[capture_of(expression)])
         case Field():
             return _field(expression, at, row)
         case Calculation(how, left, right):

@@ -569,7 +569,8 @@ class _Hit:
         matched = self._matched()
         if not self._plan["is_paired" if matched else "is_single"]:
             self._count(layout.Counter.HITS)
-        matched = self._aggregate(self._pair(matched)) & int(self._plan["emitted"])
+        matched = self._run(self._pair(matched), int(self._plan["pair_tests"]))
+        matched = self._aggregate(matched) & int(self._plan["emitted"])
         if matched and not self._write(matched):
             for bit in range(layout.MAX_FILTERS):
                 if matched >> bit & 1:
@@ -644,8 +645,15 @@ class _Hit:
         value, is_there = self._fetched(operand)
         if not is_there or operand["take"] == Take.NUMBER:
             return value, is_there, b""
-        text = self._memory.get(value)
-        return value, text is not None, (text or b"").partition(b"\0")[0][: int(operand["limit"]) - 1]
+        text = self._text(operand, value)
+        return value, text is not None, text or b""
+
+    def _text(self, operand: Any, address: int) -> bytes | None:
+        """The string or the bytes at an address; None if they cannot be read."""
+        limit, text = int(operand["limit"]), self._memory.get(address)
+        if operand["take"] == Take.BYTES:
+            return text[:limit] if text is not None and len(text) >= limit else None
+        return None if text is None else text.partition(b"\0")[0][: limit - 1]
 
     def _count(self, counter: layout.Counter, bit: int = 0) -> None:
         self._count_cell(int(self._plan["counters"]) + counter + layout.COUNTERS_OF_FILTER * bit)
@@ -665,6 +673,7 @@ class _Hit:
                 matched |= 1 << bit
             elif jump == REJECT:
                 self._count(layout.Counter.FILTERED, bit)
+                matched &= ~(1 << bit)
             elif jump == layout.JUMP_EXCLUDE:
                 self._count(layout.Counter.EXCLUDED, bit)
             at = jump if jump < layout.JUMP_LOST else int(test["next_filter"])
@@ -736,11 +745,7 @@ class _Hit:
         if not is_there or operand["take"] == Take.NUMBER:
             return value, is_there, b""
         assert self._plan["has_texts"]
-        limit, text = int(operand["limit"]), self._memory.get(value)
-        if operand["take"] == Take.BYTES:
-            text = text[:limit] if text is not None and len(text) >= limit else None
-        elif text is not None:
-            text = text.partition(b"\0")[0][: limit - 1]
+        text = self._text(operand, value)
         if text is None:
             return value & layout.ADDRESS_MASK, False, b""
         return len(text) << 32 | at, True, text

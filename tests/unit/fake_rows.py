@@ -88,7 +88,7 @@ def made_key(
             missing |= (not is_there) << number
             # nothing is there at 0
             is_unread |= not is_there and found != 0
-            if operand["take"] == Take.STRING:
+            if operand["take"] in {Take.STRING, Take.BYTES}:
                 words += text.ljust((int(operand["limit"]) + 7) // 8 * 8, b"\0")
             else:
                 words += struct.pack("=Q", found if is_there else 0)

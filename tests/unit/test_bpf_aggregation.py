@@ -254,6 +254,29 @@ def test_what_cannot_be_read_is_a_key_of_its_own_and_no_value(kernel: FakeKernel
     assert len(sink.rows) == 2
 
 
+def test_bytes_are_keys_with_all_their_zeros(kernel: FakeKernel, engine: BpfEngine) -> None:
+    only = site("a", 0x10, [argument(Register("rdi")), argument(Register("rsi"))])
+    found = sample_object(only)
+    kernel.memory |= {0x5000: b"abcdefghij\0\0", 0x6000: b"\0" * 12, 0x7000: b"short"}
+    sink = AddingSink()
+    engine.open(1, sink, 64, "me", sink)
+    keys = Capture(0, is_buffer=True, max_bytes=12), Capture(1), Capture(0, is_buffer=True, max_bytes=3)
+    sink.aggregation = Aggregation((COUNT,), keys)
+    wanted = (TargetSite(only, SITE_ID, Aggregate(sink.aggregation)),)
+    assert engine.arm(1, Target(found, kernel.path, wanted)) == []
+    for address in (0x5000, 0x6000, 0x7000, 0):
+        kernel.hit(0x10, rdi=address, rsi=5)
+    closed(engine, 1)
+    assert sink.added == {
+        (0, (b"abcdefghij\0\0", 5, b"abc")): Row(1),
+        (0, (bytes(12), 5, bytes(3))): Row(1),
+        (0, (None, 5, b"sho")): Row(1),
+        (0, (None, 5, None)): Row(1),
+    }
+    # the one that may be in memory, but for its end
+    assert len(sink.rows) == 1
+
+
 def test_hit_that_is_handed_over_is_counted_once_by_everybody(kernel: FakeKernel, engine: BpfEngine) -> None:
     """One subscription's key is not in memory; another's is, and a third wants all events."""
     both = site("a", 0x10, [argument(Memory("rsp", 0)), argument(Memory("rbp", 0))])
@@ -318,6 +341,7 @@ def computed(text: str) -> ExpressionSource:
 
 
 LONG = Capture(0, is_string=True, max_bytes=248)
+LONG_BYTES = Capture(0, is_buffer=True, max_bytes=249)
 
 
 @pytest.mark.parametrize(
@@ -325,11 +349,12 @@ LONG = Capture(0, is_string=True, max_bytes=248)
     [
         (Aggregation((STDDEV,), (), Capture(0)), argument(), "the kernel computes no standard deviation"),
         (Aggregation((COUNT,), (computed("arg0 / 2.0"),)), argument(), "the kernel does not calculate arg0 / 2.0: "),
-        (Aggregation((SUM,), (Capture(0),), computed("str(arg0) ~ 'a'")), argument(), "neither strings"),
+        (Aggregation((SUM,), (Capture(0),), computed("str(arg0) ~ 'a'")), argument(), "no strings"),
         (Aggregation((COUNT,), (computed("arg0 + 1"),)), FLOAT, "arg0: 8f@%xmm0 is a floating-point number"),
         (Aggregation((COUNT,), (computed("arg0 + 1"),)), argument(Register("xmm0")), "%xmm0 is no register"),
         (Aggregation((COUNT,), (computed(LONGEST), computed("-arg0"))), argument(), "at most 32 operations"),
         (Aggregation((COUNT,), (LONG,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
+        (Aggregation((COUNT,), (LONG_BYTES,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
         (Aggregation((COUNT,), (HitField.PID,) * 16), argument(), "its key has 16 parts, and in the kernel at most 15"),
         (Aggregation((SUM,), (), Capture(0)), argument(size=12), "8@%rdi is no integer"),
         (

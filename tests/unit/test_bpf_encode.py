@@ -232,6 +232,15 @@ def test_raw_bytes_lie_at_the_address_itself(size: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("operand", "pointer"), [(Register("rsi"), 0x5000), (Memory("rsp", 24), 0x6000), (Constant(0x404040), 0x404040)]
+)
+def test_buffer_is_where_the_operand_points(operand: Operand, pointer: int) -> None:
+    row = encoded(Value(0, limit=16, is_buffer=True), argument(operand))
+    hit = Hit({"rsi": 0x5000, "rsp": 0x1000}, {0x1018: (0x6000).to_bytes(8, "little")})
+    assert (row["take"], row["limit"], fetch(row, hit)) == (Take.BYTES, 16, pointer)
+
+
+@pytest.mark.parametrize(
     ("operand", "architecture", "reason"),
     [
         (Unavailable("no way to it"), ARCHITECTURE, "^no way to it$"),

@@ -51,6 +51,25 @@ def test_subscriptions_take_different_values_of_one_record(
     assert other.values == [(1, b"a long string", 0x5000, None, None, None)]
 
 
+def test_buffers_are_read_as_a_whole_or_not_at_all(
+    kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink, other: RecordingSink
+) -> None:
+    """Whatever else is wanted of what the argument points to."""
+    found = sample_object(only := site("a", 0x10, [argument(Register("rdi"))]))
+    kernel.memory |= {0x5000: b"a\0buffer", 0x6000: b"a page"}
+    short, long = (Capture(0, is_buffer=True, max_bytes=size) for size in (4, 8))
+    assert engine.arm(1, taking(kernel, only, short, Capture(0), of=found)) == []
+    text = Capture(0, is_string=True, max_bytes=8)
+    assert engine.arm(2, taking(kernel, only, long, text, short, of=found)) == []
+    kernel.hit(0x10, rdi=0x5000)
+    kernel.hit(0x10, rdi=0x6000)
+    kernel.hit(0x10, rdi=0)
+    closed(engine, 1)
+    closed(engine, 2)
+    assert sink.values == [(1, b"a\0bu", 0x5000), (1, b"a pa", 0x6000), (1, None, 0)]
+    assert other.values == [(1, b"a\0buffer", b"a", b"a\0bu"), (1, None, b"a page", b"a pa"), (1, None, None, None)]
+
+
 def test_built_ins_are_values_like_arguments(kernel: FakeKernel, engine: BpfEngine, sink: RecordingSink) -> None:
     """Between those that tests read and the address of the hit, each where its reader expects it."""
     found = sample_object(only := site("a", 0x10, [argument(Memory("rsp", 8)), argument(Register("rdi"))]))

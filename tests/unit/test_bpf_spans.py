@@ -17,6 +17,8 @@ from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.engine import LossStage, Refusal, Target, TargetSite
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Register, Site, StartArgument, Unavailable
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
+from stapsdtd.query.parse import parse_value
+from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.spans.span import Span, SpanCounts
 from tests.support import wait_for
 from tests.unit.bpf_rig import closed, free, nothing_is_left, where
@@ -64,6 +66,7 @@ def armed(
     begins: tuple[Site, ...] = (BEGIN,),
     ends: tuple[Site, ...] = (END,),
     text: str = "",
+    of_pairs: str = "",
     owner: str = "me",
     users: frozenset[int] | None = None,
 ) -> tuple[SpanSink, list[Refusal]]:
@@ -71,7 +74,8 @@ def armed(
     engine.open(subscription_key, sink, 64, owner, sink)
     predicate = where(text) if text else None
     found = sample_object(*dict.fromkeys([BEGIN, END, *begins, *ends]))
-    wanted = [TargetSite(each, 1, EndSpan(span, outcome), predicate=predicate) for each in ends]
+    action = EndSpan(span, outcome, where(of_pairs) if of_pairs else None)
+    wanted = [TargetSite(each, 1, action, predicate=predicate) for each in ends]
     wanted += [TargetSite(each, 2, BeginSpan(span), predicate=predicate) for each in begins]
     return sink, engine.arm(subscription_key, Target(found, kernel.path, tuple(wanted), owners=users))
 
@@ -84,8 +88,9 @@ def pairing(
     outcome: Emit | Aggregate,
     *,
     text: str = "",
+    of_pairs: str = "",
 ) -> SpanSink:
-    sink, refusals = armed(engine, kernel, subscription_key, span, outcome, text=text)
+    sink, refusals = armed(engine, kernel, subscription_key, span, outcome, text=text, of_pairs=of_pairs)
     assert refusals == []
     return sink
 
@@ -119,6 +124,58 @@ def test_end_tells_of_its_start(kernel: FakeKernel, engine: BpfEngine) -> None:
     assert all(0 < values[-1] < 60_000_000_000 for values in sink.values)
     assert sink.counts == SpanCounts(starts=2, paired=2, unmatched=2)
     assert sink.fired_count == sink.accounted == 6
+
+
+@pytest.mark.parametrize("span", [Span(), Span(start_captures=(NUMBER,)), Span((NUMBER,))])
+@pytest.mark.parametrize(
+    "of_pairs",
+    [
+        "elapsed > 0 && arg0 >= 2",
+        "arg0 < 2 ? elapsed == -1 : elapsed < 60s",
+        "elapsed - elapsed + arg0 * 2 >= 4",
+        "elapsed == -1 || !(arg0 == 1)",
+    ],
+)
+def test_pairs_that_are_not_wanted_are_filtered(
+    kernel: FakeKernel, engine: BpfEngine, span: Span, of_pairs: str
+) -> None:
+    """Of the subscription alone that does not want them, and whatever becomes of its others."""
+    emitted = pairing(engine, kernel, 1, span, Emit((NUMBER,)), of_pairs=of_pairs)
+    counted = pairing(engine, kernel, 2, span, Aggregate(Aggregation((COUNT,))), text="arg0 != 3", of_pairs=of_pairs)
+    calculated = ExpressionSource(parse_value("elapsed * 0 + arg0", lambda _: None))
+    by = pairing(engine, kernel, 3, span, Aggregate(Aggregation((SUM,), (calculated,), NUMBER)), of_pairs=of_pairs)
+    everything = pairing(engine, kernel, 4, span, Aggregate(Aggregation((COUNT,))))
+    for number in (1, 2, 1, 3):
+        begin(kernel, number)
+        end(kernel, number)
+    end(kernel, 7)
+    for key in range(1, 5):
+        closed(engine, key)
+    assert emitted.values == [(1, 2), (1, 3)]
+    assert by.added == {(0, (2,)): Row(1, 1, 2), (0, (3,)): Row(1, 1, 3)}
+    assert (counted.added, everything.added) == ({(0, ()): Row(1)}, {(0, ()): Row(4)})
+    assert [sink.filtered_count for sink in (emitted, by, counted, everything)] == [2, 2, 2 + 2, 0]
+    for sink in (emitted, by, everything):
+        assert sink.counts == SpanCounts(starts=4, paired=4, unmatched=1)
+    assert counted.counts == SpanCounts(starts=3, paired=3, unmatched=1)
+    for sink in (emitted, by, counted, everything):
+        assert sink.fired_count == sink.accounted == 9
+        assert sink.losses == {}
+
+
+@pytest.mark.parametrize("outcome", [Emit((NUMBER,)), Aggregate(Aggregation((COUNT,)))])
+def test_filter_of_the_only_subscription_that_pairs(
+    kernel: FakeKernel, engine: BpfEngine, outcome: Emit | Aggregate
+) -> None:
+    """Its pairing counts the hits."""
+    sink = pairing(engine, kernel, 1, Span(), outcome, text="arg0 != 9", of_pairs="elapsed > 60s")
+    for number in (1, 9, 2):
+        begin(kernel, number)
+        end(kernel, number)
+    closed(engine, 1)
+    assert sink.counts == SpanCounts(starts=2, paired=2)
+    assert (sink.fired_count, sink.filtered_count, sink.accounted) == (6, 2 + 2, 6)
+    assert (sink.rows, sink.losses) == ([], {})
 
 
 def test_pairs_add_up_by_what_is_known_of_both(kernel: FakeKernel, engine: BpfEngine) -> None:

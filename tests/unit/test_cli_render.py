@@ -47,6 +47,7 @@ def test_a_string_cannot_close_its_quotation_marks() -> None:
         (0x5555_5555_4000, "93824992231424"),
         (1.5, "1.5"),
         (b'\xa0\x00a"', r'"\xa0\x00a\""'),
+        (b"\x7fELF\n ~\x80", r'"\x7fELF\x0a ~\x80"'),
         (None, "<page not resident>"),
     ],
 )

@@ -57,6 +57,13 @@ def test_what_is_narrower_than_a_pointer_is_no_string(operand: Operand) -> None:
     assert taken(operand, 4, is_string=True) == Unavailable("TEXT is 4 bytes wide, which is no pointer to a string")
 
 
+@pytest.mark.parametrize("operand", [Register("rsi"), Memory("rsp"), Constant(5)])
+def test_bytes_are_not_fetched(operand: Operand) -> None:
+    capture = Capture(0, is_buffer=True, max_bytes=16)
+    reason = "TEXT: the ftrace engine cannot fetch the bytes it points to"
+    assert fetch(capture, argument(operand, text="TEXT"), X86_64) == Unavailable(reason)
+
+
 def test_constants_and_the_unavailable_are_not_fetched() -> None:
     assert taken(Constant(-5)) == Constant(-5)
     assert taken(Unavailable("because")) == Unavailable("because")

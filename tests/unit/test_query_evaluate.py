@@ -31,6 +31,7 @@ from tests.unit.expressions import (
     TEXTS,
     Row,
     Scalar,
+    buffers,
     calculated,
     conditions,
     integers,
@@ -53,7 +54,7 @@ def value(text: str) -> Expression:
 
 
 def column_of(capture: Capture, at: Site, values: Sequence[Scalar | None]) -> ValueColumn:
-    if capture.is_string or capture.subject in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
+    if capture.is_pointed_to or capture.subject in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
         return Strings.of(cast("Sequence[bytes | None]", values))
     missing = np.array([each is None for each in values], np.bool_)
     unavailable, numbers = missing if missing.any() else None, [each or 0 for each in values]
@@ -75,11 +76,11 @@ def events_of(at: Site, rows: Sequence[Row], captures: Sequence[Capture]) -> Sit
 
 
 def one(text: str, values: Mapping[str, Scalar | None], at: Site = SITE) -> object:
-    """Evaluate an expression of one event. values: of arguments, and of strings as str1 for what arg1 points to."""
+    """Evaluate an expression of one event. values: of arguments, and of what arg1 points to as str1 and buf1."""
     parsed = value(text)
     found = {
         each: values[each.subject.value] if isinstance(each.subject, BuiltIn)
-        else values[f"{'str' if each.is_string else 'arg'}{each.subject}"]
+        else values[f"{'str' if each.is_string else 'buf' if each.is_buffer else 'arg'}{each.subject}"]
         for each in needs(parsed)
     }  # fmt: skip
     row = Row(4711, 3, 1000, b"app", found)
@@ -100,6 +101,9 @@ def drawn_rows(data: st.DataObject, captures: Sequence[Capture], *, is_all_known
         known: st.SearchStrategy[Scalar] = integers(8 * declared.size, signed=declared.signed)
         if capture.is_string:
             known = TEXTS.map(operator.itemgetter(slice(capture.max_bytes)))
+        if capture.is_buffer:
+            assert capture.max_bytes is not None
+            known = st.sampled_from([bytes([byte] * capture.max_bytes) for byte in b"\0a*"])
         kinds[capture] = known if is_all_known else st.none() | known
     rows = st.builds(
         Row,
@@ -110,7 +114,7 @@ def drawn_rows(data: st.DataObject, captures: Sequence[Capture], *, is_all_known
 
 
 @examples(100)
-@given(numbers() | strings() | conditions(), st.data())
+@given(numbers() | strings() | buffers() | conditions(), st.data())
 def test_columns_say_what_each_row_does(expression: Expression, data: st.DataObject) -> None:
     parsed = value(text_of(expression))
     rows = drawn_rows(data, needs(parsed))
@@ -174,7 +178,7 @@ def test_programs_calculate_what_is_evaluated(written: list[Expression], first_w
 
 
 @examples(100)
-@given(numbers() | strings() | conditions())
+@given(numbers() | strings() | buffers() | conditions())
 def test_what_is_written_out_is_read_back(expression: Expression) -> None:
     parsed = value(text_of(expression))
     assert value(text_of(parsed)) == parsed
@@ -228,6 +232,13 @@ def test_constants_are_calculated_as_values_are(how: Arithmetic, left: int, righ
         ("str(arg1, arg0)", {"str1": b"main", "arg0": -4}, b""),
         ("str(arg1, arg0)", {"str1": b"main", "arg0": None}, None),
         ("arg0 > 1 ? str(arg1) : 'few'", {"arg0": 1, "str1": b"many"}, b"few"),
+        ("buf(arg1, 4)", {"buf1": b"a\0\xffb"}, b"a\0\xffb"),
+        ("buf(arg1, 4)", {"buf1": None}, None),
+        ('buf(arg1, 4) == "a\\x00\\xffb"', {"buf1": b"a\0\xffb"}, 1),
+        ('"a\\x00bc" != buf(arg1, 4)', {"buf1": b"a\0\xffb"}, 1),
+        ("buf(arg1, 2) == buf(arg3, 2)", {"buf1": b"a\0", "buf3": b"a\0"}, 1),
+        ("buf(arg1, 2) == buf(arg3, 2)", {"buf1": b"a\0", "buf3": None}, None),
+        ('buf(arg1, 4) ~ "*\\x00*"', {"buf1": b"a\0\xffb"}, 1),
         ("arg0 ? arg3 == 1 : arg1 == 1", {"arg0": 0, "arg3": None, "arg1": 1}, 1),
         ("cpu * 10 + (pid == 4711 ? 1 : 0)", {}, 31),
         ("provider == 'app' && name == 'tick' && module ~ 'a?p' && function == ''", {}, 1),
@@ -270,6 +281,7 @@ def test_floating_point_numbers(text: str, found: float, expected: object) -> No
         ("arg0 % 2", [FLOAT], "% takes integers, and an operand is a floating-point number here"),
         ("arg0 > 1 ? arg0 << 1 : 1", [FLOAT], "<< takes integers, and an operand is a floating-point number here"),
         ("str(arg1, arg0)", [FLOAT, argument()], "the length of str(arg1, …) is a floating-point number here"),
+        ("buf(arg1, 4)", [argument()], "it has 1 argument, so there is no arg1"),
         ("arg0 * 2", [FLOAT], None),
     ],
 )
@@ -278,11 +290,27 @@ def test_why_not(text: str, arguments: list[Argument], reason: str | None) -> No
 
 
 def test_needs_are_told_once_each() -> None:
-    parsed = value('str(arg1, arg0) == str(arg1, 4) || arg0 + uid == 1 || container ~ "*" && pid == cpu')
+    parsed = value(
+        'str(arg1, arg0) == str(arg1, 4) || arg0 + uid == 1 || container ~ "*" && pid == cpu || buf(arg1, 4) == "SELE"'
+    )
     assert needs(parsed) == (
         Capture(1, is_string=True), Capture(0), Capture(1, is_string=True, max_bytes=4), Capture(BuiltIn.UID),
-        Capture(BuiltIn.CONTAINER),
+        Capture(BuiltIn.CONTAINER), Capture(1, is_buffer=True, max_bytes=4),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("buf(arg1, 2)", "bytes"),
+        ("arg0 ? buf(arg1, 2) : buf(arg3, 1)", "bytes"),
+        ("str(arg1, 2)", "string"),
+        ("buf(arg1, 2) == 'ab'", "signed"),
+    ],
+)
+def test_bytes_are_told_from_text(text: str, layout: str) -> None:
+    parsed = value(text)
+    assert evaluate(parsed, events_of(SITE, [], needs(parsed))).layout == layout
 
 
 def test_value_that_is_no_expression_names_its_field() -> None:

@@ -13,7 +13,7 @@ from stapsdtd.query.text import text_of
 from tests.unit.samples import RDI, argument, captured, site
 
 FLOAT = Argument("8@%xmm0", 8, signed=True, is_float=True, operand=RDI)
-LATE = "engines test and calculate integers, neither strings nor floating-point numbers"
+LATE = "engines test and calculate integers, no strings, bytes or floating-point numbers"
 LONG = " + ".join(["arg0"] * MAX_OPERATIONS)
 
 
@@ -39,12 +39,18 @@ def two(*captures: Capture) -> SiteCapture:
         ("(str(arg1) ~ 'a' && arg0 == 1) && (pid == 7 && execname ~ 'b')", "(arg0 == 1) && (pid == 7)",
          '(str(arg1) ~ "a") && (execname ~ "b")'),
         ("arg0 == 1 || execname ~ 'a'", None, '(arg0 == 1) || (execname ~ "a")'),
-        ("!(arg0 == 1 && elapsed == 1)", None, "!((arg0 == 1) && (elapsed == 1))"),
+        ("arg0 == 1 || elapsed / 1000 > arg1", "(arg0 == 1) || ((elapsed / 1000) > arg1)", None),
+        ("elapsed > 5ms && execname ~ 'b'", "elapsed > 5000000", 'execname ~ "b"'),
     ],
 )  # fmt: skip
 def test_each_part_is_tested_where_that_is_possible(whole: str, tested: str | None, evaluated: str | None) -> None:
     found = SiteFilter.of(where(whole), two())
     assert (text(found.tested), text(found.evaluated)) == (tested, evaluated)
+
+
+def test_nothing_is_tested_where_no_engine_makes_what_is_filtered() -> None:
+    found = SiteFilter.of(where("elapsed > 5 && arg0 == 1"), two(), in_engine=False)
+    assert (text(found.tested), text(found.evaluated)) == (None, "(elapsed > 5) && (arg0 == 1)")
 
 
 def test_what_engines_tested_before_they_test_as_it_is() -> None:

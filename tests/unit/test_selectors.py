@@ -145,6 +145,10 @@ def test_pid_suffix(provider: str, text: str, pid: int | None) -> None:
         ("a:b(arg0:str)", (Capture(0, is_string=True),)),
         ("a:b(arg12:str[256],arg0)", (Capture(12, is_string=True, max_bytes=256), Capture(0))),
         ("a:b ( arg0 : str [ 7 ] , arg0 )", (Capture(0, is_string=True, max_bytes=7), Capture(0))),
+        (
+            "a:b(arg0:buf[16], arg1 : buf [ 8 ])",
+            (Capture(0, is_buffer=True, max_bytes=16), Capture(1, is_buffer=True, max_bytes=8)),
+        ),
         (f"a:::b(arg0:str[{MAX_STRING_BYTES}])", (Capture(0, is_string=True, max_bytes=MAX_STRING_BYTES),)),
     ],
 )
@@ -166,9 +170,11 @@ def test_captures(text: str, captures: tuple[Capture, ...] | None) -> None:
         ("a:b(arg0,)", "'' is not a capture", 9),
         ("a:b(arg0,arg1:float)", "'arg1:float' is not a capture", 9),
         ("a:b(arg0,  argv)", "'argv' is not a capture", 11),
-        ("a:b(arg0:int[4])", "only str takes a length", 4),
+        ("a:b(arg0:int[4])", "only str and buf take a length", 4),
         ("a:b(arg0:str[0])", "1 to 4096", 4),
         ("a:b(arg0:str[4097])", "1 to 4096", 4),
+        ("a:b(arg0:buf)", "buf needs a length, as in arg0:buf", 4),
+        ("a:b(arg0:buf[4097])", "1 to 4096", 4),
     ],
 )
 def test_what_is_no_selector(text: str, reason: str, column: int) -> None:

@@ -230,7 +230,13 @@ def test_starts_take_no_more_memory_than_they_may() -> None:
 
 
 def test_threads_of_very_many_processes_are_looked_at_by_and_by() -> None:
-    spans = Pairing(Span(start_captures=(TEXT,)), lambda ids: {each: KNOWN[each] for each in ids}, ROOM, max_looks=2)
+    spans = Pairing(
+        Span(start_captures=(TEXT,)),
+        lambda ids: {each: KNOWN[each] for each in ids},
+        lambda wanted: wanted,
+        ROOM,
+        max_looks=2,
+    )
     dead = [4_000_001, 4_000_002, 4_000_003]
     hits = events([Hit(1, 1, number + 1, tid=pid) for number, pid in enumerate(dead)], has_key=False)
     spans.add(replace(hits, pid=hits.tid))

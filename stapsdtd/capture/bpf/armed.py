@@ -18,6 +18,7 @@ from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
 from stapsdtd.plan.groups import Window
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
+from stapsdtd.query.program import Program
 
 _NOBODY = frozenset[int]()
 
@@ -47,7 +48,7 @@ class Event(Protocol):
 @dataclass(frozen=True, slots=True)
 class Consumer:
     """What one subscription wants of a site. table: where its hits are added up, if that is what it wants. span: where
-    starts wait, if it wants pairs.
+    starts wait, if it wants pairs. pair_filter: which of these; None for all.
     """
 
     channel: Channel
@@ -55,6 +56,7 @@ class Consumer:
     filter: Filter
     table: HitTable | None = None
     span: SpanTable | None = None
+    pair_filter: Program | None = None
 
     @property
     def outcome(self) -> Emit | Aggregate | None:

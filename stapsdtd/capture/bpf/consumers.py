@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stapsdtd.capture.bpf.armed import Consumer
 from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.encode import NotEncodableError
-from stapsdtd.capture.bpf.filters import filter_of
+from stapsdtd.capture.bpf.filters import filter_of, filter_of_pairs
 from stapsdtd.capture.bpf.pairs import key_of, why_not
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables
@@ -30,7 +30,7 @@ class Consumers:
         Raises TableFullError, ValueError and OSError.
         """
         architecture = target.object.parsed.architecture
-        hit_filter = filter_of(target, wanted)
+        hit_filter, pair_filter = filter_of(target, wanted), filter_of_pairs(wanted)
         span = self._span_for(channel, owner, wanted, architecture)
         table = self._drainer.table_for(channel, owner, wanted, architecture)
         if span is not None and span.signs is None and isinstance(wanted.action, BeginSpan):
@@ -40,7 +40,7 @@ class Consumers:
             except BaseException:
                 span.signs = None
                 raise
-        return Consumer(channel, wanted, hit_filter, table, span)
+        return Consumer(channel, wanted, hit_filter, table, span, pair_filter)
 
     def _span_for(self, channel: Channel, owner: str, wanted: TargetSite, architecture: str) -> SpanTable | None:
         match wanted.action:

@@ -79,7 +79,10 @@ class Drainer:
         """
         match wanted.action:
             case Aggregate(aggregation) | EndSpan(action=Aggregate(aggregation)):
-                if Recipe.of(aggregation, wanted.site, wanted.site_id, architecture).is_counted:
+                recipe = Recipe.of(aggregation, wanted.site, wanted.site_id, architecture)
+                # pairs are counted before it is known which are wanted
+                has_counter = not isinstance(wanted.action, EndSpan) or wanted.action.predicate is None
+                if recipe.is_counted and has_counter:
                     return None
                 table = self._tables.open(channel, owner, aggregation)
                 self.wake()

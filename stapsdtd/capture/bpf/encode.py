@@ -93,7 +93,7 @@ def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
             if scale > _MAX_SCALE:
                 raise NotEncodableError(f"the bpf engine cannot multiply an index by {scale}")
             constant = displacement % (1 << _BITS)
-            if is_raw:
+            if is_raw and not value.is_buffer:
                 kind = OperandKind.ADDRESS
             else:
                 kind, width, left, right = OperandKind.MEMORY, argument.size, unused, unused
@@ -183,7 +183,10 @@ def encode_filters(filters: Sequence[tuple[int, Filter]], operand_indexes: Mappi
 
 @dataclass(frozen=True, slots=True)
 class Calculations:
-    """What is calculated of hits that a filter accepts. pairing: which of those at the site tells the time elapsed."""
+    """What is calculated of hits that a filter accepts, or tested of the pairs that these make.
+
+    pairing: which of those at the site tells the time elapsed.
+    """
 
     bit: int
     program: Program
@@ -191,7 +194,7 @@ class Calculations:
 
 
 def encode_calculations(each: Sequence[Calculations], first: int, operand_indexes: Mapping[int, int]) -> bytes:
-    """Encode calculations, one after the other, which begin as a plan's test number first."""
+    """Encode calculations, or tests of pairs, one after the other, which begin as a plan's test number first."""
     rows = b""
     for position, calculations in enumerate(each):
         bit, start = calculations.bit, first + 1
@@ -215,7 +218,7 @@ def _packed(test: Test, bit: int, jumps: tuple[int, ...], end: int) -> bytes:
 
 
 def _ended(target: int, start: int) -> int:
-    return JUMP_END if target == ACCEPT else start + target
+    return JUMP_END if target == ACCEPT else _jump(target, start)
 
 
 def _indexed(test: Test, operand_indexes: Mapping[int, int]) -> Test:

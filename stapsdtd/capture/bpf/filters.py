@@ -1,12 +1,13 @@
-"""Which of a site's hits a subscription wants, by the target that names the site."""
+"""Which of a site's hits, and of the pairs that end there, a subscription wants, by the target that names the site."""
 
 from __future__ import annotations
 
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.engine import Target, TargetSite
-from stapsdtd.query.actions import Emit
+from stapsdtd.query.actions import Emit, EndSpan
 from stapsdtd.query.compile import compile_for
+from stapsdtd.query.program import Program
 
 
 def filter_of(target: Target, wanted: TargetSite) -> Filter:
@@ -21,3 +22,12 @@ def filter_of(target: Target, wanted: TargetSite) -> Filter:
         # the reader, which filters others' events, cannot take a hit out of a row, nor part a pair
         excluded |= target.exclude_later if pids is None else target.exclude_later & pids
     return Filter(pids, excluded, program, target.owners, followed)
+
+
+def filter_of_pairs(wanted: TargetSite) -> Program | None:
+    """Return which pairs that end at a site are wanted, None for all. Raises ValueError as `filter_of`."""
+    match wanted.action:
+        case EndSpan(predicate=predicate) if predicate is not None:
+            return compile_for(predicate, wanted.site)
+        case _:
+            return None

@@ -18,6 +18,17 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesPart:
+    """size: of the bytes, which begin at a word."""
+
+    size: int
+
+    @property
+    def words(self) -> int:
+        return (self.size + 7) // 8
+
+
+@dataclass(frozen=True, slots=True)
 class CgroupPart:
     """The id of a cgroup. is_container: whose container is meant."""
 
@@ -34,7 +45,7 @@ class FixedPart:
     value: int | None
 
 
-Part = NumberPart | TextPart | CgroupPart | FixedPart
+Part = NumberPart | TextPart | BytesPart | CgroupPart | FixedPart
 
 
 @dataclass(frozen=True, slots=True)

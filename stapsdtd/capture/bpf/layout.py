@@ -157,9 +157,10 @@ PLAN = np.dtype(
         ("is_begun", "u1"),
         ("is_paired", "u1"),
         ("uses_words", "u1"),
+        ("pair_tests", "u4"),
         ("calculations", "u4"),
         ("is_single", "u1"),
-        ("unused", "u1", 3),
+        ("unused", "u1", 7),
     ]
 )
 
@@ -223,7 +224,7 @@ KEY_BYTES = (16, 32, 64, 80, 128, 256)
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
 PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
-PACKED_PLAN = struct.Struct("=QQQ6I8BIB3x")
+PACKED_PLAN = struct.Struct("=QQQ6I8B2IB7x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I7B5x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stapsdtd.aggregate.aggregation import HitField
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
+from stapsdtd.capture.bpf.encode import Calculations
 from stapsdtd.capture.bpf.pairing_rows import PairingSpec
 from stapsdtd.capture.bpf.pairs import Pair, key_of
 from stapsdtd.capture.bpf.reading import Counted, Paired
@@ -19,10 +20,14 @@ from stapsdtd.query.actions import Aggregate
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """How hits begin and end spans for the consumers whose action is BeginSpan or EndSpan. paired: whose they are."""
+    """How hits begin and end spans for the consumers whose action is BeginSpan or EndSpan. paired: whose they are.
+
+    tests: of the pairs that they make.
+    """
 
     specs: tuple[PairingSpec, ...]
     paired: tuple[Paired, ...]
+    tests: tuple[Calculations, ...]
 
     @staticmethod
     def pairs_of(site: ArmedSite) -> dict[SubscriptionKey, Pair]:
@@ -42,8 +47,8 @@ class Pairing:
     @classmethod
     def of(cls, site: ArmedSite, bits: Mapping[SubscriptionKey, int]) -> Pairing:
         """bits: of the filters, by subscription. Raises NotEncodableError."""
-        specs, paired = [], []
-        for consumer, table in _pairing(site):
+        specs, paired, tests = [], [], []
+        for number, (consumer, table) in enumerate(_pairing(site)):
             bit, architecture = bits[consumer.channel.subscription_key], site.object.architecture
             key = key_of(table.span, site.site, architecture)
             kept = () if consumer.is_end else table.kept_of(site.site, architecture).operands
@@ -63,7 +68,9 @@ class Pairing:
             )
             counted = _counted(site, consumer, bit)
             paired.append(Paired(consumer.channel, table.number, bit if consumer.is_end else None, counted))
-        return cls(tuple(specs), tuple(paired))
+            if consumer.pair_filter is not None:
+                tests.append(Calculations(bit, consumer.pair_filter, number))
+        return cls(tuple(specs), tuple(paired), tuple(tests))
 
 
 def _pairing(site: ArmedSite) -> list[tuple[Consumer, SpanTable]]:

@@ -27,7 +27,7 @@ def why_not(span: Span) -> str | None:
     if len(span.start_captures) >= layout.PAIR_WORDS:
         return f"the kernel keeps at most {layout.PAIR_WORDS - 1} arguments of a start"
     if any(map(_is_text, span.start_captures)):
-        return "the kernel keeps no strings of a start"
+        return "the kernel keeps no strings or bytes of a start"
     if span.key == _THREAD:
         return None
     if HitField.TID in span.key:
@@ -57,7 +57,7 @@ def subject_at(site: Site, subject: Subject | OfPair) -> Argument | BuiltIn:
 
 def _is_text(source: KeySource) -> bool:
     if isinstance(source, Capture):
-        return source.is_string or source.subject in _TEXTS
+        return source.is_pointed_to or source.subject in _TEXTS
     return source is HitField.EXECNAME
 
 

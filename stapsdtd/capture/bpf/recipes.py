@@ -14,7 +14,7 @@ from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, F
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
-from stapsdtd.capture.bpf.key_layout import CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
@@ -59,7 +59,7 @@ class Recipe:
     def is_small(self) -> bool:
         """Report whether the key has one number at most."""
         parts = [part for part in self.layout.parts if not isinstance(part, FixedPart)]
-        is_of_numbers = not any(isinstance(part, TextPart) for part in parts)
+        is_of_numbers = not any(isinstance(part, TextPart | BytesPart) for part in parts)
         return is_of_numbers and len(parts) <= 1 and key_class(self.aggregation) == 0
 
     @property
@@ -150,6 +150,8 @@ class _Maker:
             return NumberPart(is_signed=False)
         if source.is_string:
             return TextPart(_text_words(source.limit))
+        if source.is_buffer:
+            return BytesPart(source.limit)
         _check_integer(source, subject)
         return NumberPart(subject.signed)
 
@@ -161,7 +163,7 @@ class _Maker:
             return self._of_pair(capture)
         subject = self._subject(capture)
         source = value_of(capture, subject, self._architecture)
-        if isinstance(source, Unavailable) or capture.is_string:
+        if isinstance(source, Unavailable) or capture.is_pointed_to:
             return None
         value = source if isinstance(source, Value) else Value(capture.subject)
         if isinstance(subject, Argument):
@@ -218,7 +220,7 @@ def key_class(aggregation: Aggregation) -> int:
 def _words(key: KeySource | Computed) -> int:
     if isinstance(key, Capture):
         limit = key.max_bytes or layout.MAX_TEXT
-        return _text_words(limit) if key.is_string else 1
+        return _text_words(limit) if key.is_string else BytesPart(limit).words if key.is_buffer else 1
     return 0 if key in SITE_FIELDS else 2 if key is HitField.EXECNAME else 1
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stapsdtd.aggregate.aggregation import Aggregation, Function, Key, KeyValue, Row
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
-from stapsdtd.capture.bpf.key_layout import CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_rows import Octets
 
@@ -86,11 +86,11 @@ class RowDecoder:
             for row in np.flatnonzero(missing >> np.uint16(number) & np.uint16(1)).tolist():
                 column[row] = None
             columns.append(column)
-            at += part.words if isinstance(part, TextPart) else 1
+            at += part.words if isinstance(part, TextPart | BytesPart) else 1
             number += 1
         return list(zip(*columns, strict=True)) if columns else [()] * len(words)
 
-    def _column(self, part: NumberPart | TextPart | CgroupPart, words: U64, at: int) -> list[KeyValue]:
+    def _column(self, part: NumberPart | TextPart | BytesPart | CgroupPart, words: U64, at: int) -> list[KeyValue]:
         match part:
             case NumberPart(is_signed):
                 numbers = words[:, at].view(np.int64) if is_signed else words[:, at]
@@ -98,6 +98,9 @@ class RowDecoder:
             case TextPart(count):
                 texts = np.ascontiguousarray(words[:, at : at + count]).view(f"S{8 * count}")
                 return list(texts[:, 0].tolist())
+            case BytesPart(size):
+                octets = np.ascontiguousarray(words[:, at : at + part.words]).view(np.uint8)[:, :size]
+                return list(np.ascontiguousarray(octets).view(f"V{size}")[:, 0].tolist())
             case CgroupPart(is_container):
                 ids = np.ascontiguousarray(words[:, at])
                 return list(self._cgroups.column(ids, len(ids), is_container=is_container)[0].tolist())

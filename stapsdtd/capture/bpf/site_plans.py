@@ -89,7 +89,8 @@ class SitePlan:
         summing = Summing.of(site, subjects, bits, pairs)
         pairing = Pairing.of(site, bits)
         emitted = {bits[consumer.channel.subscription_key] for consumer, _ in emission.layouts}
-        programs = [each.decision for each in filters.values()] + [each.program for each in summing.calculations]
+        programs = [each.decision for each in filters.values()]
+        programs += [each.program for each in (*pairing.tests, *summing.calculations)]
         read = {Value(index) for program in programs for index in program.arguments}
         tested = sorted(read.difference(emission.positions))
         positions = {**emission.positions, **{value: at for at, value in enumerate(tested, len(emission.operands))}}
@@ -104,6 +105,7 @@ class SitePlan:
             recipes=summing.recipes,
             pairings=pairing.specs,
             is_paired=len(pairing.specs) == len(consumers) == 1,
+            pair_tests=pairing.tests,
             calculations=summing.calculations,
         )
         return cls(spec, consumers, filters, bits, emission, summing, pairing)
@@ -176,7 +178,7 @@ class Emission:
         max_bytes = min_bytes + sum(value.limit for value in values)
         if max_bytes > _RECORD_BYTES:
             raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
-        by_argument = {value[:2]: position for position, value in enumerate(values)}
+        by_argument = {value.key: position for position, value in enumerate(values)}
         layouts = tuple(
             (consumer, tuple(subjects.reading_of(capture, source, by_argument) for capture, source in each))
             for consumer, each in sources

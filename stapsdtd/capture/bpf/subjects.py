@@ -9,7 +9,7 @@ from stapsdtd.capture.bpf.encode import NotEncodableError, encode_of_pair, encod
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Subject, Unavailable
-from stapsdtd.plan.values import OfPair, Value, value_of, value_of_built_in
+from stapsdtd.plan.values import OfPair, Value, ValueKey, value_of, value_of_built_in
 from stapsdtd.spans.span import is_of_pair
 
 
@@ -70,26 +70,26 @@ class Subjects:
         self,
         capture: Capture,
         source: Value | Constant | Unavailable,
-        positions: Mapping[tuple[Subject | OfPair, bool], int],
+        positions: Mapping[ValueKey, int],
     ) -> Source:
-        """positions: of the record's values, by subject and is_string."""
+        """positions: of the record's values."""
         if isinstance(source, Value) and isinstance(source.subject, OfPair):
-            return NumberAt(positions[source[:2]], source.subject.is_signed)
+            return NumberAt(positions[source.key], source.subject.is_signed)
         argument = self._subject(capture.subject)
         if isinstance(argument, BuiltIn):
-            position = positions[value_of_built_in(argument)[:2]]
+            position = positions[value_of_built_in(argument).key]
             if argument in {BuiltIn.CGROUP, BuiltIn.CONTAINER}:
                 return CgroupAt(position, is_container=argument is BuiltIn.CONTAINER)
             return NumberAt(position, is_signed=False)
         match source:
             case Value(is_text=True):
-                return TextAt(positions[source[:2]], source.limit, is_raw=not source.is_string)
+                return TextAt(positions[source.key], source.limit, is_raw=not source.is_string)
             case Value():
                 float_bytes = argument.size if argument.is_float else 0
-                return NumberAt(positions[source[:2]], argument.signed, float_bytes)
+                return NumberAt(positions[source.key], argument.signed, float_bytes)
             case Constant(value=number):
                 return Fixed(number, argument.signed)
-            case Unavailable() if capture.is_string:
+            case Unavailable() if capture.is_pointed_to:
                 return NoText()
             case Unavailable():
                 return Fixed(None, argument.signed, argument.is_float)

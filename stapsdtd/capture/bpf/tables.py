@@ -99,7 +99,7 @@ class PlanSpec:
     that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
     emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
     pairings: of those whose hits are starts or ends. is_paired: there are no other consumers than one of these.
-    calculations: of keys and values of recipes.
+    pair_tests: which pairs are wanted. calculations: of keys and values of recipes.
     """
 
     values: Sequence[bytes]
@@ -111,11 +111,13 @@ class PlanSpec:
     recipes: Sequence[RecipeSpec] = ()
     pairings: Sequence[PairingSpec] = ()
     is_paired: bool = False
+    pair_tests: Sequence[Calculations] = ()
     calculations: Sequence[Calculations] = ()
 
     @property
     def uses_words(self) -> bool:
-        return bool(self.calculations) or any(each.decision.uses_words for each in self.filters.values())
+        tested = *(each.decision for each in self.filters.values()), *(each.program for each in self.pair_tests)
+        return bool(self.calculations) or any(program.uses_words for program in tested)
 
 
 class Pools:
@@ -185,10 +187,11 @@ class Tables:
         of_pairings = [operand for pairing in plan.pairings for operand in pairing.operands]
         operands = b"".join((*plan.values, *plan.tested, *of_recipes, *of_pairings))
         tests = encode_filters(tested, plan.operand_indexes)
-        calculations = layout.JUMP_END
-        if plan.calculations:
-            calculations = len(tests) // layout.TEST.itemsize
-            tests += encode_calculations(plan.calculations, calculations, plan.operand_indexes)
+        behind_filters = [layout.JUMP_END, layout.JUMP_END]
+        for number, calculations in enumerate((plan.pair_tests, plan.calculations)):
+            if calculations:
+                behind_filters[number] = len(tests) // layout.TEST.itemsize
+                tests += encode_calculations(calculations, behind_filters[number], plan.operand_indexes)
         bits = tuple(plan.filters)
         first_test, test_count = 0, len(tests) // layout.TEST.itemsize
         recipes, pairings = _NO_RECIPES, _NO_PAIRINGS
@@ -214,8 +217,9 @@ class Tables:
             first_counter = self._pools.counters.allocate(cells)
             undo.pop_all()
         generation = next(self._generations) << layout.PLAN_BITS | plan_id
-        # without space to calculate in, a filter loses hits, which a record may lose, too
-        is_single = len(bits) == 1 and not plan.uses_words
+        # without space to calculate in, a filter loses hits, which a record may lose, too; and of pairs, what is
+        # filtered was counted when it was paired
+        is_single = len(bits) == 1 and not plan.uses_words and not plan.pair_tests
         entry = PlanEntry(
             generation, first_counter, operands, first_test, test_count, bits, recipes, pairings, is_single
         )
@@ -231,7 +235,9 @@ class Tables:
         is_counted = is_simple and not plan.pairings
         flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired, plan.uses_words
         begin = plan_id * layout.PACKED_PLAN.size
-        layout.PACKED_PLAN.pack_into(self._plans, begin, always, *numbers, *runs, *flags, calculations, entry.is_single)
+        layout.PACKED_PLAN.pack_into(
+            self._plans, begin, always, *numbers, *runs, *flags, *behind_filters, entry.is_single
+        )
         return entry
 
     def _allocate_operands(self, operands: bytes) -> int:

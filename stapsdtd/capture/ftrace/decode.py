@@ -116,7 +116,7 @@ class Decoder:
     def _values(self, position: int, number: int, records: Records) -> ValueColumn:
         plan = self.spec.sites[position]
         capture, source = plan.capture.captures[number], plan.sources[number]
-        if not capture.is_string and capture.subject not in _TEXTS:
+        if not capture.is_pointed_to and capture.subject not in _TEXTS:
             return self._numbers(position, number, records)
         if isinstance(source, Field):
             return Strings.of(_strings(records, self.format.fields[source.name], capture.max_bytes))
