@@ -147,7 +147,7 @@ static __always_inline void clear(__u64 *key, __u32 key_class)
 	if (key_class > 3)
 		__builtin_memset(key + 10, 0, 6 * sizeof(__u64));
 	if (key_class > 4)
-		__builtin_memset(key + 16, 0, 16 * sizeof(__u64));
+		__builtin_memset(key + 16, 0, 18 * sizeof(__u64));
 }
 
 static __always_inline void add_any(struct hit *hit, const struct recipe *recipe, __u32 index, __u32 bank)

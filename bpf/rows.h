@@ -30,7 +30,7 @@ TABLES_OF(4);
 TABLES_OF(8);
 TABLES_OF(10);
 TABLES_OF(16);
-TABLES_OF(32);
+TABLES_OF(34);
 
 const struct row nothing SEC(".rodata.rows");
 
@@ -59,7 +59,7 @@ static __always_inline struct row *row_of(const struct recipe *recipe, const __u
 	case 2: return FIND_IN(8);
 	case 3: return FIND_IN(10);
 	case 4: return FIND_IN(16);
-	default: return FIND_IN(32);
+	default: return FIND_IN(34);
 	}
 }
 

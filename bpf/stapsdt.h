@@ -30,8 +30,8 @@ enum limit {
 	MAX_EDGES = 1 << 16,
 	MAX_TABLES = 128,	/* of rows, each with two banks */
 	MAX_PARTS = 15,		/* of a key */
-	KEY_WORDS = 32,		/* of a key, at most */
-	KEY_CLASSES = 6,	/* sizes of keys: 2, 4, 8, 10, 16, 32 words; 10 for a string of 64 bytes */
+	KEY_WORDS = 64,		/* a power of two that no key reaches */
+	KEY_CLASSES = 6,	/* sizes of keys: 2, 4, 8, 10, 16, 34 words; 10 for a string of 64 bytes, 34 for D's of 255 */
 	WORKSPACES = 16,	/* of a CPU, where keys are made */
 
 	MAX_SPANS = 64,		/* tables of starts */

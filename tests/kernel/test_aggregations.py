@@ -294,3 +294,15 @@ def test_terminal_is_redrawn_and_has_everything_at_the_end(
     assert whole[0] == "COUNT  arg0"
     assert len(whole) == 1 + 70 + 1
     assert "70 events aggregated" in whole[-1]
+
+
+def test_strings_as_long_as_those_of_d_are_keys_in_the_kernel(
+    client: Client, ticker: Ticker, ticker_program: Path
+) -> None:
+    longest = "x" * 254
+    with client.aggregate(of(ticker_program, "text"), Aggregate(by=["str(arg0, 255)"])) as subscription:
+        assert subscription.added_late == {} or subscription.engine == "ftrace"
+        for text in (longest + "a", longest + "b", longest + "bc", ""):
+            ticker.do(f"text {text}")
+        rows = rows_of(subscription)
+    assert rows == {(longest + "a",): {"count": 1}, (longest + "b",): {"count": 2}, ("",): {"count": 1}}

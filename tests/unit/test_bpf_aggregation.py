@@ -340,8 +340,8 @@ def computed(text: str) -> ExpressionSource:
     return ExpressionSource(parse_value(text, lambda _: None))
 
 
-LONG = Capture(0, is_string=True, max_bytes=248)
-LONG_BYTES = Capture(0, is_buffer=True, max_bytes=249)
+LONG = Capture(0, is_string=True, max_bytes=264)
+LONG_BYTES = Capture(0, is_buffer=True, max_bytes=265)
 
 
 @pytest.mark.parametrize(
@@ -353,8 +353,8 @@ LONG_BYTES = Capture(0, is_buffer=True, max_bytes=249)
         (Aggregation((COUNT,), (computed("arg0 + 1"),)), FLOAT, "arg0: 8f@%xmm0 is a floating-point number"),
         (Aggregation((COUNT,), (computed("arg0 + 1"),)), argument(Register("xmm0")), "%xmm0 is no register"),
         (Aggregation((COUNT,), (computed(LONGEST), computed("-arg0"))), argument(), "at most 32 operations"),
-        (Aggregation((COUNT,), (LONG,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
-        (Aggregation((COUNT,), (LONG_BYTES,)), argument(), "its key takes 264 bytes, and in the kernel at most 256"),
+        (Aggregation((COUNT,), (LONG,)), argument(), "its key takes 280 bytes, and in the kernel at most 272"),
+        (Aggregation((COUNT,), (LONG_BYTES,)), argument(), "its key takes 280 bytes, and in the kernel at most 272"),
         (Aggregation((COUNT,), (HitField.PID,) * 16), argument(), "its key has 16 parts, and in the kernel at most 15"),
         (Aggregation((SUM,), (), Capture(0)), argument(size=12), "8@%rdi is no integer"),
         (

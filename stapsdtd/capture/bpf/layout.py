@@ -24,7 +24,7 @@ MAX_RECIPES = 1 << 14
 MAX_EDGES = 1 << 16
 MAX_TABLES = 128
 MAX_PARTS = 15
-KEY_WORDS = 32
+KEY_WORDS = 64
 KEY_CLASSES = 6
 WORKSPACES = 16
 
@@ -219,7 +219,7 @@ FIRST_MISSING_CELL = FIRST_WORD_CELL + MAX_WORDS
 SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
 """Of a key and an entry of a span's table, and of a small one's, which knows threads and times alone."""
 
-KEY_BYTES = (16, 32, 64, 80, 128, 256)
+KEY_BYTES = (16, 32, 64, 80, 128, 272)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI10B2x")
