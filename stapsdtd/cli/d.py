@@ -215,7 +215,9 @@ async def _trace(
         subscription: AsyncSubscription | None = None
         if clauses := prepared.clauses():
             subscription = await stack.enter_async_context(client.query(clauses, scope))
-        hits = Hits(prepared.interpreted, prepared.meant, subscription.described if subscription else {})
+        hits = Hits(
+            prepared.interpreted, prepared.meant, prepared.needs, subscription.described if subscription else {}
+        )
         runner.own(Moment.BEGIN, hits.own("dtrace", "BEGIN"))
         if runner.done.is_set():
             stop.set()

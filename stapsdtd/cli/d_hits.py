@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from stapsdtd.cli.d_probes import Meant
     from stapsdtd.client import DescribedSite, Event
+    from stapsdtd.client.messages import CapturedArgument
+    from stapsdtd.query.d.captured import Place
+    from stapsdtd.query.d.needs import Needs
     from stapsdtd.query.d.nodes import Clause
 
 
@@ -30,17 +33,23 @@ class ProbeIds:
 
 
 class Hits:
-    """meant: what the descriptions of each clause mean, by `id` of the clause."""
+    """meant: what the descriptions of each clause mean, by `id` of the clause. needs: what is captured for them."""
 
     def __init__(
-        self, clauses: Sequence[Clause], meant: Mapping[int, Sequence[Meant]], described: Mapping[int, DescribedSite]
+        self,
+        clauses: Sequence[Clause],
+        meant: Mapping[int, Sequence[Meant]],
+        needs: Needs,
+        described: Mapping[int, DescribedSite],
     ) -> None:
         """described: the subscription's sites, by id; more are added to it."""
+        self._needs = needs
         self._clauses = clauses
         self._meant = meant
         self._described = described
         self._ids = ProbeIds()
         self._matching: dict[tuple[int, int], tuple[Clause, ...]] = {}
+        self._captured: dict[int, list[tuple[CapturedArgument, list[Place]]]] = {}
         self._probes: dict[tuple[int, int], tuple[int, str, str, str, str]] = {}
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
@@ -56,21 +65,27 @@ class Hits:
         return self._matching[key]
 
     def hit(self, event: Event) -> Hit:
-        captures = self._described[event.site.site_id].captures
         arguments: dict[int, int | None] = {}
         strings: dict[int, str | None] = {}
-        missing: dict[int, str] = {}
+        memory: dict[Place, bytes | None] = {}
+        missing: dict[int | Place, str] = {}
         fields: dict[str, int] = {}
-        for position, (capture, value) in enumerate(zip(captures, event.values, strict=True)):
+        captured = zip(self._captures(event.site.site_id), event.values, strict=True)
+        for position, ((capture, places), value) in enumerate(captured):
             if capture.field:
                 if isinstance(value, int):
                     fields[capture.field] = value
             elif capture.is_string:
                 strings[capture.index] = value if isinstance(value, str) else None
+            elif capture.is_buffer:
+                for place in places:
+                    memory[place] = value[place.start : place.end] if isinstance(value, bytes) else None
             else:
                 arguments[capture.index] = value if isinstance(value, int) else None
             if value is None and not capture.field:
-                missing[capture.index] = event.unavailable.get(position, capture.missing)
+                reason = event.unavailable.get(position, capture.missing)
+                keys: Sequence[int | Place] = places or [capture.index]
+                missing.update(dict.fromkeys(keys, reason))
         return Hit(
             *self._probe(event),
             pid=event.pid,
@@ -83,8 +98,23 @@ class Hits:
             walltimestamp=event.time_ns,
             arguments=arguments,
             strings=strings,
+            memory=memory,
             missing=missing,
         )
+
+    def _captures(self, site_id: int) -> list[tuple[CapturedArgument, list[Place]]]:
+        """Return what a site captures, of buffers with the places that they have."""
+        if (known := self._captured.get(site_id)) is None:
+            buffers = iter(self._needs.buffers)
+            known = self._captured[site_id] = []
+            for capture in self._described[site_id].captures:
+                # those of arguments that the site has, in the order of the capture list
+                buffer = (
+                    next((each for each in buffers if each[0] == capture.index), None) if capture.is_buffer else None
+                )
+                places = [place for place in self._needs.memory if (place.argument, place.end) == buffer]
+                known.append((capture, places))
+        return known
 
     def _probe(self, event: Event) -> tuple[int, str, str, str, str]:
         """Return the id, provider, module, function and name of an event's probe."""

@@ -11,7 +11,7 @@ from stapsdtd.cli.render import discard_output, plural, print_stderr
 from stapsdtd.client import End, EventBatch, Interruption, Loss, Snapshot, Status
 from stapsdtd.client.messages import SiteState
 from stapsdtd.query.d.aggregations import Row
-from stapsdtd.query.d.evaluate import converter
+from stapsdtd.query.d.conversion import converter
 from stapsdtd.query.d.probes import Moment, Tick, meaning
 from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape

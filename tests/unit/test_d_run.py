@@ -19,6 +19,7 @@ from stapsdtd.query.d.aggregations import Aggregation
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.interpret import Program
 from stapsdtd.query.d.lower import Lowered, planned
+from stapsdtd.query.d.needs import Needs
 from stapsdtd.query.d.nodes import Clause
 from stapsdtd.query.d.parse import parse
 from stapsdtd.query.d.print_aggregations import Sorting
@@ -59,7 +60,7 @@ def merged(statement: str, rows: Sequence[SnapshotRow]) -> Aggregation:
     running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
     snapshots = [Snapshot(1, 0, 0, (row,), ACCOUNT, tag) for tag, row in zip(by_tag, rows, strict=True)]
     subscription = cast("AsyncSubscription", Stream(snapshots))
-    asyncio.run(Runner(running, Output(), by_tag).read(subscription, Hits([], {}, {})))
+    asyncio.run(Runner(running, Output(), by_tag).read(subscription, Hits([], {}, Needs(), {})))
     return running.aggregations[""]
 
 

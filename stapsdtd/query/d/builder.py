@@ -7,6 +7,7 @@ import re
 from lark import Token, Transformer_NonRecursive, v_args
 from lark.tree import Meta
 
+from stapsdtd.query.d.declared_types import parse_type
 from stapsdtd.query.d.errors import DSyntaxError
 from stapsdtd.query.d.nodes import (
     Aggregation,
@@ -27,6 +28,7 @@ from stapsdtd.query.d.nodes import (
     Unary,
     Variable,
 )
+from stapsdtd.query.d.values import size_of
 
 _GREATEST = (1 << 64) - 1
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
@@ -88,6 +90,10 @@ class Builder(Transformer_NonRecursive[Token, object]):
     def cast(self, meta: Meta, parts: list[object]) -> Cast:
         name, operand = parts
         return Cast(name, operand, _at(meta))  # type: ignore[arg-type]
+
+    def size(self, meta: Meta, parts: list[str]) -> Integer:
+        _, name = parts
+        return Integer(size_of(parse_type(name, _at(meta))), "ul", _at(meta))
 
     def integer(self, meta: Meta, parts: list[Token]) -> Integer:
         (token,) = parts

@@ -102,7 +102,7 @@ class _Clause:
         if assignment.operator != "=" or not isinstance(call, Call) or call.name not in AGGREGATING:
             raise DError(f"@{target.name} must be assigned one of {', '.join(AGGREGATING)}", assignment.at)
         self._types.arguments(call, AGGREGATING[call.name], call.arguments)
-        keys = tuple(map(self._types.type_of, target.keys))
+        keys = self._types.key_types(target.keys)
         found = aggregate_of(call, keys)
         known = self._checked.aggregates.setdefault(target.name, found)
         if (known.function, known.scale) != (found.function, found.scale):

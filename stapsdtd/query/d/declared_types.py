@@ -28,8 +28,9 @@ def parse_type(text: str, at: Position) -> Type:
     """Raises DError."""
     if text == "string":
         return String()
-    if "*" in text:
-        return Pointer()
+    if text.endswith("*"):
+        target = text[:-1].rstrip()
+        return Pointer(None if target == "void" else parse_type(target, at))
     if text in _NAMED:
         return _NAMED[text]
     if match := _SIZED.fullmatch(text):

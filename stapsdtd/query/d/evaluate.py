@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import cast
 
 from stapsdtd.query.d import texts
+from stapsdtd.query.d.captured import argument_index, number_in, place_of, text_in
 from stapsdtd.query.d.checked import Checked
-from stapsdtd.query.d.declared_types import parse_type
+from stapsdtd.query.d.conversion import converter
 from stapsdtd.query.d.functions import BUILT_INS
 from stapsdtd.query.d.machine import Element, Fault, Frame, Hit
 from stapsdtd.query.d.nodes import (
@@ -28,8 +29,8 @@ from stapsdtd.query.d.nodes import (
     Unary,
     Variable,
 )
+from stapsdtd.query.d.values import Bytes, Pointer, Type, Value, quotient
 from stapsdtd.query.d.values import Integer as IntegerType
-from stapsdtd.query.d.values import Pointer, Type, Value, quotient, signed, unsigned
 from stapsdtd.query.d.values import String as StringType
 
 Evaluate = Callable[[Frame], Value]
@@ -66,23 +67,7 @@ _BUILT_INS: dict[str, Callable[[Hit], Value | None]] = {
 }
 
 
-def converter(kind: Type) -> Callable[[Value], Value]:
-    """Return a function that returns a value as its type has it."""
-    match kind:
-        case IntegerType(bits, is_signed):
-            return cast("Callable[[Value], Value]", _wrapping(bits, is_signed=is_signed))
-        case Pointer():
-            return cast("Callable[[Value], Value]", _wrapping(64, is_signed=False))
-        case StringType():
-            return cast("Callable[[Value], Value]", texts.cut)
-        case _:
-            return lambda value: value
-
-
-def _wrapping(bits: int, *, is_signed: bool) -> Callable[[int], int]:
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
-    wrap = signed if is_signed else unsigned
-    return lambda value: value if low <= value <= high else wrap(value, bits)
+_NOTHING: dict[type[Type], Value] = {IntegerType: 0, Pointer: 0, StringType: "", Bytes: b""}
 
 
 class Compiler:
@@ -114,9 +99,8 @@ class Compiler:
                 which, first, second = self.number(condition), self.compiled(then), self.compiled(otherwise)
                 convert = converter(self._checked.type_of(expression))
                 return lambda frame: convert(first(frame) if which(frame) else second(frame))
-            case Cast(name, operand):
-                inner, convert = self.compiled(operand), converter(parse_type(name, expression.at))
-                return lambda frame: convert(inner(frame))
+            case Cast(operand=operand):
+                return self._cast(operand, self._checked.type_of(expression))
             case Assignment(sign, target, value):
                 return self._assignment(sign, cast("Variable", target), value)
             case Step():
@@ -142,7 +126,7 @@ class Compiler:
 
             return read
         element = self._element(variable)
-        nothing: Value = 0 if isinstance(self._checked.type_of(variable), IntegerType | Pointer) else ""
+        nothing = _NOTHING[type(self._checked.type_of(variable))]
 
         def get(frame: Frame) -> Value:
             found = frame.variables.get(scope, element(frame), frame.hit)
@@ -174,6 +158,8 @@ class Compiler:
         return read
 
     def _unary(self, sign: str, operand: Expression, kind: Type) -> Evaluate:
+        if sign == "*":
+            return self._dereferenced(operand, kind)
         inner, convert = self.number(operand), converter(kind)
         match sign:
             case "!":
@@ -184,6 +170,23 @@ class Compiler:
                 return lambda frame: convert(-inner(frame))
             case _:
                 return lambda frame: convert(inner(frame))
+
+    def _cast(self, operand: Expression, kind: Type) -> Evaluate:
+        inner, convert = self.compiled(operand), converter(kind)
+        if isinstance(kind, StringType) and isinstance(self._checked.type_of(operand), Bytes):
+            return lambda frame: convert(text_in(cast("bytes", inner(frame))))
+        return lambda frame: convert(inner(frame))
+
+    def _dereferenced(self, operand: Expression, kind: Type) -> Evaluate:
+        inner = self.compiled(operand)
+
+        def read(frame: Frame) -> Value:
+            memory = inner(frame)
+            if not isinstance(memory, bytes) or (number := number_in(memory, kind)) is None:
+                raise Fault("invalid address")
+            return number
+
+        return read
 
     def _logical(self, sign: str, left: Expression, right: Expression) -> Evaluate:
         first, second = self.number(left), self.number(right)
@@ -237,6 +240,8 @@ class Compiler:
     def _call(self, call: Call) -> Evaluate:
         if call.name == "copyinstr":
             return self._copied(call)
+        if call.name == "copyin":
+            return _memory(call)
         arguments = [self.compiled(argument) for argument in call.arguments]
         name, convert = call.name, converter(self._checked.type_of(call))
         return lambda frame: convert(texts.applied(name, [argument(frame) for argument in arguments]))
@@ -254,17 +259,15 @@ class Compiler:
         return copied
 
 
-def argument_index(expression: Expression) -> int:
-    """Return which argument arg3, or args[3], is. Raises TypeError if it is something else."""
-    match expression:
-        case Variable("args", Scope.GLOBAL, (Integer(index),)):
-            return index
-        case Variable(name, Scope.GLOBAL, ()) if name in BUILT_INS and name[3:].isdigit():
-            return int(name[3:])
-        case Cast(operand=operand):
-            return argument_index(operand)
-        case _:
-            raise TypeError(f"{expression} is no argument of a probe")
+def _memory(call: Call) -> Evaluate:
+    place = place_of(call)
+
+    def copied(frame: Frame) -> Value:
+        if (memory := frame.hit.memory.get(place)) is None:
+            raise Fault(f"copyin(arg{place.argument}): {frame.hit.missing.get(place, 'invalid address')}")
+        return memory
+
+    return copied
 
 
 def _common(left: Type, right: Type) -> Type:

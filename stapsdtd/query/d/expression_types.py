@@ -43,8 +43,9 @@ from stapsdtd.query.d.nodes import (
     Variable,
 )
 from stapsdtd.query.d.text import text_of_expression
-from stapsdtd.query.d.values import INT64, Pointer, Type
+from stapsdtd.query.d.values import INT64, Bytes, Pointer, Type
 from stapsdtd.query.d.values import Integer as IntegerType
+from stapsdtd.query.d.values import String as StringType
 
 _COMPARING = frozenset(["<", "<=", ">", ">=", "==", "!="])
 _LOGICAL = frozenset(["&&", "||", "^^"])
@@ -80,6 +81,8 @@ class ExpressionTypes:
                 raise DError(f"@{name} is an aggregation, whose result is only printed", expression.at)
             case Call():
                 return self._call(expression)
+            case Unary("*", operand):
+                return self._dereferenced(operand, expression.at)
             case Unary(operator, operand):
                 kind = self._integer(operand, f"the operand of {operator}")
                 return INT32 if operator == "!" else _promoted(kind)
@@ -99,9 +102,28 @@ class ExpressionTypes:
 
     def _cast(self, name: str, operand: Expression, at: Position) -> Type:
         wanted, given = parse_type(name, at), self.type_of(operand)
+        match wanted, given:
+            case Pointer(target), Bytes():
+                return Bytes(target)
+            case StringType(), Bytes():
+                return STRING
         if isinstance(wanted, IntegerType | Pointer) != isinstance(given, IntegerType | Pointer):
             raise DError(f"cannot cast {given} to {wanted}; stringof() makes strings", at)
         return wanted
+
+    def _dereferenced(self, operand: Expression, at: Position) -> Type:
+        match self.type_of(operand):
+            case Bytes(IntegerType() | Pointer() as target):
+                return target
+            case Pointer(target):
+                text, name = text_of_expression(operand), target or "void"
+                raise DError(
+                    f"cannot dereference {text}: memory is captured when the probe fires; "
+                    f"write *({name} *)copyin({text}, sizeof ({name}))",
+                    at,
+                )
+            case kind:
+                raise DError(f"cannot dereference a {kind}; write *(int *)copyin(arg0, sizeof (int))", at)
 
     def _integer(self, expression: Expression, what: str) -> Type:
         kind = self.type_of(expression)
@@ -121,7 +143,7 @@ class ExpressionTypes:
             return BUILT_INS[variable.name]
         if variable.scope is Scope.GLOBAL and (reason := REFUSED_VARIABLES.get(variable.name)):
             raise DError(f"{variable.name}: {reason}", variable.at)
-        keys = tuple(map(self.type_of, variable.keys))
+        keys = self.key_types(variable.keys)
         declared = self._checked.variables.get((variable.scope, variable.name))
         if declared is None:
             name = f"{variable.scope.value}{variable.name}"
@@ -138,6 +160,13 @@ class ExpressionTypes:
         if kind is None:
             raise DError(f"index {number} is out of range for the args[] of the probes that match", variable.at)
         return kind
+
+    def key_types(self, keys: Sequence[Expression]) -> tuple[Type, ...]:
+        kinds = tuple(map(self.type_of, keys))
+        for key, kind in zip(keys, kinds, strict=True):
+            if isinstance(kind, Bytes):
+                raise DError("a key cannot be memory; use stringof(), or * of a pointer to an integer", key.at)
+        return kinds
 
     def check_keys(self, wanted: Sequence[Type], given: Sequence[Type], name: str, at: Position) -> None:
         if len(wanted) != len(given):
@@ -158,7 +187,7 @@ class ExpressionTypes:
             return
         if target.scope is Scope.GLOBAL and target.name in {*BUILT_INS, *REFUSED_VARIABLES, "args"}:
             return
-        self._checked.variables[target.scope, target.name] = Declared(kind, tuple(map(self.type_of, target.keys)))
+        self._checked.variables[target.scope, target.name] = Declared(kind, self.key_types(target.keys))
 
     def _assignment(self, assignment: Assignment) -> Type:
         target, value = assignment.target, self.type_of(assignment.value)
@@ -166,14 +195,15 @@ class ExpressionTypes:
             raise DError("an assignment to an aggregation is a statement of its own", assignment.at)
         self._define(target, value)
         kind = self._assigned(target)
-        if _is_number(kind) != _is_number(value) or (assignment.operator != "=" and not _is_number(kind)):
+        if not _are_alike(kind, value) or (assignment.operator != "=" and not _is_number(kind)):
             raise DError(f"operands have incompatible types: {kind} {assignment.operator} {value}", assignment.at)
         return kind
 
     def _binary(self, binary: Binary) -> Type:
         left, right = self.type_of(binary.left), self.type_of(binary.right)
         if binary.operator in _COMPARING:
-            self._common(left, right, binary.operator, binary.at)
+            if isinstance(self._common(left, right, binary.operator, binary.at), Bytes):
+                raise DError("memory cannot be compared; use stringof(), or * of a pointer to an integer", binary.at)
             return INT32
         for operand in binary.left, binary.right:
             self._integer(operand, f"an operand of {binary.operator}")
@@ -186,7 +216,7 @@ class ExpressionTypes:
     def _common(self, left: Type, right: Type, operator: str, at: Position) -> Type:
         if _is_number(left) and _is_number(right):
             return _converted(left, right)
-        if _is_number(left) or _is_number(right):
+        if not _are_alike(left, right):
             raise DError(f"operands have incompatible types: {left} {operator} {right}", at)
         return left
 
@@ -224,6 +254,7 @@ class ExpressionTypes:
             Wanted.INTEGER: _is_number(kind),
             Wanted.STRING: kind == STRING,
             Wanted.SCALAR: True,
+            Wanted.MEMORY: isinstance(kind, Bytes),
             Wanted.CONSTANT: _is_constant(argument),
             Wanted.FORMAT: isinstance(argument, String),
         }[wanted]
@@ -233,6 +264,10 @@ class ExpressionTypes:
 
 def _is_number(kind: Type) -> bool:
     return isinstance(kind, IntegerType | Pointer)
+
+
+def _are_alike(left: Type, right: Type) -> bool:
+    return left == right or (_is_number(left) and _is_number(right))
 
 
 def _is_constant(expression: Expression) -> bool:

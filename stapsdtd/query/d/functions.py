@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from stapsdtd.query.d.values import UINT64, Integer, String, Type
+from stapsdtd.query.d.values import UINT64, Bytes, Integer, String, Type
 
 INT32 = Integer(32, is_signed=True)
 STRING = String()
@@ -18,6 +18,7 @@ class Wanted(Enum):
     STRING = "a string"
     SCALAR = "an integer or a string"
     CONSTANT = "an integer constant"
+    MEMORY = "what copyin() has copied"
     FORMAT = "a string constant"
     AGGREGATION = "an aggregation"
 
@@ -27,6 +28,7 @@ _LETTERS = {
     "s": Wanted.STRING,
     "x": Wanted.SCALAR,
     "c": Wanted.CONSTANT,
+    "m": Wanted.MEMORY,
     "f": Wanted.FORMAT,
     "@": Wanted.AGGREGATION,
 }
@@ -57,6 +59,7 @@ def _callable(arguments: str, result: Type | None = None, rest: str = "") -> Cal
 
 FUNCTIONS = {
     "copyinstr": _callable("i i", STRING),
+    "copyin": _callable("ic", Bytes()),
     "stringof": _callable("x", STRING),
     "strlen": _callable("s", UINT64),
     "strjoin": _callable("ss", STRING),
@@ -71,6 +74,7 @@ ACTIONS = {
     "printf": _callable("f", rest="x"),
     "printa": _callable("", rest="@"),
     "exit": _callable("i"),
+    "tracemem": _callable("mc i"),
     "clear": _callable("@"),
     "trunc": _callable("@ i"),
     "normalize": _callable("@i"),
@@ -87,15 +91,14 @@ _STACKS = "stacks are not captured yet"
 _DESTRUCTIVE = "actions that change what is traced are never allowed"
 _NOT_THERE = "it is not supported"
 REFUSED = {
-    "copyin": "memory is captured as strings alone; use copyinstr()",
     **dict.fromkeys(("stack", "ustack", "jstack", "uaddr", "usym", "umod", "ufunc"), _STACKS),
     **dict.fromkeys(
         ("stop", "raise", "system", "copyout", "copyoutstr", "freopen", "breakpoint", "panic", "chill", "pcap"),
         _DESTRUCTIVE,
     ),
     **dict.fromkeys(
-        ("speculation", "speculate", "commit", "discard", "tracemem", "print", "ftruncate", "setopt", "progenyof",
-         "alloca", "bcopy", "rand", "mutex_owned", "getmajor", "getminor", "ddi_pathname", "msgsize", "sizeof"),
+        ("speculation", "speculate", "commit", "discard", "print", "ftruncate", "setopt", "progenyof",
+         "alloca", "bcopy", "rand", "mutex_owned", "getmajor", "getminor", "ddi_pathname", "msgsize"),
         _NOT_THERE,
     ),
 }  # fmt: skip

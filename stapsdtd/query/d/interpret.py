@@ -134,6 +134,8 @@ class _Builder:
                 (argument,) = call.arguments
                 evaluate, kind = self._compiler.compiled(argument), program.checked.type_of(argument)
                 return lambda frame: program.records.trace(kind, evaluate(frame))
+            case "tracemem":
+                return self._tracemem(call)
             case "printf":
                 return self._printf(call)
             case "printa":
@@ -147,6 +149,20 @@ class _Builder:
                 return leave
             case _:
                 return self._change(call)
+
+    def _tracemem(self, call: Call) -> _Run:
+        records, kind = self._program.records, self._program.checked.type_of(call.arguments[0])
+        memory = self._compiler.compiled(call.arguments[0])
+        size, *limits = map(self._compiler.number, call.arguments[1:])
+
+        def trace(frame: Frame) -> None:
+            data, most = cast("bytes", memory(frame)), size(frame)
+            if not 0 < most <= len(data):
+                raise Fault("invalid address")
+            limit = limits[0](frame) if limits else most
+            records.trace(kind, data[: limit if 0 <= limit < most else most])
+
+        return trace
 
     def _printf(self, call: Call) -> _Run:
         records, printer = self._program.records, self._program.checked.printers[id(call)]

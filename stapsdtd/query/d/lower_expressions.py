@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from stapsdtd.query.d import texts
+from stapsdtd.query.d.captured import argument_index
 from stapsdtd.query.d.checked import Checked
-from stapsdtd.query.d.evaluate import argument_index
 from stapsdtd.query.d.nodes import Binary, Call, Clause, Expression, Integer, Scope, String, Unary, Variable
 from stapsdtd.query.d.text import text_of_expression
 from stapsdtd.query.d.values import UINT64

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from stapsdtd.query.d.aggregations import Aggregation
+from stapsdtd.query.d.captured import Place
 from stapsdtd.query.d.nodes import Scope
 from stapsdtd.query.d.values import Value
 
@@ -31,7 +32,8 @@ class Fault(Exception):  # noqa: N818 - DTrace's own word
 class Hit:
     """A hit, or a moment of the program itself, in which the fields are those of the command.
 
-    arguments, strings: of the probe, by position; None for what could not be read, with the reason in missing.
+    arguments, strings: of the probe, by position; None for what could not be read, with the reason in missing. memory:
+    likewise, by place.
     """
 
     probe_id: int
@@ -49,7 +51,8 @@ class Hit:
     walltimestamp: int = 0
     arguments: Mapping[int, int | None] = field(default_factory=dict)
     strings: Mapping[int, str | None] = field(default_factory=dict)
-    missing: Mapping[int, str] = field(default_factory=dict)
+    memory: Mapping[Place, bytes | None] = field(default_factory=dict)
+    missing: Mapping[int | Place, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """operator: `-`, `+`, `!` or `~`."""
+    """operator: `-`, `+`, `!` or `~`, or `*` of a pointer."""
 
     operator: str
     operand: Expression

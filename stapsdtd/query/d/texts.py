@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stapsdtd.query.d.captured import text_in
 from stapsdtd.query.d.machine import Fault
-from stapsdtd.query.d.values import Value
+from stapsdtd.query.d.values import STRING_BYTES, Value
 
-MAX_BYTES = 255
+MAX_BYTES = STRING_BYTES - 1
 """Of a string, as with DTrace's default strsize, which counts the NUL."""
 
 
@@ -59,6 +60,8 @@ def applied(name: str, values: Sequence[Value]) -> Value:
     match name, values:
         case "stringof", [str(text)]:
             return text
+        case "stringof", [bytes(memory)]:
+            return text_in(memory)
         case "strlen", [str(text)]:
             return len(text)
         case "strjoin", [str(one), str(other)]:

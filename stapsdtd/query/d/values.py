@@ -30,18 +30,22 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """An address, of 64 bits without a sign."""
+    """An address, of 64 bits without a sign. target: what is there; None of `void *`."""
+
+    target: Type | None = None
 
     def __str__(self) -> str:
-        return "void *"
+        return f"{'void' if self.target is None else self.target} *"
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What copyin() copied."""
+    """A pointer to what copyin() copied, whose value is the bytes themselves. target: as of Pointer."""
+
+    target: Type | None = None
 
     def __str__(self) -> str:
-        return "char []"
+        return f"{'void' if self.target is None else self.target} *"
 
 
 Type = Integer | String | Pointer | Bytes
@@ -49,6 +53,21 @@ Value = int | str | bytes
 
 INT64: Final = Integer(64, is_signed=True)
 UINT64: Final = Integer(64, is_signed=False)
+
+
+STRING_BYTES: Final = 256
+"""With the NUL."""
+
+
+def size_of(kind: Type) -> int:
+    """Return the bytes that a value has in memory."""
+    match kind:
+        case Integer(bits):
+            return bits // 8
+        case String():
+            return STRING_BYTES
+        case Pointer() | Bytes():
+            return 8
 
 
 def signed(value: int, bits: int = 64) -> int:
