@@ -10,7 +10,7 @@ import pytest
 from stapsdtd.client import SiteState
 from stapsdtd.kernel import uprobe_links
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.attached import own
+from tests.attached import definitions
 from tests.passing import SELECTOR, Passing
 from tests.support import Recorder, running_daemon, wait_for
 from tests.users import ANNE, BERT, public_folder
@@ -50,7 +50,7 @@ def test_links_of_one_users_many_memfds_are_removed_at_once(tracefs: Tracefs, li
             wait_for(lambda: len(recorder.armed()) >= SAMPLES + 2 * MANY, "all to be armed again", 60)
             assert not [status for status in recorder.statuses if status.state is SiteState.REFUSED]
             assert median(beside) <= SLOWER_AT_MOST * median(alone), (alone, beside)
-            assert not own(tracefs, daemon.pid)
+            assert not definitions(tracefs, daemon.pid)
 
 
 def test_one_users_many_memfds_keep_no_other_from_being_armed(tracefs: Tracefs, library: Path) -> None:

@@ -9,7 +9,7 @@ from stapsdtd.query.d.aggregates import aggregate_of
 from stapsdtd.query.d.checked import Checked, Declared
 from stapsdtd.query.d.declared_types import parse_type
 from stapsdtd.query.d.errors import DError
-from stapsdtd.query.d.expression_types import ArgumentTypes, ExpressionTypes
+from stapsdtd.query.d.expression_types import ArgumentTypes, ExpressionTypes, check_keys
 from stapsdtd.query.d.functions import ACTIONS, AGGREGATING, BUILT_INS
 from stapsdtd.query.d.nodes import (
     Aggregation,
@@ -107,7 +107,7 @@ class _Clause:
         known = self._checked.aggregates.setdefault(target.name, found)
         if (known.function, known.scale) != (found.function, found.scale):
             raise DError(f"@{target.name} was {known.function.value}() before, or had other parameters", assignment.at)
-        self._types.check_keys(known.keys, keys, f"@{target.name}", assignment.at)
+        check_keys(known.keys, keys, f"@{target.name}", assignment.at)
 
 
 def _format(text: bytes) -> formats.Format:

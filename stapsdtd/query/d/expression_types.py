@@ -94,7 +94,7 @@ class ExpressionTypes:
                 return self._binary(expression)
             case Conditional(condition, then, otherwise):
                 self.scalar(condition, "the condition of ?:")
-                return self._common(self.type_of(then), self.type_of(otherwise), "?:", expression.at)
+                return _common(self.type_of(then), self.type_of(otherwise), "?:", expression.at)
             case Assignment():
                 return self._assignment(expression)
             case Cast(name, operand):
@@ -148,7 +148,7 @@ class ExpressionTypes:
         if declared is None:
             name = f"{variable.scope.value}{variable.name}"
             raise DError(f"failed to resolve {name}: unknown variable name", variable.at)
-        self.check_keys(declared.keys, keys, f"{variable.scope.value}{variable.name}", variable.at)
+        check_keys(declared.keys, keys, f"{variable.scope.value}{variable.name}", variable.at)
         return declared.type
 
     def _argument(self, variable: Variable) -> Type:
@@ -167,13 +167,6 @@ class ExpressionTypes:
             if isinstance(kind, Bytes):
                 raise DError("a key cannot be memory; use stringof(), or * of a pointer to an integer", key.at)
         return kinds
-
-    def check_keys(self, wanted: Sequence[Type], given: Sequence[Type], name: str, at: Position) -> None:
-        if len(wanted) != len(given):
-            raise DError(f"{name} has {len(wanted)} keys, and here are {len(given)}", at)
-        for position, (one, other) in enumerate(zip(wanted, given, strict=True), 1):
-            if _is_number(one) != _is_number(other):
-                raise DError(f"key #{position} of {name} is a {one}, and here a {other}", at)
 
     def _assigned(self, target: Expression) -> Type:
         """Return the type of what is assigned to, which must be a variable."""
@@ -202,7 +195,7 @@ class ExpressionTypes:
     def _binary(self, binary: Binary) -> Type:
         left, right = self.type_of(binary.left), self.type_of(binary.right)
         if binary.operator in _COMPARING:
-            if isinstance(self._common(left, right, binary.operator, binary.at), Bytes):
+            if isinstance(_common(left, right, binary.operator, binary.at), Bytes):
                 raise DError("memory cannot be compared; use stringof(), or * of a pointer to an integer", binary.at)
             return INT32
         for operand in binary.left, binary.right:
@@ -212,13 +205,6 @@ class ExpressionTypes:
         if binary.operator in {"<<", ">>"}:
             return _promoted(left)
         return _converted(left, right)
-
-    def _common(self, left: Type, right: Type, operator: str, at: Position) -> Type:
-        if _is_number(left) and _is_number(right):
-            return _converted(left, right)
-        if not _are_alike(left, right):
-            raise DError(f"operands have incompatible types: {left} {operator} {right}", at)
-        return left
 
     def _call(self, call: Call) -> Type:
         if reason := REFUSED.get(call.name):
@@ -262,12 +248,29 @@ class ExpressionTypes:
             raise DError(f"{what} must be {wanted.value}", argument.at)
 
 
+def check_keys(wanted: Sequence[Type], given: Sequence[Type], name: str, at: Position) -> None:
+    """Raises DError if keys are not those that a variable or an aggregation has."""
+    if len(wanted) != len(given):
+        raise DError(f"{name} has {len(wanted)} keys, and here are {len(given)}", at)
+    for position, (one, other) in enumerate(zip(wanted, given, strict=True), 1):
+        if _is_number(one) != _is_number(other):
+            raise DError(f"key #{position} of {name} is a {one}, and here a {other}", at)
+
+
 def _is_number(kind: Type) -> bool:
     return isinstance(kind, IntegerType | Pointer)
 
 
 def _are_alike(left: Type, right: Type) -> bool:
     return left == right or (_is_number(left) and _is_number(right))
+
+
+def _common(left: Type, right: Type, operator: str, at: Position) -> Type:
+    if _is_number(left) and _is_number(right):
+        return _converted(left, right)
+    if not _are_alike(left, right):
+        raise DError(f"operands have incompatible types: {left} {operator} {right}", at)
+    return left
 
 
 def _is_constant(expression: Expression) -> bool:
