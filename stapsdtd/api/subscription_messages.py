@@ -8,7 +8,6 @@ from dataclasses import asdict
 from stapsdtd.api.convert import site_of_probe
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.model import BuiltIn, Site, StartArgument
-from stapsdtd.query.site_filter import evaluated_late
 from stapsdtd.query.text import text_of
 from stapsdtd.sessions.fields import ComputedField, Delivered
 from stapsdtd.sessions.sink import Account
@@ -154,14 +153,14 @@ def _captured(capture: Delivered, missing: str) -> pb.CapturedArgument:
 
 
 def late_conditions(subscription: Subscription, statuses: Iterable[SiteStatus]) -> list[pb.LateCondition]:
-    """Return what of the clauses' filters is not evaluated at the hits of these sites."""
+    """Return what of the clauses' filters is not evaluated at the hits of these sites, or of pairs that end there."""
     sites: dict[int, list[Site]] = {}
     for status in statuses:
         sites.setdefault(status.clause, []).append(status.site)
     return [
         pb.LateCondition(text=text_of(condition), reason=reason, tag=clause.spec.tag)
         for position, clause in enumerate(subscription.clauses)
-        for condition, reason in evaluated_late(clause.spec.predicate, sites.get(position, ())).items()
+        for condition, reason in clause.evaluated_late(sites.get(position, ())).items()
     ]
 
 

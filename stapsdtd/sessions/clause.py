@@ -8,8 +8,9 @@ from functools import partial
 
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, SubscriptionKey
-from stapsdtd.model import Object, SiteCapture
-from stapsdtd.query.site_filter import WhyNotCaptured
+from stapsdtd.model import Object, Site, SiteCapture
+from stapsdtd.query.expression import Condition
+from stapsdtd.query.site_filter import WhyNotCaptured, evaluated_late
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
 from stapsdtd.sessions.fields import FieldComputer
@@ -93,6 +94,12 @@ class Clause:
     def known_sites(self, site_ids: Iterable[int]) -> dict[int, KnownSite]:
         """Return sites by their ids, without those that were forgotten."""
         return self.sites.known(site_ids)
+
+    def evaluated_late(self, sites: Iterable[Site]) -> dict[Condition, str]:
+        """Return which parts of the filter the engine tests neither of hits nor of the pairs that it makes, and why."""
+        of_pairs = self.spec.span.pair_predicate if self.spec.span and self.engine_pairs else None
+        sites = tuple(sites)
+        return evaluated_late(self.spec.predicate, sites) | evaluated_late(of_pairs, sites)
 
     def added_late(self) -> dict[str, int]:
         """See `SiteIds.added_late`."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Account, Aggregate, Client, Event, Span, SpanAccount, SubscribeOptions
+from stapsdtd.query.compile import NOT_INTEGER
 from tests.support import TICKER, Daemon, Ticker, compile_target, stapsdt, wait_for
 
 pytestmark = pytest.mark.kernel
@@ -227,6 +228,9 @@ def test_pairs_are_filtered_where_they_are_made(
     with ExitStack() as stack:
         adding = [stack.enter_context(client.aggregate(probe("end"), each, options, span)) for each in wanted]
         assert [not each.added_late for each in adding] == [engine == "bpf" and not is_late] * len(adding)
+        # where the daemon pairs, added_late says that
+        reasons = [NOT_INTEGER] if engine == "bpf" and is_late else []
+        assert [list(each.evaluated_late.values()) for each in adding] == [reasons] * len(adding)
         spanner.do("pairs 30")
         spanner.do("threads 4 30")
         accounts = [each.unsubscribe() for each in adding]
