@@ -16,7 +16,8 @@ from tests.examples import in_documents
 from tests.kernel.test_postgresql import Cluster, Session, running_cluster
 from tests.support import Daemon, stapsdt_command, wait_for
 
-pytestmark = pytest.mark.kernel
+# the program is for every PostgreSQL of this host
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 (PROGRAM,) = in_documents("d")
 SCRIPT = """\
