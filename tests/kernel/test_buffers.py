@@ -93,12 +93,12 @@ def test_bytes_are_keys(daemon: Daemon, ticker: Ticker, ticker_program: Path) ->
     expected = {(b"SELE", 8): 2, (b"S\x01\x7f~", 4): 1, (b"SE\0\0", 2): 1}
     with Client(daemon.target) as client:
         adding = [client.aggregate(selector, Aggregate(by=by)) for by in wanted]
-        long = client.aggregate(selector, Aggregate(by=["buf(arg0, 249)"]))
+        long = client.aggregate(selector, Aggregate(by=["buf(arg0, 265)"]))
         assert [each.added_late for each in adding[:2]] == [{}, {}]
         (reason,) = adding[2].added_late
         assert "the kernel does not calculate (arg1 != 0) ? buf(arg0, 4) : buf(arg0, 1)" in reason
-        assert long.added_late == {"its key takes 264 bytes, and in the kernel at most 256": 1}
-        assert "its key takes 264 bytes" in " ".join(stapsdt(daemon.target, "info").stdout.split())
+        assert long.added_late == {"its key takes 280 bytes, and in the kernel at most 272": 1}
+        assert "its key takes 280 bytes" in " ".join(stapsdt(daemon.target, "info").stdout.split())
         for text in TEXTS:
             ticker.do(f"text {text}")
         for each in (*adding, long):
@@ -106,7 +106,7 @@ def test_bytes_are_keys(daemon: Daemon, ticker: Ticker, ticker_program: Path) ->
             assert (account.fired, account.aggregated, account.lost) == (4, 4, 0)
             rows = {row.key: row.values["count"] for snapshot in each.snapshots() for row in snapshot.rows}
             if each is long:
-                assert {len(key) for (key,) in rows if isinstance(key, bytes)} == {249}
+                assert {len(key) for (key,) in rows if isinstance(key, bytes)} == {265}
             else:
                 assert rows == expected
 

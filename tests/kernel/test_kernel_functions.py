@@ -78,7 +78,8 @@ def test_host_without_any_way_is_told_of_in_one_line(daemon: Daemon) -> None:
 
 @pytest.mark.vm
 def test_what_ftrace_cannot_patch_does_not_attach(daemon: Daemon) -> None:
-    require(why_no_filter_functions() is None, "available_filter_functions")
+    if reason := why_no_filter_functions():
+        pytest.skip(reason)
     wait_for(lambda: info(daemon, "vfs_read")[0]["attaches_by"], "the trials to end")
     functions = info(daemon, "vmlinux:ktime_*", "vmlinux:sched_*", "vmlinux:rcu_*")
     traceable = {symbol.name for symbol in filter_functions() if symbol.module == "vmlinux"}
@@ -95,7 +96,8 @@ def test_what_ftrace_cannot_patch_does_not_attach(daemon: Daemon) -> None:
 @pytest.mark.vm
 def test_functions_of_a_module(daemon: Daemon) -> None:
     modules = btf.modules()
-    require(modules, "a module with BTF")
+    if not modules:
+        pytest.skip("no module has BTF")
     for module in modules[:3]:
         found = info(daemon, f"{module}:*")
         assert found
