@@ -170,11 +170,16 @@ class Emitter:
         if signs == (False, True):
             then = self._if_negative(one, exits.of(how in _LESS), then, exits.missing)
         elif signs == (True, False) and other.word != NO_WORD:
-            then = self._if_negative(_Left(Source.WORD, other.word), exits.of(how in _GREATER), then, exits.missing)
+            known = self._if_known(one, exits.of(how in _GREATER), exits.missing)
+            then = self._if_negative(_Left(Source.WORD, other.word), known, then, exits.missing)
         elif signs == (True, False) and other.value < 0:
-            known = exits.of(how in _GREATER)
-            then = self.emit(Test(one.source, one.number, Relation.EQ, 0, 0, _NO_COMM, known, known, exits.missing))
+            then = self._if_known(one, exits.of(how in _GREATER), exits.missing)
         return self._sides(left, right, word, Next(then, exits.missing))
+
+    def _if_known(self, side: _Left, then: int, missing: int) -> int:
+        if then == missing:
+            return then
+        return self.emit(Test(side.source, side.number, Relation.EQ, 0, 0, _NO_COMM, then, then, missing))
 
     def _if_negative(self, side: _Left, then: int, otherwise: int, missing: int) -> int:
         return self.emit(

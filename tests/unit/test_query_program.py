@@ -74,6 +74,8 @@ def test_numbers_are_calculated_in_words() -> None:
         ("arg0 < arg1", (8, 8), [Relation.LT]),
         ("arg0 < arg1", (-8, 8), [Relation.SIGNED_LT, Relation.LT]),
         ("arg0 < arg1", (8, -8), [Relation.SIGNED_LT, Relation.LT]),
+        # where the second is negative, whether there is a first one
+        ("!(arg0 == arg1)", (8, -8), [Relation.SIGNED_LT, Relation.EQ, Relation.EQ]),
         ("arg0 + 1 > -1", (8, 8), [Relation.EQ]),
         ("arg0 + 1 > 1", (8, 8), [Relation.GT]),
         ("arg0 + 1 > 1", (4, 8), [Relation.SIGNED_GT]),
