@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,10 +18,10 @@ from stapsdtd.query.d.values import INT64_MAX, INT64_MIN, signed
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stapsdtd.cli.d_hits import Hits
-    from stapsdtd.client import AsyncSubscription
+    from stapsdtd.client import AsyncSubscription, Event
     from stapsdtd.query.d.interpret import Program
     from stapsdtd.query.d.lower import Lowered
     from stapsdtd.query.d.machine import Hit
@@ -67,6 +68,8 @@ class Runner:
         self._program = program
         self._output = output
         self._lowered = lowered
+        # Unix time; what fired later is over
+        self._last_ns: float = math.inf
         self.done = asyncio.Event()
 
     @property
@@ -78,10 +81,15 @@ class Runner:
         for clause in self._clauses:
             if moment in map(meaning, clause.descriptions):
                 self._program.run(clause, hit)
+        if self._program.exit_status is not None:
+            # hits before a timer may be on their way, and there are none before BEGIN
+            self._last_ns = min(self._last_ns, hit.walltimestamp if isinstance(moment, Tick) else 0)
         self._show()
 
     def _show(self) -> None:
         self._output.flush()
+        if self._output.is_closed:
+            self._last_ns = 0
         if self._program.exit_status is not None or self._output.is_closed:
             self.done.set()
 
@@ -106,13 +114,7 @@ class Runner:
                 case Snapshot():
                     self._merge(message)
                 case EventBatch(events=events):
-                    for event in () if self.done.is_set() else events:
-                        if clauses := hits.matching(event):
-                            hit = hits.hit(event)
-                            for clause in clauses:
-                                self._program.run(clause, hit)
-                        if self._program.exit_status is not None:
-                            break
+                    self._run(events, hits)
                     self._show()
                 case Loss(count=count):
                     print_stderr(f"{count} drops")
@@ -127,6 +129,20 @@ class Runner:
                     return
                 case _:
                     pass
+
+    def _run(self, events: Iterable[Event], hits: Hits) -> None:
+        """Run the clauses of events, in the order of time, until one of them calls exit()."""
+        had_exited = self._program.exit_status is not None
+        for event in events:
+            if event.time_ns > self._last_ns:
+                return
+            if clauses := hits.matching(event):
+                hit = hits.hit(event)
+                for clause in clauses:
+                    self._program.run(clause, hit)
+            if self._program.exit_status is not None and not had_exited:
+                self._last_ns = 0
+                return
 
     def _merge(self, snapshot: Snapshot) -> None:
         """Add what the server added up to an aggregation."""

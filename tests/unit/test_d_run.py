@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,15 +16,18 @@ from hypothesis import strategies as st
 
 from stapsdtd.cli.d_hits import Hits
 from stapsdtd.cli.d_run import Output, Runner
-from stapsdtd.client import Account, AsyncSubscription, Bucket, Snapshot, SnapshotRow
+from stapsdtd.client import Account, AsyncSubscription, Bucket, Event, EventBatch, Snapshot, SnapshotRow
 from stapsdtd.query.d.aggregations import Aggregation
 from stapsdtd.query.d.check import check
+from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.interpret import Program
 from stapsdtd.query.d.lower import Lowered, planned
+from stapsdtd.query.d.machine import Hit
 from stapsdtd.query.d.needs import Needs
 from stapsdtd.query.d.nodes import Clause
 from stapsdtd.query.d.parse import parse
 from stapsdtd.query.d.print_aggregations import Sorting
+from stapsdtd.query.d.probes import Tick
 from stapsdtd.query.d.records import Records
 from stapsdtd.query.d.values import INT64
 
@@ -95,3 +100,57 @@ def test_buckets_become_bins(values: list[int]) -> None:
 def test_a_sum_of_more_than_64_bits_is_told_to_be_rounded(capsys: pytest.CaptureFixture[str]) -> None:
     merged("@ = sum(arg0)", [SnapshotRow((), {"values": 3, "sum": 3.0 * 2**63})])
     assert "1 sum of @ rounded, since it takes more than 64 bits" in capsys.readouterr().err
+
+
+class Fired:
+    """A subscription whose events have these times, and that is asked to go on behind each of them."""
+
+    def __init__(self, times: Sequence[int], behind: Callable[[int], None]) -> None:
+        self._times = times
+        self._behind = behind
+
+    async def messages(self) -> AsyncIterator[EventBatch]:
+        for time_ns in self._times:
+            batch = EventBatch(())
+            vars(batch)["events"] = (SimpleNamespace(time_ns=time_ns),)
+            yield batch
+            self._behind(time_ns)
+
+
+class AllHits(Hits):
+    """Of which each is a hit of all clauses of a::: there are."""
+
+    def __init__(self, program: Checked) -> None:
+        super().__init__(program.program.clauses[:1], {}, Needs(), {})
+
+    def matching(self, event: Event) -> tuple[Clause, ...]:
+        del event
+        return tuple(self._clauses)
+
+    def hit(self, event: Event) -> Hit:
+        return replace(self.own("a", "b"), walltimestamp=event.time_ns)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        # those that fired before it exits, though they come behind it
+        ("a:::b { @ = count(); } tick-1s { exit(3); }", 4),
+        ("a:::b { @ = count(); } a:::b /0/ { } tick-1s { @x = count(); }", 6),
+        ("a:::b { @ = count(); exit(3); } tick-1s { @x = count(); }", 1),
+    ],
+    ids=["a timer exits", "nothing exits", "a hit exits"],
+)
+def test_hits_until_the_exit_are_looked_at(text: str, seen: int) -> None:
+    program = check(parse(text), lambda *_: INT64)
+    running = Program(program, Records(lambda _: None, is_quiet=True), Sorting(), lambda *_: None)
+    runner, hits = Runner(running, Output(), {}), AllHits(program)
+
+    def tick_at_4(time_ns: int) -> None:
+        if time_ns == 2:
+            runner.own(Tick("tick-1s", 10**9), replace(hits.own("profile", "tick-1s"), walltimestamp=4))
+
+    stream = cast("AsyncSubscription", Fired([1, 2, 3, 4, 5, 6], tick_at_4))
+    asyncio.run(runner.read(stream, hits))
+    assert running.aggregations[""].rows[()].count == seen
+    assert running.exit_status == (3 if "exit" in text else None)
