@@ -32,6 +32,8 @@ _TABLES = (
     "CREATE TEMPORARY TABLE products (name text);",
     "CREATE TEMPORARY TABLE stock (count int);",
 )
+_COLLECTING = ("-XX:+UseSerialGC", "-Xmn1m")
+"""So little memory for new objects that even a short program collects garbage."""
 _PYTHON = (SYSTEM_PYTHON, "-S", "-I", "-c")
 
 
@@ -43,7 +45,8 @@ class Stage:
         self._actions: dict[str, Callable[[], object]] = {
             "postgresql": lambda: session.do(*STATEMENTS),
             "python": lambda: subprocess.run([*_PYTHON, "import json"], check=True),
-            "hotspot": java.run,
+            "hotspot": partial(java.run, *_COLLECTING),
+            "hs_private": partial(java.run, *_COLLECTING),
             "shop": lambda: subprocess.run(
                 [sys.executable, "-m", "stapsdtd.demo.shop", "12"], check=True, stdout=subprocess.DEVNULL
             ),

@@ -136,7 +136,7 @@ class _Wanted:
                 raise each.failed(error) from None
         return parts
 
-    def prepared(self, parts: Sequence[Program], probes: Sequence[Probe], target: int) -> Prepared:
+    def prepared(self, parts: Sequence[Program], probes: Sequence[Probe]) -> Prepared:
         """Return all programs as one that can run; see `prepare`. Raises CompileError."""
         settings = (*chain.from_iterable(part.options for part in parts), *self.settings)
         whole, prepared = Program((), (), settings), None
@@ -144,7 +144,7 @@ class _Wanted:
             whole = Program(whole.clauses + part.clauses, whole.declarations + part.declarations, settings)
             try:
                 # with those before it, since it may use their variables: what is wrong now is wrong here
-                prepared = prepare(whole, probes, target)
+                prepared = prepare(whole, probes)
             except DError as error:
                 raise origin.failed(error) from None
             except InvalidArgumentError as error:
@@ -171,7 +171,7 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
             probes = await _probes(client, scope)
-            prepared = wanted.prepared(parts, probes, target or 0)
+            prepared = wanted.prepared(parts, probes)
             if wanted.lists:
                 prepared.print_list(is_verbose=wanted.is_verbose)
             if wanted.explains:
@@ -195,7 +195,9 @@ async def _probes(client: AsyncClient, scope: SubscribeOptions) -> list[Probe]:
     for path in scope.expected_files:
         # a file without probes is no reason not to run
         with suppress(ClientError):
-            found += (await client.list_probes(files=[path])).probes
+            listed = (await client.list_probes(files=[path])).probes
+            # others may map a library that this one is about to
+            found += [replace(each, pids=(*each.pids, *scope.pids)) for each in listed]
     return found
 
 

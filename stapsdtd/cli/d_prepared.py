@@ -124,14 +124,13 @@ class Prepared:
                 print("  the server pairs it with the clause that ends it")
 
 
-def prepare(program: Program, probes: Sequence[Probe], target: int) -> Prepared:
+def prepare(program: Program, probes: Sequence[Probe]) -> Prepared:
     """Check a program, and find what it means.
 
-    probes: all that there are. target: as of `static_probes`. Raises DError, and InvalidArgumentError for descriptions
-    that make no selector.
+    probes: as of `static_probes`. Raises DError, and InvalidArgumentError for descriptions that make no selector.
     """
     known, settings = catalog(), options_of(program.options)
-    meant = static_probes(program, probes, target)
+    meant = static_probes(program, probes)
     if not settings.allows_no_match:
         check_found(meant)
     checked = check(program, partial(argument_type, meant=meant, signatures=known))

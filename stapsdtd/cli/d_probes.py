@@ -47,14 +47,14 @@ def _normalized(provider: str) -> str:
     return provider.replace("-", "__")
 
 
-def static_probes(program: Program, probes: Iterable[Probe], target: int) -> dict[int, tuple[Meant, ...]]:
+def static_probes(program: Program, probes: Iterable[Probe]) -> dict[int, tuple[Meant, ...]]:
     """Return what the descriptions of each clause mean, by `id` of the clause.
 
-    probes: all that there are. target: a process that may have those without processes, 0 for none.
+    probes: all that there are, with the processes that have them or are about to.
     """
     known = tuple(probes)
     return {
-        id(clause): tuple(_meant(each, known, target) for each in clause.descriptions if meaning(each) is None)
+        id(clause): tuple(_meant(each, known) for each in clause.descriptions if meaning(each) is None)
         for clause in program.clauses
     }
 
@@ -67,13 +67,13 @@ def check_found(meant: Mapping[int, Sequence[Meant]]) -> None:
                 raise DError(f"probe description {each.description} does not match any probes", each.description.at)
 
 
-def _meant(description: Description, probes: Sequence[Probe], target: int) -> Meant:
+def _meant(description: Description, probes: Sequence[Probe]) -> Meant:
     selector = parse(selector_of(description))
     meant = Meant(description, selector, ())
     found = tuple(
         probe
         for probe in probes
-        if any(meant.matches(probe, site, pid) for site in probe.sites for pid in probe.pids or (target,))
+        if any(meant.matches(probe, site, pid) for site in probe.sites for pid in probe.pids or (0,))
     )
     return Meant(description, selector, found)
 

@@ -76,19 +76,20 @@ class ObjectFollower:
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
         named = self._named_file(live, obj.key)
         is_free = named is not None and not _is_only_others(live, obj.key, mappings)
+        is_installed = obj.key in live.installed
         if considered := live.considered.get(obj.key):
             selected = considered.selected_sites
             is_mapped = is_mapped_in_scope(subscription, selected, mappings)
             if is_mapped and considered.is_quiet:
                 self._armer.reveal(live, considered)
-            if is_mapped or (is_free and is_wanted_unmapped(subscription, selected)):
+            if is_mapped or (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
                 live.unknown_since.pop(obj.key, None)
             elif (considered.is_quiet and not is_free) or self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
             return
         selected = selected_sites(subscription, obj, mappings, named)
         is_mapped = is_mapped_in_scope(subscription, selected, mappings)
-        if not selected or not (is_mapped or (is_free and is_wanted_unmapped(subscription, selected))):
+        if not is_mapped and not (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
             return
         if named is None and not self._is_in_files(subscription, obj, mappings):
             return
@@ -107,7 +108,7 @@ class ObjectFollower:
             selected = selected_sites(subscription, obj, mappings, named)
         if not selected:
             return
-        is_quiet = owners is not None and obj.key in live.installed and not is_mapped
+        is_quiet = owners is not None and is_installed and not is_mapped
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
             if obj.key not in live.barred:
                 live.barred[obj.key] = obj

@@ -62,10 +62,13 @@ def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:
     return selected.pids if pids is None else pids & selected.pids
 
 
-def is_wanted_unmapped(subscription: Subscription, selected: Sequence[SelectedSite]) -> bool:
-    """Report whether sites are wanted in processes that do not map their object yet."""
+def is_wanted_unmapped(subscription: Subscription, selected: Sequence[SelectedSite], *, is_installed: bool) -> bool:
+    """Report whether sites are wanted in processes that do not map their object yet.
+
+    is_installed: no client named its file, so nobody says that the process of a selector is going to map it.
+    """
     may_map_later = subscription.pids is None or subscription.spec.scope.follow
-    return may_map_later and any(each.pids is None for each in selected)
+    return may_map_later and any(each.pids is None or not is_installed for each in selected)
 
 
 def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:

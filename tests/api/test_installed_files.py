@@ -97,6 +97,12 @@ def test_subscribe_arms_what_is_installed(server: Served, installed: list[Path],
     assert server.in_control(server.registry.objects) == []
 
 
+@pytest.mark.usefixtures("installed")
+def test_probes_of_one_process_wait_until_it_maps_them(server: Served, own_pid: int) -> None:
+    server.subscribe(f"*{own_pid}:::one")
+    assert armed_paths(server) == []
+
+
 def test_what_is_installed_later_is_armed_too(server: Served, inventory: FakeInventory, tmp_path: Path) -> None:
     server.subscribe("*:three")
     path = install(inventory, tmp_path / "three")

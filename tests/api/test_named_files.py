@@ -109,6 +109,12 @@ def test_selectors_choose_among_the_files(server: Served, programs: Path) -> Non
     assert len(server.in_control(server.registry.objects)) == 2
 
 
+def test_probes_of_one_process_are_armed_before_it_maps_them(server: Served, pid: int, programs: Path) -> None:
+    server.subscribe(f"*{pid}:::one", files=[str(programs)])
+    (target,) = server.engine.armed.values()
+    assert (target.object.path, [each.scope for each in target.sites]) == (str(programs / "one"), [frozenset([pid])])
+
+
 def test_scope_of_pids_waits_for_its_processes(server: Served, pid: int, programs: Path) -> None:
     server.subscribe("*:*", files=[str(programs)], scope=pb.Scope(pids=[pid]))
     assert armed_paths(server) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.client import Client
 from stapsdtd.elf import parse_object
 from tests.kernel.recovery import NOP
 from tests.support import (
@@ -51,6 +52,26 @@ def test_programs_however_they_are_linked(daemon: Daemon, tmp_path: Path, link: 
     clause = 'linked$target:::twelve { printf("%d %d %s\\n", args[0], args[11], probefunc); }'
     done = stapsdt(daemon.target, "d", "-q", "-n", clause, "-c", str(program))
     assert done.stdout.split() == ["1200", "1211", "fire"]
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["alone", "shared"])
+@pytest.mark.parametrize(
+    ("clause", "expected"),
+    [("{ @ = count(); }", ["3"]), ('{ printf("%d\\n", arg0); }', ["0", "1", "2"])],
+    ids=["added up", "interpreted"],
+)
+def test_a_library_of_a_command(
+    daemon: Daemon, ticker: Ticker, tmp_path: Path, clause: str, expected: list[str], *, is_shared: bool
+) -> None:
+    """It is armed before the command maps it, and it is the command's, whoever else has it."""
+    library = compile_target("library.c", tmp_path / "liblinked.so", "-shared", "-fPIC")
+    program = compile_target("linked.c", tmp_path / "program", str(library), f"-Wl,-rpath,{tmp_path}")
+    if is_shared:
+        ticker.do(f"open {library}")
+        with Client(daemon.target) as client:
+            wait_for(lambda: client.list_probes("library:called", pids=[ticker.pid]), "the other's library")
+    done = stapsdt(daemon.target, "d", "-q", "-n", f"library$target:::called {clause}", "-c", str(program))
+    assert done.stdout.split() == expected
 
 
 def test_a_library_that_is_loaded_later(daemon: Daemon, ticker: Ticker, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from stapsdtd.cli.stapsdt import cli
 from stapsdtd.config.file import load
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.parse import parse as parse_predicate
+from stapsdtd.signatures.catalog import Catalog
 from tests.examples import DOCUMENTS, MODULES, Example, agrees, in_documents, in_markdown
 from tests.support import ROOT
 
@@ -70,6 +71,18 @@ def test_commands_are_accepted(example: Example) -> None:
     assert commands
     for command in commands:
         accept(command)
+
+
+def test_the_cookbook_names_probes_that_there_are() -> None:
+    """Also where an example is not run: a probe that nobody has is waited for, and never fires."""
+    known = Catalog()
+    text = "".join(each.source for each in in_documents() if each.path.name == "cookbook.md")
+    short = re.findall(r"stapsdt (?:count|stats|hist|latency|spans|trace) ((?:\w+:\w+ ?)+)", text)
+    named = {(*probe.split(":", 1),) for probes in short for probe in probes.split()}
+    in_d = re.findall(r"\b([a-z_]+)(?:\*|\$target)?:::([\w-]+\w\b(?!-?\*))", text)
+    named |= {(provider, name.replace("-", "__")) for provider, name in in_d}
+    assert {provider for provider, _ in named} == {"postgresql", "python", "hotspot", "hs_private", "libstdcxx"}
+    assert not [f"{provider}:{name}" for provider, name in named if not known.of(provider, name)]
 
 
 def test_commands_in_the_help_are_accepted() -> None:
