@@ -13,7 +13,7 @@ sites get a new group. It is attached before the old one is detached, so that no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -24,7 +24,12 @@ Scope = frozenset[int] | None
 
 
 class Site(Protocol):
-    """A site that may be wanted. scope: for which processes, if it is."""
+    """A site that may be wanted. unit: sites of different ones are not attached together. scope: for which processes it
+    is wanted.
+    """
+
+    @property
+    def unit(self) -> Hashable: ...
 
     @property
     def site_offset(self) -> int: ...
@@ -84,10 +89,10 @@ def changes(
             unattached += wanted
         elif missing:
             result.widen.append((group, missing))
-    by_scope: defaultdict[Scope, list[S]] = defaultdict(list)
+    together: defaultdict[tuple[Hashable, Scope], list[S]] = defaultdict(list)
     for site in sorted(unattached, key=lambda site: site.site_offset):
-        by_scope[site.scope].append(site)
-    for scope, sites in by_scope.items():
+        together[site.unit, site.scope].append(site)
+    for (_, scope), sites in together.items():
         shared = [sites] if has_links and scope is None else share_groups(sites)
         result.attach += [Attach(tuple(members), scope) for members in shared]
     return result

@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import shutil
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.capture.bpf.kernel import Loaded, load
+from stapsdtd.client import Client
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.places import Place
 from stapsdtd.kernel.uprobe_links import UprobeLink, are_supported
 from tests.kernel.recovery import NOP
-from tests.support import Ticker, mapped_bytes
+from tests.support import TICKER, Daemon, Ticker, mapped_bytes
 
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
 
@@ -70,3 +72,17 @@ def test_single_processes_are_not_armed(ticker: Ticker, ticker_program: Path, lo
         linked(ticker_program, loaded).arm(ticker.pid)
     assert caught.value.errno == errno.EOPNOTSUPP
     assert ticker.semaphore == 0
+
+
+def test_what_remains_of_each_file_is_attached_to_that_file(
+    daemon: Daemon, ticker_program: Path, tmp_path: Path
+) -> None:
+    one, other = (Path(shutil.copy(ticker_program, tmp_path / name)) for name in ("one", "other"))
+    with Client(daemon.target) as client, Ticker(one) as first, Ticker(other) as second:
+        everything = client.subscribe(f"{TICKER}:*")
+        ticks = client.subscribe(f"{TICKER}:tick")
+        everything.unsubscribe()
+        assert (first.semaphore, second.semaphore) == (1, 1)
+        first.do("fire 5")
+        second.do("fire 7")
+        assert ticks.unsubscribe().fired == 12

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ Demands = Mapping[int, Scope]
 class Site:
     site_offset: int
     scopes: dict[int, Scope] = field(default_factory=dict)
+    unit: str = "file"
 
     @property
     def is_wanted(self) -> bool:
@@ -141,3 +143,10 @@ def test_sites_that_stay_get_a_group_without_those_that_go() -> None:
     (after,) = host.groups
     assert after is not before
     assert host.patched() == {0x20: None}
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_sites_of_different_files_are_attached_apart(has_links: bool) -> None:
+    one, other, gone = (Site(0x10, {1: None}, "one"), Site(0x20, {1: None}, "other"), Site(0x30, {}, "other"))
+    needed = changes([Group([other, gone], None)], [one], has_links=has_links)
+    assert [each.sites for each in needed.attach] == [(one,), (other,)]

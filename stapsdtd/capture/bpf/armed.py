@@ -116,6 +116,11 @@ class ArmedSite:
     plan: ActivePlan | None = None
 
     @property
+    def unit(self) -> ArmedObject:
+        """A link is to places of one file."""
+        return self.object
+
+    @property
     def site_offset(self) -> int:
         return self.site.site_offset
 
