@@ -86,9 +86,9 @@ static long take_part(__u32 number, struct hit *hit)
 		return 1;
 	/* both read nothing at 0, and leave zeros where they fail */
 	if (op->take == TAKE_BYTES)
-		error = bpf_probe_read_user(&workspace->key[at], limit, (void *)value);
+		error = read_memory(op, &workspace->key[at], limit, value);
 	else
-		error = bpf_probe_read_user_str(&workspace->key[at], limit, (void *)value);
+		error = read_string(op, &workspace->key[at], limit, value);
 	if (error < 0) {
 		workspace->missing |= 1U << (number & 31);
 		if (value)

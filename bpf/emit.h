@@ -109,11 +109,11 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 		if (limit > MAX_TEXT + 1 || used > CLASS_7 - (MAX_TEXT + 1))
 			return false;
 		if (op->take == TAKE_STRING) {
-			length = bpf_probe_read_user_str(scratch->bytes + used, limit, (void *)value);
+			length = read_string(op, scratch->bytes + used, limit, value);
 			/* of an empty string some kernels do not count the NUL: 6.1, 6.12 (mm/maccess.c) */
 			length -= length > 0;
 		} else {
-			length = bpf_probe_read_user(scratch->bytes + used, limit, (void *)value) ?: (long)limit;
+			length = read_memory(op, scratch->bytes + used, limit, value) ?: (long)limit;
 		}
 		if (length < 0)
 			return false;

@@ -20,6 +20,7 @@ enum limit {
 	MAX_VALUES = 32,	/* of one record */
 	MAX_FILTERS = 64,	/* of one plan, a bit of record.matched each */
 	MAX_STEPS = 1024,	/* tests run for one hit, over all filters of its plan */
+	MAX_THEN = 4,		/* further pointers that lead to a value of the kernel */
 	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
 	COMM_BYTES = 16,
 
@@ -82,7 +83,9 @@ struct operand {
 	__u8 right;
 	__u8 is_signed;
 	__u8 is_narrow;		/* addresses have 32 bits, as in an i386 process */
-	__u8 unused[2];
+	__u8 is_kernel;		/* of a kernel function: memory is the kernel's, unless the address is user space's */
+	__u8 then_count;	/* how many pointers lead on from the address, and where behind each the next one is */
+	__s32 then[MAX_THEN];
 };
 
 enum test_source {

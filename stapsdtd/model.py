@@ -113,6 +113,19 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelArgument(Argument):
+    """A value at a kernel function, whose memory is the kernel's. No file can declare one: `sandbox.codec` knows none.
+
+    then: where the operand is memory, that has a pointer; offsets in bytes from it, and so on, to the value itself.
+    first_bit, bits: of a bit field, from the lowest bit of its bytes; bits is 0 if it is none.
+    """
+
+    then: tuple[int, ...] = ()
+    first_bit: int = 0
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Site:
     """A place in an object where a probe can fire. semaphore_offset is None if the note has no semaphore.
 
@@ -175,11 +188,17 @@ class ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An ELF file with probes that some process maps executable. path is as in the first process's maps."""
+    """An ELF file with probes that some process maps executable. path is as in the first process's maps.
+
+    is_kernel: it is the kernel or a module, whose name is the path; its sites are functions' entries and returns.
+    refused: sites that cannot be armed, and why.
+    """
 
     key: ObjectKey
     path: str
     parsed: ParsedObject
+    is_kernel: bool = False
+    refused: dict[Site, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from stapsdtd.arch.record import Architecture
 from stapsdtd.btf.declare import declare
-from stapsdtd.btf.types import BtfError, Function, Prototype, Record, TypeId, Types, size_of, stripped
+from stapsdtd.btf.types import BtfError, Function, Prototype, Record, TypeId, Types, is_signed, size_of, stripped
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
@@ -153,7 +153,11 @@ class Lookup:
         passed = passed_arguments(types, prototype, self._architecture)
         arguments = tuple(
             FunctionArgument(
-                parameter.name, declare(types, parameter.type), size_of(types, parameter.type), passed[position]
+                parameter.name,
+                declare(types, parameter.type),
+                size_of(types, parameter.type),
+                passed[position],
+                is_signed(types, parameter.type),
             )
             for position, parameter in enumerate(prototype.parameters)
         )
@@ -172,6 +176,7 @@ class Lookup:
                 declare(types, prototype.result),
                 size_of(types, prototype.result),
                 passed_result(types, prototype, self._architecture),
+                is_signed(types, prototype.result),
             ),
             attachability(symbols, shape, self._ways),
             tuple(

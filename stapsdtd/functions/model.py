@@ -17,6 +17,7 @@ class FunctionArgument:
     declared: str
     size: int
     passed: Passed
+    is_signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from stapsdtd.btf.types import (
     TypeId,
     Types,
     Void,
+    is_signed,
     size_of,
     stripped,
 )
@@ -67,6 +68,7 @@ class ResolvedValue:
     size: int
     location: Location
     enumerators: tuple[tuple[str, int], ...] = ()
+    is_signed: bool = False
 
 
 def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
@@ -113,7 +115,8 @@ class _Resolver:
         found = stripped(self._types, self._type)
         size = (at.bit_offset + at.bits + 7) // 8 if at.bits else size_of(self._types, self._type)
         enumerators = found.values if isinstance(found, Enum) else ()
-        return ResolvedValue(self._path.text, self._type, self._declared(), size, at, enumerators)
+        signed = is_signed(self._types, self._type)
+        return ResolvedValue(self._path.text, self._type, self._declared(), size, at, enumerators, signed)
 
     def _take_member(self, step: MemberStep) -> None:
         record = self._record(step)

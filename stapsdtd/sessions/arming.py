@@ -80,11 +80,17 @@ class Arming:
             )
         watcher.on_main_thread(self.follower.on_main_thread)
 
-    def begin(self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile]) -> None:
-        """Begin to arm what a new subscription wants. files: are armed whether or not a process maps them."""
+    def begin(
+        self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile], functions: Sequence[Object] = ()
+    ) -> None:
+        """Begin to arm what a new subscription wants.
+
+        files: are armed whether or not a process maps them. functions: of the kernel.
+        """
         self.armer.open(live, first)
         self.follower.hold(live, ((self.object_of(file), file) for file in files))
         self.follower.consider_all(live)
+        self.follower.arm_functions(live, functions)
         if self._installed is not None:
             self._installed.begin(live)
 

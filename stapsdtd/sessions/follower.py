@@ -141,6 +141,12 @@ class ObjectFollower:
                 # others may have it already, so that the registry tells nothing new
                 self.consider(live, obj)
 
+    def arm_functions(self, live: LiveSubscription, objects: Iterable[Object]) -> None:
+        """Arm what a new subscription's selectors choose of kernel functions. They stay armed until it ends."""
+        for obj in objects:
+            if selected := selected_sites(live.subscription, obj, {}):
+                self._armer.arm(live, ArmRequest(obj, selected, {}, is_ephemeral=False), lambda: None)
+
     def let_go_all(self, live: LiveSubscription) -> None:
         """Close all files that the client named, or that are installed."""
         for key in list(live.files):
@@ -188,8 +194,8 @@ class ObjectFollower:
 
     def unmapped(self, live: LiveSubscription) -> list[Object]:
         """Return the objects that are armed for a subscription, or being armed, and no process maps."""
-        considered = live.considered.items()
-        return [each.object for key, each in considered if not self._registry.mappings(key)]
+        in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
+        return [obj for obj in in_files if not self._registry.mappings(obj.key)]
 
     def arming_in(self, pid: int) -> list[Future[Outcome]]:
         """Return the results to come of what is being armed in a process, except what is late."""

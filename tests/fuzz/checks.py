@@ -28,6 +28,7 @@ from stapsdtd.elf.notes import MAX_ARGUMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError, TracefsRejectedError
 from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.kernel.places import UPROBE_EVENTS
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import (
@@ -273,7 +274,8 @@ class _Lines(Tracefs):
         super().__init__("/nonexistent")
         self.lines: list[str] = []
 
-    def append_definition(self, line: str) -> None:
+    def append_definition(self, line: str, events_file: str = UPROBE_EVENTS) -> None:
+        assert events_file == UPROBE_EVENTS
         self.lines.append(line)
 
     def read(self, relative: str) -> str:

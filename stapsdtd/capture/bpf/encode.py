@@ -13,13 +13,14 @@ from stapsdtd.capture.bpf.layout import (
     FIRST_WORD_CELL,
     JUMP_END,
     JUMP_EXCLUDE,
+    MAX_THEN,
     PACKED_OPERAND,
     PACKED_TEST,
     PAIR_WORDS,
     OperandKind,
     Take,
 )
-from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
+from stapsdtd.model import Address, Argument, BuiltIn, Constant, KernelArgument, Memory, Register, Unavailable
 from stapsdtd.plan.values import OfPair, Value
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
@@ -42,11 +43,42 @@ def encode_value(value: Value, subject: Argument | BuiltIn, architecture: str) -
     return _built_in(subject) if isinstance(subject, BuiltIn) else _argument(value, subject, architecture)
 
 
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A row of layout.OPERAND."""
+
+    kind: OperandKind
+    take: Take = Take.NUMBER
+    constant: int = 0
+    limit: int = 0
+    base: int = _NO_REGISTER
+    index: int = _NO_REGISTER
+    scale: int = 1
+    width: int = 0
+    left: int = 0
+    right: int = 0
+    is_signed: bool = False
+    is_narrow: bool = False
+    is_kernel: bool = False
+    then: tuple[int, ...] = ()
+
+    def packed(self) -> bytes:
+        """Raises NotEncodableError."""
+        if len(self.then) > MAX_THEN:
+            raise NotEncodableError(
+                f"{len(self.then) + 1} pointers lead to it, and the bpf engine follows at most {MAX_THEN + 1}"
+            )
+        head = self.constant, self.limit, self.take, self.kind, self.base, self.index, self.scale, self.width
+        flags = self.is_signed, self.is_narrow, self.is_kernel
+        then = len(self.then), *self.then, *[0] * (MAX_THEN - len(self.then))
+        return PACKED_OPERAND.pack(*head, self.left, self.right, *flags, *then)
+
+
 def _built_in(built_in: BuiltIn) -> bytes:
     kind = OperandKind.CGROUP if built_in is BuiltIn.CGROUP else OperandKind.UID_GID
     # the helper returns gid << 32 | uid
     left, right = {BuiltIn.UID: (32, 32), BuiltIn.GID: (0, 32)}.get(built_in, (0, 0))
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, left, right, 0, 0)
+    return _Operand(kind, left=left, right=right).packed()
 
 
 def encode_of_pair(value: OfPair) -> bytes:
@@ -61,7 +93,7 @@ def encode_word(word: int) -> bytes:
 
 
 def _made(cell: int, missing_cell: int, missing_bit: int) -> bytes:
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.MADE, missing_cell, cell, missing_bit, 0, 0, 0, 0, 0)
+    return _Operand(OperandKind.MADE, base=missing_cell, index=cell, scale=missing_bit).packed()
 
 
 def encode_hit_field(field: HitField) -> bytes:
@@ -72,7 +104,7 @@ def encode_hit_field(field: HitField) -> bytes:
         HitField.CPU: (OperandKind.CPU, Take.NUMBER),
         HitField.EXECNAME: (OperandKind.CONSTANT, Take.COMM),
     }[field]
-    return PACKED_OPERAND.pack(0, 0, take, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
+    return _Operand(kind, take).packed()
 
 
 @lru_cache(maxsize=1 << 12)
@@ -102,17 +134,23 @@ def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
             left, right = unused, unused
         case Unavailable(reason):
             raise NotEncodableError(reason)
+    is_kernel = False
+    then: tuple[int, ...] = ()
+    if isinstance(argument, KernelArgument):
+        is_kernel, then = True, argument.then
+        if argument.bits:
+            left, right = _BITS - argument.first_bit - argument.bits, _BITS - argument.bits
     take = Take.STRING if value.is_string else Take.BYTES if is_raw else Take.NUMBER
     limit = value.limit + value.is_string
     is_signed = argument.signed and not argument.is_float
-    flags = is_signed, word_bytes(architecture) == 4
-    return PACKED_OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, *flags)
+    flags = is_signed, word_bytes(architecture) == 4, is_kernel
+    return _Operand(kind, take, constant, limit, base, index, scale, width, left, right, *flags, then).packed()
 
 
 def encode_abs_ip(architecture: str) -> bytes:
     """Return the operand whose value is the instruction's address."""
     register = _register(ARCHITECTURES[architecture].program_counter, architecture)
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, register, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
+    return _Operand(OperandKind.REGISTER, base=register).packed()
 
 
 def _register(name: str | None, architecture: str) -> int:

@@ -166,8 +166,9 @@ class Emission:
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [subjects.encode(value) for value in values]
         constants = None
-        if len(operands) < layout.MAX_VALUES and any(map(subjects.reads_memory, values)):
-            constants = SiteConstants.around(site.object.constants, site.site.site_offset)
+        file = site.object.constants
+        if file is not None and len(operands) < layout.MAX_VALUES and any(map(subjects.reads_memory, values)):
+            constants = SiteConstants.around(file, site.site.site_offset)
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
         if len(operands) > layout.MAX_VALUES:
