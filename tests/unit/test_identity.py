@@ -16,7 +16,7 @@ from tests.support import wait_for
 @contextmanager
 def running(*command: str) -> Iterator[int]:
     """A program that is there."""
-    with subprocess.Popen(command) as child:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         try:
             wait_for(lambda: os.readlink(f"/proc/{child.pid}/exe") != os.readlink("/proc/self/exe"), "the program")
             yield child.pid
