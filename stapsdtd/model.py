@@ -113,19 +113,6 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelArgument(Argument):
-    """A value at a kernel function, whose memory is the kernel's. No file can declare one: `sandbox.codec` knows none.
-
-    then: where the operand is memory, that has a pointer; offsets in bytes from it, and so on, to the value itself.
-    first_bit, bits: of a bit field, from the lowest bit of its bytes; bits is 0 if it is none.
-    """
-
-    then: tuple[int, ...] = ()
-    first_bit: int = 0
-    bits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Site:
     """A place in an object where a probe can fire. semaphore_offset is None if the note has no semaphore.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from stapsdtd.functions.attaching import KPROBE, Way
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
@@ -17,8 +18,8 @@ from stapsdtd.functions.selectors import VMLINUX
 from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.kernel.places import FunctionPlace
 from stapsdtd.model import (
+    Argument,
     FileOffset,
-    KernelArgument,
     Memory,
     Object,
     ObjectKey,
@@ -37,6 +38,19 @@ MAX_VALUE_BYTES = 2048
 
 _NUMBER_BYTES = (1, 2, 4, 8)
 _WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArgument(Argument):
+    """A value at a kernel function, whose memory is the kernel's. No file can declare one: `sandbox.codec` knows none.
+
+    then: where the operand is memory, that has a pointer; offsets in bytes from it, and so on, to the value itself.
+    first_bit, bits: of a bit field, from the lowest bit of its bytes; bits is 0 if it is none.
+    """
+
+    then: tuple[int, ...] = ()
+    first_bit: int = 0
+    bits: int = 0
 
 
 def objects_of(functions: Iterable[KernelFunction], ways: Sequence[Way], architecture: str) -> tuple[Object, ...]:

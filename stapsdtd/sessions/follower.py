@@ -141,12 +141,6 @@ class ObjectFollower:
                 # others may have it already, so that the registry tells nothing new
                 self.consider(live, obj)
 
-    def arm_functions(self, live: LiveSubscription, objects: Iterable[Object]) -> None:
-        """Arm what a new subscription's selectors choose of kernel functions. They stay armed until it ends."""
-        for obj in objects:
-            if selected := selected_sites(live.subscription, obj, {}):
-                self._armer.arm(live, ArmRequest(obj, selected, {}, is_ephemeral=False), lambda: None)
-
     def let_go_all(self, live: LiveSubscription) -> None:
         """Close all files that the client named, or that are installed."""
         for key in list(live.files):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, HitField, KeySource
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_value
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_hit_field, encode_value
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, StartArgument, Subject, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
 from stapsdtd.spans.span import Span

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
 from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
-from stapsdtd.capture.bpf.encode import Calculations, Filter, encode_abs_ip
+from stapsdtd.capture.bpf.encode import Calculations, Filter
+from stapsdtd.capture.bpf.operands import encode_abs_ip
 from stapsdtd.capture.bpf.pairing import Pairing
 from stapsdtd.capture.bpf.pairs import Pair
 from stapsdtd.capture.bpf.reading import (

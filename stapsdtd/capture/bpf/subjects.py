@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_of_pair, encode_value
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Subject, Unavailable
