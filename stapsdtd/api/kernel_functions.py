@@ -101,6 +101,7 @@ def _argument(argument: FunctionArgument) -> pb.KernelArgument:
         size=argument.size,
         registers=argument.passed.registers,
         refused=argument.passed.refused,
+        record_size=argument.record_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""`stapsdt kernel`: shows functions of the kernel, with their types."""
+"""`stapsdt kernel`: shows functions of the kernel, with their types, and traces them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.function_text import function_lines, function_record, why_no_way
+from stapsdtd.cli.kernel_trace import command as trace
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import Client
 from stapsdtd.runtime.text import escape
@@ -31,7 +32,7 @@ Examples:
 
 @click.group("kernel", no_args_is_help=False)
 def command() -> None:
-    """Show functions of the kernel, with their types."""
+    """Show functions of the kernel, with their types, and trace them."""
 
 
 def _complete_function(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -41,6 +42,9 @@ def _complete_function(ctx: click.Context, parameter: click.Parameter, incomplet
         return []
     names = options.ask(ctx, lambda client: client.kernel_function_names(f"{incomplete}*"))
     return options.safe({f"{begun[1]}{name}" for name in names or ()}, incomplete)
+
+
+command.add_command(trace)
 
 
 @command.command("info", epilog=_EXAMPLES, short_help="Show their types, and where values lie.")

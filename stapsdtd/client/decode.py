@@ -210,6 +210,7 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, 
             reason=site.reason,
             armed_after_ns=site.armed_after_ns,
             tag=site.tag,
+            function=site.function,
         )
         for site in sites
     )

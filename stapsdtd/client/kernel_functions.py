@@ -12,7 +12,8 @@ from stapsdtd.v1 import kernel_functions_pb2 as pb
 class KernelArgument:
     """name: `return` for a result, and empty if the source has none. type: as C writes it. size: in bytes.
 
-    registers: which hold it. refused: why it cannot be traced; empty if it can.
+    registers: which hold it. refused: why it cannot be traced; empty if it can. record_size: of the struct or union
+    that it points to, in bytes; 0 if it points to none.
     """
 
     name: str
@@ -20,6 +21,7 @@ class KernelArgument:
     size: int
     registers: tuple[str, ...]
     refused: str = ""
+    record_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,10 @@ def _function(message: pb.KernelFunction) -> KernelFunction:
 
 
 def _argument(message: pb.KernelArgument) -> KernelArgument:
-    return KernelArgument(message.name, message.type, message.size, tuple(message.registers), message.refused)
+    registers = tuple(message.registers)
+    return KernelArgument(
+        message.name, message.type, message.size, registers, message.refused, message.record_size
+    )
 
 
 def _value(message: pb.KernelValue) -> KernelValue:

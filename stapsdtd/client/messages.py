@@ -47,6 +47,7 @@ class SiteStatus:
     """The state of one site. reason: why it is refused, otherwise empty.
 
     armed_after_ns: how long after the server noticed its object it was armed. tag: of the clause that chose it.
+    function: in which it is, or empty.
     """
 
     state: SiteState
@@ -58,6 +59,7 @@ class SiteStatus:
     reason: str
     armed_after_ns: int = 0
     tag: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)

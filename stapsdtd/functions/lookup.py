@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 from stapsdtd.arch.record import Architecture
 from stapsdtd.btf.declare import declare
-from stapsdtd.btf.types import BtfError, Function, Prototype, Record, TypeId, Types, is_signed, size_of, stripped
+from stapsdtd.btf.types import BtfError, Function, Pointer, Prototype, Record, TypeId, Types, is_signed, size_of, stripped
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
@@ -158,6 +158,7 @@ class Lookup:
                 size_of(types, parameter.type),
                 passed[position],
                 is_signed(types, parameter.type),
+                _record_size(types, parameter.type),
             )
             for position, parameter in enumerate(prototype.parameters)
         )
@@ -177,6 +178,7 @@ class Lookup:
                 size_of(types, prototype.result),
                 passed_result(types, prototype, self._architecture),
                 is_signed(types, prototype.result),
+                _record_size(types, prototype.result),
             ),
             attachability(symbols, shape, self._ways),
             tuple(
@@ -214,6 +216,12 @@ def _named(types: Btf, module: str, wanted: Wanted) -> Iterator[tuple[str, TypeI
         ident = types.function(name)
         if ident is not None:
             yield name, ident
+
+
+def _record_size(types: Types, ident: TypeId) -> int:
+    found = stripped(types, ident)
+    target = stripped(types, found.target) if isinstance(found, Pointer) else None
+    return target.size if isinstance(target, Record) else 0
 
 
 def _prototype(types: Types, ident: TypeId) -> Prototype:

@@ -11,13 +11,17 @@ from stapsdtd.functions.values import ResolvedValue
 
 @dataclass(frozen=True, slots=True)
 class FunctionArgument:
-    """name: `return` for the result, and empty if the source has none. declared: its type. size: in bytes."""
+    """name: `return` for the result, and empty if the source has none. declared: its type. size: in bytes.
+
+    record_size: of the struct or union that it points to, in bytes; 0 if it points to none.
+    """
 
     name: str
     declared: str
     size: int
     passed: Passed
     is_signed: bool = False
+    record_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.bpf_links import link_perf_event
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
-from stapsdtd.kernel.places import FunctionPlace, Place
+from stapsdtd.kernel.places import UPROBE_EVENTS, FunctionPlace, Place
 from stapsdtd.kernel.tracefs import Tracefs
 
 _TYPE_TRACEPOINT = 2
@@ -45,7 +45,7 @@ class ProbeEvent:
         self._perf_events: dict[int | None, int] = {}
         self._link_event: int | None = None
         self._link: int | None = None
-        self._events_file = places[0].events_file
+        self._events_file = next((place.events_file for place in places), UPROBE_EVENTS)
         self._defined = False
         try:
             for place in places:
