@@ -5,6 +5,10 @@ Each fenced block of a document is run by a test of its language, or says why it
     <!-- skip: next "it installs packages" -->
     ```sh
 
+A command of a `console` block goes on to the next line while a quote is open. It may name a `d` block that begins with
+
+    /* transactions.d: what it is about */
+
 In the output of a `console` block
 
     …             stands for any text, and alone on a line for any lines
@@ -17,8 +21,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from sybil import Document
@@ -56,8 +62,28 @@ class Example:
     def commands(self) -> list[tuple[str, str]]:
         """Return the commands of a console block, each with its output."""
         _, *parts = re.split(r"^\$ ", self.source, flags=re.MULTILINE)
-        pairs = [part.partition("\n") for part in parts]
-        return [(command, output) for command, _, output in pairs]
+        return [_with_output(part) for part in parts]
+
+    @property
+    def file_name(self) -> str:
+        """Return how a D program's first comment calls it, or nothing."""
+        named = re.search(r"^/\* (\S+\.d): ", self.source, re.MULTILINE)
+        return named[1] if named else ""
+
+
+def _with_output(part: str) -> tuple[str, str]:
+    """Split what follows a prompt where its quotes are closed."""
+    lines = part.splitlines(keepends=True)
+    command = next(text for text in accumulate(lines) if _is_closed(text))
+    return command.rstrip("\n"), part[len(command) :]
+
+
+def _is_closed(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_documents(language: str | None = None) -> list[Example]:

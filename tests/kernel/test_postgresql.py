@@ -40,7 +40,7 @@ LONG_UNICODE = f"SELECT length('{'☃' * 990}');"
 class Cluster:
     """A running server. Backends are its children, one for each Session."""
 
-    def __init__(self, programs: Path, folder: Path, user: pwd.struct_passwd) -> None:
+    def __init__(self, programs: Path, folder: Path, user: pwd.struct_passwd, more_settings: Sequence[str]) -> None:
         self.programs = programs
         self.folder = folder
         # the server refuses to run as root
@@ -52,7 +52,10 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             **as_user,
         )
-        settings = ("listen_addresses=", "fsync=off", "autovacuum=off", "checkpoint_timeout=1h", "max_connections=30")
+        settings = (
+            *("listen_addresses=", "fsync=off", "autovacuum=off", "checkpoint_timeout=1h", "max_connections=30"),
+            *more_settings,
+        )
         log = folder / "log"
         with open(log, "wb") as errors:
             self._process = subprocess.Popen(
@@ -125,6 +128,17 @@ class Session:
         self.close()
 
 
+def contend(holder: Session, waiter: Session, table: str, seconds: float = 0.05) -> None:
+    """Have one session wait for a table that another one has locked, for some seconds at least."""
+    lock = f"LOCK TABLE {table};"
+    holder.do("START TRANSACTION;", lock)
+    waiter.begin("START TRANSACTION;", lock, "COMMIT;")
+    waits = f"SELECT count(*) FROM pg_locks WHERE pid = {waiter.pid} AND NOT granted;"
+    wait_for(lambda: holder.do(waits) == ["1"], f"a backend to wait for {table}")
+    holder.do(f"SELECT pg_sleep({seconds});", "COMMIT;")
+    waiter.finish()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with running_cluster() as running:
@@ -132,7 +146,8 @@ def cluster() -> Iterator[Cluster]:
 
 
 @contextmanager
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(*settings: str) -> Iterator[Cluster]:
+    """Run a server with further settings, such as log_lock_waits=on."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
     require(versions, "PostgreSQL")
     users = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -141,7 +156,7 @@ def running_cluster() -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="stapsdtd-pg-"))
     try:
         os.chown(folder, user.pw_uid, user.pw_gid)
-        running = Cluster(versions[-1].parent, folder, user)
+        running = Cluster(versions[-1].parent, folder, user, settings)
         try:
             yield running
         finally:

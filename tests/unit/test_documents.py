@@ -36,6 +36,7 @@ from tests.support import ROOT
 RUN = {
     "c": "tests/kernel/test_first_hits.py",
     "console": "tests/kernel/test_documents.py",
+    "d": "tests/kernel/test_documents.py",
     "python": "tests/kernel/test_documents.py",
     "promql": "here",
     "sh": "here",
@@ -69,6 +70,14 @@ def test_commands_are_accepted(example: Example) -> None:
     assert commands
     for command in commands:
         accept(command)
+
+
+def test_programs_in_d_are_run_by_a_command() -> None:
+    commands = {command for each in in_documents("console") for command, _ in each.commands}
+    scripts = in_documents("d")
+    assert scripts
+    forgotten = [str(each) for each in scripts if not any(f"-s {each.file_name} " in f"{text} " for text in commands)]
+    assert not forgotten
 
 
 def test_commands_in_the_help_are_accepted() -> None:
@@ -212,10 +221,13 @@ class TestNotation:
         assert not agrees(expected, output)
 
     def test_blocks_with_their_reasons(self) -> None:
-        text = '<!-- skip: next "it is a diagram" -->\n```text\na\n```\n\n```console\n$ b\nc\n$ d\n```\n'
+        text = (
+            '<!-- skip: next "it is a diagram" -->\n```text\na\n```\n\n'
+            "```console\n$ b\nc\n$ d -n '\n  e'\nf\n$ g\n```\n"
+        )
         diagram, console = in_markdown(text, ROOT / "x.md")
         assert (diagram.language, diagram.skipped, diagram.line) == ("text", "it is a diagram", 2)
-        assert (console.skipped, console.commands) == ("", [("b", "c\n"), ("d", "")])
+        assert (console.skipped, console.commands) == ("", [("b", "c\n"), ("d -n '\n  e'", "f\n"), ("g", "")])
 
     def test_block_with_an_unusual_heading_is_seen(self) -> None:
         (example,) = in_markdown("```sh session\na\n```\n", ROOT / "x.md")
