@@ -13,6 +13,7 @@ In the output of a `console` block
 
     …             stands for any text, and alone on a line for any lines
     4711          a number stands for any number, and so do times and addresses; digits in a word are literal: int32
+    1.5 ms        a duration stands for any, in whatever unit
     0 lost        means none
     two  blanks   are like one
 """
@@ -39,7 +40,10 @@ MODULES = tuple(sorted(path for path in (ROOT / "stapsdtd").rglob("*.py") if pat
 _FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>[^\n]*)\n"))
 _SKIPPED = re.compile(r'<!-- skip: next "(?P<reason>[^"\n]+)" -->\n\Z')
 _INDENTED = re.compile(r"(?:^    .*\n?|^\n(?=    ))+", re.MULTILINE)
-_WILD = re.compile(r'(?P<literal>\b0 lost\b|"lost": 0\b)|(?P<text>…)|(?P<number>(?<!\w)(?:0x[0-9a-f]+|\d[\d,.:]*))')
+_WILD = re.compile(
+    r'(?P<literal>\b0 lost\b|"lost": 0\b)|(?P<text>…)|'
+    r'(?P<number>(?<!\w)(?:0x[0-9a-f]+|\d[\d,.:]*)(?P<unit> ?[num]?s\b)?)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +136,6 @@ def _pattern(line: str) -> str:
             pattern += re.escape(wild["literal"])
         else:
             pattern += ".*" if wild["text"] else r"(?:0x[0-9a-f]+|\d[\d,.:]*)"
+            pattern += r" ?[num]?s\b" if wild["unit"] else ""
         end = wild.end()
     return pattern + re.escape(line[end:]) + r"\n"

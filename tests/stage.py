@@ -69,6 +69,7 @@ class Stage:
             "postgresql": {
                 r"\block(__|-)wait": partial(contend, other, session, "orders"),
                 r"sort(__|-)": partial(session.do, *_SORT),
+                r"buffer(__|-)|lwlock(__|-)": partial(session.do, "SELECT count(*) FROM pgbench_accounts;"),
                 r"checkpoint(__|-)": partial(session.do, "CHECKPOINT;"),
                 "": partial(session.do, *STATEMENTS),
             },

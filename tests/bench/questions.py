@@ -1,4 +1,7 @@
-"""What a hit costs the traced program while the kernel answers a question of it, beside bpftrace's answer."""
+"""What a hit costs the traced program while the kernel answers a question of it, beside bpftrace's answer.
+
+A question in D costs what the same question of `stapsdt count` does.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import NamedTuple
 from stapsdtd.client import Aggregate, Client, SubscribeOptions
 from tests.bench.report import Figure, median_ratio
 from tests.bench.setup import SELECTOR, Firing, Setup
-from tests.bench.tracers import bpftrace
+from tests.bench.tracers import bpftrace, running
+from tests.support import Daemon, stapsdt_command
 
 _KEYS = 1000
 _ROUNDS = 200
 """The first argument counts from 0 to _KEYS in each."""
+_D_GOAL = 1.0
 
 
 class _Question(NamedTuple):
@@ -65,11 +70,34 @@ def run(setup: Setup) -> list[Figure]:
                 if has_bpftrace:
                     with bpftrace(firing, question.clause):
                         theirs[question.name].append(_seconds_a_hit(firing))
+        in_d = _in_d(setup, daemon, texts)
     version = _version() if has_bpftrace else ""
     return [
-        _figure(question, ours[question.name], median_ratio(ours[question.name], theirs[question.name]), version)
-        for question in _QUESTIONS
+        *(
+            _figure(question, ours[question.name], median_ratio(ours[question.name], theirs[question.name]), version)
+            for question in _QUESTIONS
+        ),
+        in_d,
     ]
+
+
+def _in_d(setup: Setup, daemon: Daemon, firing: Firing) -> Figure:
+    """Measure the commands in turn, as somebody types them."""
+    pid = str(firing.pid)
+    program = "firing$target:::hit { @[copyinstr(arg1)] = count(); }"
+    commands = {
+        "d": stapsdt_command(daemon.target, "d", "-p", pid, "-n", program),
+        "count": stapsdt_command(daemon.target, "count", "firing:hit", "--by", "arg1:str", "--pid", pid),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(setup.repeats):
+        for name, command in commands.items():
+            with running(firing, *command):
+                seconds[name].append(_seconds_a_hit(firing))
+    ratio = median_ratio(seconds["d"], seconds["count"])
+    assert ratio is not None
+    goal = f"<= {_D_GOAL} of stapsdt count's"
+    return Figure("@[copyinstr(arg1)] = count() in D", median(seconds["d"]), "s", ratio, goal, ratio <= _D_GOAL)
 
 
 def _figure(question: _Question, seconds: list[float], ratio: float | None, version: str) -> Figure:

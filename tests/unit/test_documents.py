@@ -199,6 +199,8 @@ class TestNotation:
             ("one\n…\nfour", "one\ntwo\nthree\nfour"),
             ("one\n…\ntwo", "one\ntwo"),
             ("mapped by …", "mapped by postgres (4711)"),
+            ("p50 163 us  max 1.5 ms", "p50 1.07 ms max 987 ns"),
+            ("elapsed=2.1s", "elapsed=63.412us"),
             ("39 events, 0 lost", "40 events, 0 lost\n"),
         ],
     )
@@ -215,6 +217,8 @@ class TestNotation:
             ("one", ""),
             ("a.c", "abc"),
             ("4711", "x"),
+            ("163 us", "163 ns of"),
+            ("163 us", "163"),
         ],
     )
     def test_disagrees(self, expected: str, output: str) -> None:
