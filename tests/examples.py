@@ -5,10 +5,15 @@ Each fenced block of a document is run by a test of its language, or says why it
     <!-- skip: next "it installs packages" -->
     ```sh
 
+A command of a `console` block goes on to the next line while a quote is open. It may name a `d` block that begins with
+
+    /* transactions.d: what it is about */
+
 In the output of a `console` block
 
     …             stands for any text, and alone on a line for any lines
     4711          a number stands for any number, and so do times and addresses; digits in a word are literal: int32
+    1.5 ms        a duration stands for any, in whatever unit
     0 lost        means none
     two  blanks   are like one
 """
@@ -17,8 +22,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from sybil import Document
@@ -33,7 +40,10 @@ MODULES = tuple(sorted(path for path in (ROOT / "stapsdtd").rglob("*.py") if pat
 _FENCED = RawFencedCodeBlockLexer(re.compile(r"(?P<language>[^\n]*)\n"))
 _SKIPPED = re.compile(r'<!-- skip: next "(?P<reason>[^"\n]+)" -->\n\Z')
 _INDENTED = re.compile(r"(?:^    .*\n?|^\n(?=    ))+", re.MULTILINE)
-_WILD = re.compile(r'(?P<literal>\b0 lost\b|"lost": 0\b)|(?P<text>…)|(?P<number>(?<!\w)(?:0x[0-9a-f]+|\d[\d,.:]*))')
+_WILD = re.compile(
+    r'(?P<literal>\b0 lost\b|"lost": 0\b)|(?P<text>…)|'
+    r"(?P<number>(?<!\w)(?:0x[0-9a-f]+|\d[\d,.:]*)(?P<unit> ?[num]?s\b)?)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +66,28 @@ class Example:
     def commands(self) -> list[tuple[str, str]]:
         """Return the commands of a console block, each with its output."""
         _, *parts = re.split(r"^\$ ", self.source, flags=re.MULTILINE)
-        pairs = [part.partition("\n") for part in parts]
-        return [(command, output) for command, _, output in pairs]
+        return [_with_output(part) for part in parts]
+
+    @property
+    def file_name(self) -> str:
+        """Return how a D program's first comment calls it, or nothing."""
+        named = re.search(r"^/\* (\S+\.d): ", self.source, re.MULTILINE)
+        return named[1] if named else ""
+
+
+def _with_output(part: str) -> tuple[str, str]:
+    """Split what follows a prompt where its quotes are closed."""
+    lines = part.splitlines(keepends=True)
+    command = next(text for text in accumulate(lines) if _is_closed(text))
+    return command.rstrip("\n"), part[len(command) :]
+
+
+def _is_closed(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def in_documents(language: str | None = None) -> list[Example]:
@@ -106,5 +136,6 @@ def _pattern(line: str) -> str:
             pattern += re.escape(wild["literal"])
         else:
             pattern += ".*" if wild["text"] else r"(?:0x[0-9a-f]+|\d[\d,.:]*)"
+            pattern += r" ?[num]?s\b" if wild["unit"] else ""
         end = wild.end()
     return pattern + re.escape(line[end:]) + r"\n"

@@ -101,7 +101,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="stapsdtd-pictures-") as folder,
         running_daemon(Path(folder)) as daemon,
-        staged(daemon.target) as stage,
+        staged(daemon.target, Path(folder)) as stage,
     ):
         for name, picture in PICTURES.items():
             (FOLDER / f"{name}.svg").write_text(svg(name, picture.take(stage), picture.columns))

@@ -10,6 +10,7 @@ import termios
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from tests.support import TIME_FACTOR
 
@@ -21,10 +22,11 @@ def run_on_terminal(
     environment: Mapping[str, str],
     meanwhile: Callable[[subprocess.Popen[bytes]], None],
     *,
+    folder: Path | None = None,
     columns: int = 120,
     lines: int = 60,
 ) -> str:
-    """Run a shell's command, and meanwhile a function. Return all that the command wrote."""
+    """Run a shell's command in a folder, and meanwhile a function. Return all that the command wrote."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     output = bytearray()
@@ -41,6 +43,7 @@ def run_on_terminal(
         stdout=theirs,
         stderr=theirs,
         env=environment,
+        cwd=folder,
         start_new_session=True,
     )
     os.close(theirs)

@@ -19,7 +19,7 @@ from tests.support import Daemon, stapsdt_command, wait_for
 # the program is for every PostgreSQL of this host
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
-(PROGRAM,) = in_documents("d")
+(PROGRAM,) = (each for each in in_documents("d") if each.file_name == "statements.d")
 SCRIPT = """\
 UPDATE pgbench_tellers SET tbalance = tbalance + 1;
 SELECT sum(abalance) FROM pgbench_accounts;

@@ -32,7 +32,9 @@ _QUIET = ("stapsdt top", "lock__wait__start", "gc__begin")
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("documents")
-    with running_daemon(folder) as daemon, staged(daemon.target) as programs:
+    for script in in_documents("d"):
+        (folder / script.file_name).write_text(script.source)
+    with running_daemon(folder) as daemon, staged(daemon.target, folder) as programs:
         yield programs
 
 

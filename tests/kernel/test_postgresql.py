@@ -133,6 +133,17 @@ class Session:
         self.close()
 
 
+def contend(holder: Session, waiter: Session, table: str, seconds: float = 0.05) -> None:
+    """Have one session wait for a table that another one has locked, for some seconds at least."""
+    lock = f"LOCK TABLE {table};"
+    holder.do("START TRANSACTION;", lock)
+    waiter.begin("START TRANSACTION;", lock, "COMMIT;")
+    waits = f"SELECT count(*) FROM pg_locks WHERE pid = {waiter.pid} AND NOT granted;"
+    wait_for(lambda: holder.do(waits) == ["1"], f"a backend to wait for {table}")
+    holder.do(f"SELECT pg_sleep({seconds});", "COMMIT;")
+    waiter.finish()
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with running_cluster() as running:

@@ -37,7 +37,7 @@ from tests.support import ROOT
 RUN = {
     "c": "tests/kernel/test_first_hits.py",
     "console": "tests/kernel/test_documents.py",
-    "d": "tests/kernel/test_cookbook.py",
+    "d": "tests/kernel/test_documents.py",
     "python": "tests/kernel/test_documents.py",
     "promql": "here",
     "sh": "here",
@@ -83,6 +83,14 @@ def test_the_cookbook_names_probes_that_there_are() -> None:
     named |= {(provider, name.replace("-", "__")) for provider, name in in_d}
     assert {provider for provider, _ in named} == {"postgresql", "python", "hotspot", "hs_private", "libstdcxx"}
     assert not [f"{provider}:{name}" for provider, name in named if not known.of(provider, name)]
+
+
+def test_programs_in_d_are_run_by_a_command() -> None:
+    commands = {command for each in in_documents("console") for command, _ in each.commands}
+    scripts = in_documents("d")
+    assert scripts
+    forgotten = [str(each) for each in scripts if not any(f"s {each.file_name} " in f"{text} " for text in commands)]
+    assert not forgotten
 
 
 def test_commands_in_the_help_are_accepted() -> None:
@@ -204,6 +212,8 @@ class TestNotation:
             ("one\n…\nfour", "one\ntwo\nthree\nfour"),
             ("one\n…\ntwo", "one\ntwo"),
             ("mapped by …", "mapped by postgres (4711)"),
+            ("p50 163 us  max 1.5 ms", "p50 1.07 ms max 987 ns"),
+            ("elapsed=2.1s", "elapsed=63.412us"),
             ("39 events, 0 lost", "40 events, 0 lost\n"),
         ],
     )
@@ -220,16 +230,21 @@ class TestNotation:
             ("one", ""),
             ("a.c", "abc"),
             ("4711", "x"),
+            ("163 us", "163 ns of"),
+            ("163 us", "163"),
         ],
     )
     def test_disagrees(self, expected: str, output: str) -> None:
         assert not agrees(expected, output)
 
     def test_blocks_with_their_reasons(self) -> None:
-        text = '<!-- skip: next "it is a diagram" -->\n```text\na\n```\n\n```console\n$ b\nc\n$ d\n```\n'
+        text = (
+            '<!-- skip: next "it is a diagram" -->\n```text\na\n```\n\n'
+            "```console\n$ b\nc\n$ d -n '\n  e'\nf\n$ g\n```\n"
+        )
         diagram, console = in_markdown(text, ROOT / "x.md")
         assert (diagram.language, diagram.skipped, diagram.line) == ("text", "it is a diagram", 2)
-        assert (console.skipped, console.commands) == ("", [("b", "c\n"), ("d", "")])
+        assert (console.skipped, console.commands) == ("", [("b", "c\n"), ("d -n '\n  e'", "f\n"), ("g", "")])
 
     def test_block_with_an_unusual_heading_is_seen(self) -> None:
         (example,) = in_markdown("```sh session\na\n```\n", ROOT / "x.md")
