@@ -53,7 +53,7 @@ def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
         reason=status.reason,
         armed_after_ns=status.armed_after_ns,
         tag=tag,
-        function=status.site.function,
+        function=status.site.function or "",
     )
 
 

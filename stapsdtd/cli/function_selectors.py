@@ -10,7 +10,7 @@ _PARTS = 4
 
 def functions_of(selectors: Iterable[str]) -> tuple[str, ...]:
     """Return the functions that selectors choose from, as a subscription names them."""
-    found = {}
+    found: dict[str, None] = {}
     for selector in selectors:
         parts = selector.partition("(")[0].split(":")
         if parts[0] == PROVIDER and len(parts) == _PARTS:

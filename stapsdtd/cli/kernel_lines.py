@@ -1,9 +1,9 @@
 """Calls of kernel functions, as lines of columns and as JSON.
 
-    TIME             CPU      PID      TID  FUNCTION
-    14:03:07.123456    1     4711     4711  vfs_read(file->f_pos = 0, count = 123)
-    14:03:07.123461    1     4711     4711  vfs_read = 123
-    14:03:07.123470    0     4711     4712  vfs_open(path->dentry = 0xffff888100b1c000) = -13 after 1.84 us
+TIME             CPU      PID      TID  FUNCTION
+14:03:07.123456    1     4711     4711  vfs_read(file->f_pos = 0, count = 123)
+14:03:07.123461    1     4711     4711  vfs_read = 123
+14:03:07.123470    0     4711     4712  vfs_open(path->dentry = 0xffff888100b1c000) = -13 after 1.84 us
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stapsdtd.runtime.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from stapsdtd.cli.kernel_plan import Plan, Shown, Traced
+    from stapsdtd.cli.kernel_plan import Plan, Shown
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
 
 HEADER = f"{'TIME':<15}  {'CPU':>3}  {'PID':>7}  {'TID':>7}  FUNCTION"
@@ -48,7 +48,7 @@ class FunctionLines:
             yield f"{head}  {self._call(site, values, missing)}"
 
     def _call(self, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> str:
-        traced = self._traced[site.probe.path, site.site.function]
+        traced = self._traced[site.probe.path, site.site.function or ""]
         name = escape(traced.function.name)
         at_site, of_start, elapsed = _divided(site, values, missing)
         if site.probe.name != RETURN:
@@ -72,9 +72,9 @@ class FunctionLines:
         )
 
     def _value(self, shown: Shown, value: Value, reason: str) -> str:
-        if value is None or isinstance(value, str) or getattr(shown.known, "shape", None) is None:
+        if value is None or isinstance(value, str | float) or shown.known.shape is None:
             return format_value(value, reason)
-        return escape(text_of(getattr(shown.known, "shape", None), value, shows_zeros=self._shows_zeros))
+        return escape(text_of(shown.known.shape, value, shows_zeros=self._shows_zeros))
 
     def _json_lines(self, block: EventBlock) -> Iterator[str]:
         for time_ns, cpu, pid, tid, site, values, missing in _rows(block):
@@ -82,7 +82,7 @@ class FunctionLines:
             yield json.dumps(record | self._record(site, values, missing))
 
     def _record(self, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> dict[str, object]:
-        traced = self._traced[site.probe.path, site.site.function]
+        traced = self._traced[site.probe.path, site.site.function or ""]
         at_site, of_start, elapsed = _divided(site, values, missing)
         is_return = site.probe.name == RETURN
         record: dict[str, object] = {
@@ -93,8 +93,10 @@ class FunctionLines:
         of_return = [*zip(traced.at_return or (), at_site, strict=True)] if is_return else []
         unavailable = {each.wanted.path: reason for each, (value, reason) in of_call + of_return if value is None}
         record["values"] = {each.wanted.path: _json(each, value) for each, (value, _) in of_call + of_return}
-        return record | ({"unavailable": unavailable} if unavailable else {}) | (
-            {"elapsed_ns": elapsed} if elapsed is not None else {}
+        return (
+            record
+            | ({"unavailable": unavailable} if unavailable else {})
+            | ({"elapsed_ns": elapsed} if elapsed is not None else {})
         )
 
 
@@ -105,9 +107,9 @@ def _label(path: str) -> str:
 
 
 def _json(shown: Shown, value: Value) -> object:
-    if value is None or isinstance(value, str | float) or getattr(shown.known, "shape", None) is None:
+    if value is None or isinstance(value, str | float) or shown.known.shape is None:
         return value.hex() if isinstance(value, bytes) else value
-    return json_of(getattr(shown.known, "shape", None), value)
+    return json_of(shown.known.shape, value)
 
 
 def _divided(
@@ -131,6 +133,5 @@ def _rows(
     for at in range(block.count):
         values = [column[at] for column in block.values]
         missing = block.unavailable[at] if block.unavailable else {}
-        yield (
-            block.time_ns[at], block.cpu[at], block.pid[at], block.tid[at], block.sites[block.site_id[at]], values, missing
-        )  # fmt: skip
+        site = block.sites[block.site_id[at]]
+        yield block.time_ns[at], block.cpu[at], block.pid[at], block.tid[at], site, values, missing

@@ -70,13 +70,27 @@ class Traced:
         return f"{PROVIDER}:{self.function.module}:{self.function.name}:{where}({captures})"
 
     def selectors(self) -> Iterator[tuple[str, str]]:
-        """Yield a selector of its entry, of its return, or of both, each with a filter that rejects its own hits alone."""
-        module, name = self.function.module, self.function.name
+        """Yield selectors of its entry and its return, as wanted, each with a filter that rejects these hits alone."""
         for where, shown in ((ENTRY, self.at_entry), (RETURN, self.at_return)):
             if shown is not None:
                 test = _all(shown)
-                others = f'module != "{module}" || function != "{name}" || name != "{where}"'
+                others = f'function != "{self.function.name}" || name != "{where}"'
                 yield self.selector(where), f"({others} || {test})" if test else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of the functions of a name. is_implied: entry and return are shown, whatever there is of them."""
+
+    name: str
+    values: Sequence[TracedValue]
+    is_implied: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return how a subscription names them."""
+        paths = dict.fromkeys(each.path for each in self.values)
+        return f"{self.name}({', '.join(paths)})" if paths else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,7 @@ class Plan:
     functions: tuple[str, ...]
 
     def clauses(self) -> list[Clause]:
-        """Return one for entries and returns, so that these come in the order of time, and one for each paired function."""
+        """Return one for all entries and returns, which come in the order of time, and one for each paired function."""
         single = [each for each in self.traced if not each.is_paired]
         selectors = [selector for each in single for selector, _ in each.selectors()]
         tests = [test for each in single for _, test in each.selectors() if test]
@@ -116,28 +130,26 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan
     listing = await client.kernel_functions([each.name for each in implied]) if implied else None
     if listing is not None:
         _check(listing)
-    asked = [(each.name, each.values or ()) for each in explicit]
+    asked = [_Asked(each.name, each.values or ()) for each in explicit]
     for function in listing or ():
-        is_glob = not any(not each.is_glob and _names(each, function) for each in implied)
-        asked.append((f"{function.module}:{function.name}", tuple(_implied(function, is_glob=is_glob))))
+        is_glob = not any(not each.is_glob and _is_named(each.name, function) for each in implied)
+        values = tuple(_implied(function, is_glob=is_glob))
+        asked.append(_Asked(f"{function.module}:{function.name}", values, is_implied=True))
     if len(asked) > _MAX_FUNCTIONS:
         raise click.UsageError(
-            f"{plural(len(asked), 'function')} match, and values of {_MAX_FUNCTIONS} are shown at most; 'stapsdt count' counts calls of more"
+            f"{plural(len(asked), 'function')} match, and values of {_MAX_FUNCTIONS} are shown at most; "
+            "'stapsdt count' counts calls of more"
         )
-    texts = tuple(_text(name, values) for name, values in asked)
-    typed = await client.kernel_functions(texts)
+    texts = tuple(each.text for each in asked)
+    typed = await client.kernel_functions(texts, shapes=True)
     _check(typed)
-    traced: list[Traced] = []
-    for name, values in asked:
-        for function in typed:
-            if fnmatchcase(function.name, name.rpartition(":")[2]) and name.rpartition(":")[0] in {"", function.module}:
-                traced.append(_traced(function, values))
+    traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
     _check_distinct(traced)
     return Plan(tuple(traced), texts)
 
 
-def _names(wanted: TracedFunction, function: KernelFunction) -> bool:
-    module, _, name = wanted.name.rpartition(":")
+def _is_named(text: str, function: KernelFunction) -> bool:
+    module, _, name = text.rpartition(":")
     return fnmatchcase(function.name, name) and (not module or fnmatchcase(function.module, module))
 
 
@@ -155,26 +167,19 @@ def _implied(function: KernelFunction, *, is_glob: bool) -> Iterator[TracedValue
         yield TracedValue(RESULT)
 
 
-def _text(name: str, values: Sequence[TracedValue]) -> str:
-    paths = dict.fromkeys(each.path for each in values)
-    return f"{name}({', '.join(paths)})" if paths else name
-
-
-def _traced(function: KernelFunction, values: Sequence[TracedValue]) -> Traced:
+def _traced(function: KernelFunction, asked: _Asked) -> Traced:
     entries = [each.text for each in function.values if each.argument is not None]
     returns = [each.text for each in function.values if each.argument is None]
     known = {each.text: each for each in function.values}
     first_of_entry, first_of_return = len(function.arguments), 1 if function.result.size else 0
     at_entry, at_return = [], []
-    for value in values:
+    for value in asked.values:
         if value.is_of_return:
             at_return.append(Shown(value, known[value.path], first_of_return + returns.index(value.path)))
         else:
             at_entry.append(Shown(value, known[value.path], first_of_entry + entries.index(value.path)))
-    if not values:
-        return Traced(function, (), ())
-    is_whole = function.result.size == 0 and not at_return and not any(each.condition for each in at_entry)
-    return Traced(function, tuple(at_entry) or None, tuple(at_return) or (() if is_whole else None))
+    none = () if asked.is_implied else None
+    return Traced(function, tuple(at_entry) or none, tuple(at_return) or none)
 
 
 def _check(listing: FunctionListing) -> None:
@@ -186,7 +191,7 @@ def _check(listing: FunctionListing) -> None:
 
 
 def _check_distinct(traced: Sequence[Traced]) -> None:
-    names = [(each.function.module, each.function.name) for each in traced]
-    for module, name in names:
-        if names.count((module, name)) > 1:
-            raise click.UsageError(f"{module}:{name} is named twice; list all values of it in one place")
+    names = [each.function.name for each in traced]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"{name} is named twice; list its values in one place, or name the module of one")

@@ -1,8 +1,8 @@
 """What `stapsdt kernel trace` is asked for: functions, values of them, and conditions on values.
 
-    vfs_read                                  all arguments, and the result
-    vfs_read(count > 4096, file->f_pos)       at the entry, of calls whose count is larger
-    openat2(str(filename), return < 0)        arguments of calls that failed
+vfs_read                                  all arguments, and the result
+vfs_read(count > 4096, file->f_pos)       at the entry, of calls whose count is larger
+openat2(str(filename), return < 0)        arguments of calls that failed
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESULT = "return"
 _PATH = r"[A-Za-z_]\w*(?:\s*(?:->|\.)\s*[A-Za-z_]\w*|\s*\[\s*\w+\s*\])*"
 _VALUE = re.compile(rf"\s*(?:str\(\s*(?P<string>{_PATH})\s*\)|(?P<path>{_PATH}))\s*(?P<test>(?:[=!<>]=|[<>~&]).*)?")
 _HEAD = re.compile(r"\s*(?P<function>[^\s()]+)\s*(?:\((?P<values>.*)\)\s*)?", re.DOTALL)
-_QUOTE, _OPEN, _CLOSE = "\"", "([", ")]"
+_QUOTE, _OPEN, _CLOSE = '"', "([", ")]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -66,12 +67,24 @@ class _Json(JsonOutput):
 
 
 def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options that choose processes, which the command receives as `chosen`."""
+
+    @functools.wraps(command)
+    def with_options(*args: Any, **parameters: Any) -> Any:
+        if parameters["follow"] and not parameters["pids"]:
+            raise click.UsageError("--follow needs the process to follow: give --pid, too")
+        names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
+        given = {name: value for name in names if (value := parameters.pop(name)) is not None}
+        given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
+        return command(*args, chosen=SubscribeOptions(lease_seconds=options.LEASE_SECONDS, **given), **parameters)
+
+    wrapped: Callable[..., Any] = with_options
     for option in (
         options.containers, options.cgroups, options.execnames, options.uids, options.exclude_pids, options.follow,
-        options.pids,
+        options.pids, options.buffer,
     ):  # fmt: skip
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
@@ -79,7 +92,6 @@ def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_scope_options
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
 @options.duration
-@options.buffer
 @click.option("--zeros", "shows_zeros", is_flag=True, help="Print members of structs that are zero, too.")
 @in_one_argument
 @options.output
@@ -94,7 +106,7 @@ def command(
     shows_zeros: bool,
     as_json: bool,
     command_line: tuple[str, ...],
-    **scope: Any,
+    chosen: SubscribeOptions,
 ) -> int:
     """Print calls of kernel functions: arguments at the entry, and the result at the return, as their types say.
 
@@ -108,12 +120,7 @@ def command(
 
     That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
     """
-    if scope["follow"] and not scope["pids"]:
-        raise click.UsageError("--follow needs the process to follow: give --pid, too")
     wanted = [kernel_selectors.parse(each) for each in functions]
-    given = {name: value for name, value in scope.items() if value is not None}
-    given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
-    chosen = SubscribeOptions(lease_seconds=options.LEASE_SECONDS, **given)
     return asyncio.run(
         _trace(
             server,

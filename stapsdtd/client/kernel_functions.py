@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from stapsdtd.btf.shapes import Shape
+from stapsdtd.client.kernel_shapes import shape_of
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 
@@ -31,7 +33,8 @@ class KernelValue:
     size: in bytes, for a bit field those that it is in; 0 for an array without an end. offsets: in bytes, the first one
     in the argument itself, each further one in what the pointer at the one before points to. bit_offset: of a bit
     field, from the lowest bit of the byte at the last offset. bits: of a bit field, otherwise 0. enumerators: values
-    of an enum, by name. refused: why the argument cannot be traced; empty if it can.
+    of an enum, by name. refused: why the argument cannot be traced; empty if it can. shape: what its bytes mean, if
+    that was asked for.
     """
 
     text: str
@@ -43,6 +46,7 @@ class KernelValue:
     bits: int = 0
     enumerators: Mapping[str, int] = field(default_factory=dict)
     refused: str = ""
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,11 @@ class FunctionListing:
         return iter(self.functions)
 
 
-def list_request(functions: str | Iterable[str], *, names_only: bool) -> pb.ListKernelFunctionsRequest:
+def list_request(
+    functions: str | Iterable[str], *, names_only: bool = False, shapes: bool = False
+) -> pb.ListKernelFunctionsRequest:
     names = (functions,) if isinstance(functions, str) else functions
-    return pb.ListKernelFunctionsRequest(functions=names, names_only=names_only)
+    return pb.ListKernelFunctionsRequest(functions=names, names_only=names_only, shapes=shapes)
 
 
 def listing(message: pb.ListKernelFunctionsResponse) -> FunctionListing:
@@ -124,9 +130,7 @@ def _function(message: pb.KernelFunction) -> KernelFunction:
 
 def _argument(message: pb.KernelArgument) -> KernelArgument:
     registers = tuple(message.registers)
-    return KernelArgument(
-        message.name, message.type, message.size, registers, message.refused, message.record_size
-    )
+    return KernelArgument(message.name, message.type, message.size, registers, message.refused, message.record_size)
 
 
 def _value(message: pb.KernelValue) -> KernelValue:
@@ -140,4 +144,5 @@ def _value(message: pb.KernelValue) -> KernelValue:
         message.bit_field.bits,
         {each.name: each.value for each in message.enumerators},
         message.refused,
+        shape_of(message.shape) if message.HasField("shape") else None,
     )

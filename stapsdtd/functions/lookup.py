@@ -14,7 +14,18 @@ from typing import Protocol, Self
 
 from stapsdtd.arch.record import Architecture
 from stapsdtd.btf.declare import declare
-from stapsdtd.btf.types import BtfError, Function, Pointer, Prototype, Record, TypeId, Types, is_signed, size_of, stripped
+from stapsdtd.btf.types import (
+    BtfError,
+    Function,
+    Pointer,
+    Prototype,
+    Record,
+    TypeId,
+    Types,
+    is_signed,
+    size_of,
+    stripped,
+)
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
@@ -98,8 +109,8 @@ class Lookup:
         names = sorted({each.symbol.name for each in selection.functions})
         return FoundNames(tuple(names), selection.left_out)
 
-    def functions(self, selectors: Sequence[FunctionSelector]) -> Found:
-        """Raises KernelFeatureError, OSError and, for values that there are not, InvalidArgumentError."""
+    def functions(self, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False) -> Found:
+        """with_shapes: of values. Raises KernelFeatureError, OSError and, for unknown values, InvalidArgumentError."""
         wanted = Wanted(selectors)
         selection = _Selection(self._typed(wanted), wanted)
         names = {each.symbol.name for each in selection.functions}
@@ -112,7 +123,7 @@ class Lookup:
             is_traceable = None if traceable is None else symbol in traceable
             variants = tuple(table.variants.get(symbol.name, ()))
             symbols = Symbols(table.copies[symbol], is_traceable, symbol.name in blacklisted, variants)
-            functions.append(self._function(each, symbols, selectors))
+            functions.append(self._function(each, symbols, selectors, with_shapes=with_shapes))
         # each suggestion takes a look at all symbols
         suggesting = len(selection.unmatched) <= _MAX_SUGGESTIONS
         unfound = tuple(self._unfound(each, table, suggesting=suggesting) for each in selection.unmatched)
@@ -147,7 +158,9 @@ class Lookup:
         found = self._kernel.traceable() if asked else None
         return None if found is None else asked.intersection(found)
 
-    def _function(self, each: _Typed, symbols: Symbols, selectors: Sequence[FunctionSelector]) -> KernelFunction:
+    def _function(
+        self, each: _Typed, symbols: Symbols, selectors: Sequence[FunctionSelector], *, with_shapes: bool
+    ) -> KernelFunction:
         types = each.types
         prototype = _prototype(types, each.ident)
         passed = passed_arguments(types, prototype, self._architecture)
@@ -182,7 +195,7 @@ class Lookup:
             ),
             attachability(symbols, shape, self._ways),
             tuple(
-                resolve(types, prototype, path, selector.text)
+                resolve(types, prototype, path, selector.text, with_shape=with_shapes)
                 for selector in selectors
                 if selector.values and matches(selector, each.symbol)
                 for path in selector.values

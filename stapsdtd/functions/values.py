@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from stapsdtd.btf.declare import declare
 from stapsdtd.btf.members import find_member, members_of
+from stapsdtd.btf.shaper import shape_of
+from stapsdtd.btf.shapes import Shape
 from stapsdtd.btf.types import (
     Array,
     CType,
@@ -30,6 +32,9 @@ from stapsdtd.btf.types import (
 )
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.selectors import FIELD, RESULT, IndexStep, MemberStep, ValuePath
+
+MAX_VALUE_BYTES = 2048
+"""What is traced of a struct or an array. The rest is left out."""
 
 _MAX_OFFSET = 1 << 31
 """Of an element behind a pointer; BPF programs add no larger constants."""
@@ -69,15 +74,19 @@ class ResolvedValue:
     location: Location
     enumerators: tuple[tuple[str, int], ...] = ()
     is_signed: bool = False
+    shape: Shape | None = None
 
 
-def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
+def resolve(
+    types: Types, prototype: Prototype, path: ValuePath, text: str, *, with_shape: bool = False
+) -> ResolvedValue:
     """text: the selector that the path is part of. Raises InvalidArgumentError, with the column."""
     resolver = _Resolver(types, path, text)
     resolver.begin(prototype)
     for step in path.steps:
         resolver.take(step)
-    return resolver.result()
+    value = resolver.result()
+    return replace(value, shape=shape_of(types, value.type, MAX_VALUE_BYTES)) if with_shape else value
 
 
 class _Resolver:
