@@ -88,7 +88,7 @@ def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
-@click.argument("functions", metavar="FUNCTION...", nargs=-1, required=True)
+@click.argument("traced", metavar="FUNCTION...", nargs=-1, required=True)
 @_scope_options
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
 @options.duration
@@ -100,7 +100,7 @@ def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def command(
     server: options.Server,
     *,
-    functions: tuple[str, ...],
+    traced: tuple[str, ...],
     count: int | None,
     duration: float | None,
     shows_zeros: bool,
@@ -120,7 +120,7 @@ def command(
 
     That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
     """
-    wanted = [kernel_selectors.parse(each) for each in functions]
+    wanted = [kernel_selectors.parse(each) for each in traced]
     return asyncio.run(
         _trace(
             server,

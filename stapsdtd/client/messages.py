@@ -229,8 +229,8 @@ class EventBatch:
 
 
 class LossStage(Enum):
-    """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, or an
-    aggregation has no room for more keys.
+    """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, an aggregation
+    has no room for more keys, or the kernel could not hit a kernel function.
     """
 
     KERNEL_BUFFER = "kernel_buffer"
@@ -238,6 +238,7 @@ class LossStage(Enum):
     DECODE = "decode"
     QUOTA = "quota"
     TABLE_FULL = "table_full"
+    MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True)

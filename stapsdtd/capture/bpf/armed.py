@@ -171,10 +171,17 @@ class ArmedSite:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it."""
+    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it. name:
+    of the event, if it is one.
+    """
 
     event: Event
     window: Window
     first: int
     scope: Scope
     sites: list[ArmedSite]
+    name: str
+
+    @property
+    def is_of_kernel(self) -> bool:
+        return self.sites[0].object.is_kernel

@@ -131,9 +131,10 @@ class Groups:
         first = self._tables.allocate_group(window)
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
             undo.callback(self._tables.free_group, first, window)
-            event = self._made_event(sites, scope, first, window)
+            name = "" if self._has_link(sites, scope) else self._next_name()
+            event = self._made_event(sites, scope, first, window, name)
             undo.callback(event.remove)
-            group = Group(event, window, first, scope, list(sites))
+            group = Group(event, window, first, scope, list(sites), name)
             for site in sites:
                 if site.group is None:
                     # before patching, so that the first hit finds its plan
@@ -142,6 +143,9 @@ class Groups:
                 self._patch(group, pid)
             undo.pop_all()
         return group
+
+    def _next_name(self) -> str:
+        return f"{self._owner.group}/g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
 
     def _has_link(self, sites: Sequence[ArmedSite], scope: Scope) -> bool:
         return self._make_link is not None and scope is None and not sites[0].object.is_kernel
@@ -153,16 +157,15 @@ class Groups:
         (partition,) = partition_by_page_offset([site.site_offset for site in sites])
         return partition.window
 
-    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window) -> Event:
+    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window, name: str) -> Event:
         """The program finds a hit's slot in a link's cookie, and an event's in the index."""
         places = [site.place for site in sites]
         if self._make_link is not None and self._has_link(sites, scope):
             in_file = [place for place in places if isinstance(place, Place)]
             return self._make_link(in_file, [first | site.slot << 32 for site in sites])
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
-        name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
-        return self._make_event(f"{self._owner.group}/{name}", places, cookie)
+        return self._make_event(name, places, cookie)
 
     def _patch(self, group: Group, pid: int | None) -> None:
         # the process may have ended
