@@ -248,11 +248,10 @@ class BpfEngine:
     def metrics(self) -> EngineMetrics:
         groups = self._objects.groups()
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
-        paging = self._paging.metrics()
-        read = self._reader.from_file, self._reader.unavailable
+        read, paging = (self._reader.from_file, self._reader.unavailable), self._paging.metrics()
         unread = UnreadMetrics(*read, paging.touched, paging.refused, paging.stuck)
-        rings = self._rings.metrics()
-        return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, self._memory.byte_count)
+        counts = len(groups), len(set(groups))
+        return EngineMetrics(*counts, self._rings.metrics(), strays, unread, self._memory.byte_count)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)
