@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
+from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
 from stapsdtd.arch.registry import of_host
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Way
@@ -19,7 +20,6 @@ from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.model import Object
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
-_SIGN = 1 << 63
 _LOGGED_CHARACTERS = 200
 _ENGINE, _REMEDY = "bpf", "run the daemon with the bpf engine; 'stapsdt doctor' says what that needs"
 _MAX_GLOBS = 16
@@ -39,12 +39,13 @@ async def list_functions(
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
         return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
-    found = await asyncio.wrap_future(backend.functions.functions(client, selectors))
+    found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.types))
     return pb.ListKernelFunctionsResponse(
         functions=map(_function, found.functions),
         unknown=map(_unfound, found.unfound),
         left_out=found.left_out,
         ways=map(_way, found.ways),
+        types=map(shape_message, found.shapes),
     )
 
 
@@ -114,11 +115,10 @@ def _value(value: ResolvedValue, function: KernelFunction) -> pb.KernelValue:
         argument=at.argument,
         offsets=at.offsets,
         bit_field=pb.BitField(offset=at.bit_offset, bits=at.bits) if at.bits else None,
-        enumerators=[
-            pb.Enumerator(name=name, value=number - 2 * _SIGN if number >= _SIGN else number)
-            for name, number in value.enumerators
-        ],
+        enumerators=enumerator_messages(value.enumerators),
         refused=root.passed.refused,
+        signed=value.is_signed,
+        shape=value.shape,
     )
 
 

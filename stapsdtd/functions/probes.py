@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from stapsdtd.functions.attaching import KPROBE, Way
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.selectors import VMLINUX
-from stapsdtd.functions.values import ResolvedValue
+from stapsdtd.functions.values import MAX_VALUE_BYTES, ResolvedValue
 from stapsdtd.kernel.places import FunctionPlace
 from stapsdtd.model import (
     FileOffset,
@@ -31,9 +31,6 @@ from stapsdtd.model import (
 
 PROVIDER = "fbt"
 ENTRY, RETURN = "entry", "return"
-
-MAX_VALUE_BYTES = 2048
-"""Of a struct or an array. The rest is left out."""
 
 _NUMBER_BYTES = (1, 2, 4, 8)
 _WORD_BYTES = 8

@@ -31,6 +31,9 @@ from stapsdtd.btf.types import (
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.selectors import FIELD, RESULT, IndexStep, MemberStep, ValuePath
 
+MAX_VALUE_BYTES = 2048
+"""Of a struct or an array. The rest is not fetched."""
+
 _MAX_OFFSET = 1 << 31
 """Of an element behind a pointer; BPF programs add no larger constants."""
 _SHOWN_NAMES = 8
@@ -60,7 +63,10 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedValue:
-    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum."""
+    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum.
+
+    shape: the number of the type in what was found with the value; None unless asked for.
+    """
 
     text: str
     type: TypeId
@@ -69,6 +75,7 @@ class ResolvedValue:
     location: Location
     enumerators: tuple[tuple[str, int], ...] = ()
     is_signed: bool = False
+    shape: int | None = None
 
 
 def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
