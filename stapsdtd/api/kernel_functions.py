@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
-from stapsdtd.api.kernel_shapes import shape_message, wrapped
+from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
 from stapsdtd.arch.registry import of_host
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Way
@@ -39,12 +39,13 @@ async def list_functions(
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
         return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
-    found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.shapes))
+    found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.types))
     return pb.ListKernelFunctionsResponse(
         functions=map(_function, found.functions),
         unknown=map(_unfound, found.unfound),
         left_out=found.left_out,
         ways=map(_way, found.ways),
+        types=map(shape_message, found.shapes),
     )
 
 
@@ -115,9 +116,10 @@ def _value(value: ResolvedValue, function: KernelFunction) -> pb.KernelValue:
         argument=at.argument,
         offsets=at.offsets,
         bit_field=pb.BitField(offset=at.bit_offset, bits=at.bits) if at.bits else None,
-        enumerators=[pb.Enumerator(name=name, value=wrapped(number)) for name, number in value.enumerators],
+        enumerators=enumerator_messages(value.enumerators),
         refused=root.passed.refused,
-        shape=shape_message(value.shape) if value.shape else None,
+        signed=value.is_signed,
+        shape=value.shape,
     )
 
 

@@ -1,49 +1,45 @@
-"""Shapes of the kernel's values as messages."""
+"""Types of kernel functions' values to messages."""
 
 from __future__ import annotations
 
-from stapsdtd.btf.shapes import (
-    ArrayShape,
-    EnumShape,
-    MemberShape,
-    NumberShape,
-    OpaqueShape,
-    PointerShape,
-    RecordShape,
-    Shape,
-)
+from collections.abc import Iterable
+
+from stapsdtd.btf.types import Array, Enum, Int, Member, Pointer, Record
+from stapsdtd.functions.shapes import TypeShape
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
+_CHAR = "char"
 _SIGN = 1 << 63
 
 
-def shape_message(shape: Shape) -> pb.KernelShape:
-    match shape:
-        case NumberShape(size, is_signed, is_bool, is_char):
-            number = pb.KernelShape.Number(size=size, is_signed=is_signed, is_bool=is_bool, is_char=is_char)
-            return pb.KernelShape(number=number)
-        case PointerShape(size):
-            return pb.KernelShape(pointer=size)
-        case EnumShape(size, is_signed, values):
-            named = [pb.Enumerator(name=name, value=wrapped(value)) for name, value in values]
-            return pb.KernelShape(enum=pb.KernelShape.Enum(size=size, is_signed=is_signed, values=named))
-        case ArrayShape(element, count):
-            return pb.KernelShape(array=pb.KernelShape.Array(element=shape_message(element), count=count))
-        case RecordShape(keyword, name, size, members):
-            record = pb.KernelShape.Record(
-                is_union=keyword == "union", name=name, size=size, members=map(_member, members)
+def shape_message(shape: TypeShape) -> pb.KernelType:
+    match shape.type:
+        case Int() as number:
+            is_char = number.name == _CHAR
+            return pb.KernelType(
+                size=shape.size,
+                number=pb.KernelNumber(signed=number.is_signed, boolean=number.is_bool, character=is_char),
             )
-            return pb.KernelShape(record=record)
-        case OpaqueShape(size):
-            return pb.KernelShape(opaque=size)
+        case Pointer():
+            return pb.KernelType(size=shape.size, pointer=pb.KernelPointer())
+        case Enum(is_signed=signed, values=values):
+            return pb.KernelType(
+                size=shape.size, enumeration=pb.KernelEnum(signed=signed, enumerators=enumerator_messages(values))
+            )
+        case Array(element, count):
+            return pb.KernelType(size=shape.size, array=pb.KernelArray(element=element, count=count))
+        case Record(keyword, name, _, members):
+            record = pb.KernelRecord(keyword=keyword, name=name, members=map(_member, members))
+            return pb.KernelType(size=shape.size, record=record)
+        case _:
+            return pb.KernelType(size=shape.size)
 
 
-def _member(member: MemberShape) -> pb.KernelShape.Member:
-    return pb.KernelShape.Member(
-        name=member.name, bit_offset=member.bit_offset, bits=member.bits, shape=shape_message(member.shape)
-    )
+def enumerator_messages(values: Iterable[tuple[str, int]]) -> list[pb.Enumerator]:
+    return [
+        pb.Enumerator(name=name, value=number - 2 * _SIGN if number >= _SIGN else number) for name, number in values
+    ]
 
 
-def wrapped(value: int) -> int:
-    """Return a number of 64 bits as one with a sign."""
-    return (value + _SIGN) % (2 * _SIGN) - _SIGN
+def _member(member: Member) -> pb.KernelMember:
+    return pb.KernelMember(name=member.name, type=member.type, offset=member.bit_offset, bits=member.bits)

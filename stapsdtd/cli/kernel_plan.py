@@ -141,7 +141,7 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan
             "'stapsdt count' counts calls of more"
         )
     texts = tuple(each.text for each in asked)
-    typed = await client.kernel_functions(texts, shapes=True)
+    typed = await client.kernel_functions(texts, types=True)
     _check(typed)
     traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
     _check_distinct(traced)

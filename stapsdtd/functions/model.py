@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stapsdtd.functions.attaching import Attachability, Way
 from stapsdtd.functions.passing import Passed
+from stapsdtd.functions.shapes import TypeShape
 from stapsdtd.functions.values import ResolvedValue
 
 
@@ -48,12 +49,16 @@ class Unfound:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """left_out: how many functions there are beyond those that one answer has. ways: of the host."""
+    """left_out: how many functions there are beyond those that one answer has. ways: of the host.
+
+    shapes: the table of values' types; empty unless asked for.
+    """
 
     functions: tuple[KernelFunction, ...] = ()
     unfound: tuple[Unfound, ...] = ()
     left_out: int = 0
     ways: tuple[Way, ...] = ()
+    shapes: tuple[TypeShape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

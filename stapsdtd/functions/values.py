@@ -12,8 +12,6 @@ from typing import NoReturn
 
 from stapsdtd.btf.declare import declare
 from stapsdtd.btf.members import find_member, members_of
-from stapsdtd.btf.shaper import shape_of
-from stapsdtd.btf.shapes import Shape
 from stapsdtd.btf.types import (
     Array,
     CType,
@@ -34,7 +32,7 @@ from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.selectors import FIELD, RESULT, IndexStep, MemberStep, ValuePath
 
 MAX_VALUE_BYTES = 2048
-"""What is traced of a struct or an array. The rest is left out."""
+"""Of a struct or an array. The rest is not fetched."""
 
 _MAX_OFFSET = 1 << 31
 """Of an element behind a pointer; BPF programs add no larger constants."""
@@ -65,7 +63,10 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedValue:
-    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum."""
+    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum.
+
+    shape: the number of the type in what was found with the value; None unless asked for.
+    """
 
     text: str
     type: TypeId
@@ -74,19 +75,16 @@ class ResolvedValue:
     location: Location
     enumerators: tuple[tuple[str, int], ...] = ()
     is_signed: bool = False
-    shape: Shape | None = None
+    shape: int | None = None
 
 
-def resolve(
-    types: Types, prototype: Prototype, path: ValuePath, text: str, *, with_shape: bool = False
-) -> ResolvedValue:
+def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
     """text: the selector that the path is part of. Raises InvalidArgumentError, with the column."""
     resolver = _Resolver(types, path, text)
     resolver.begin(prototype)
     for step in path.steps:
         resolver.take(step)
-    value = resolver.result()
-    return replace(value, shape=shape_of(types, value.type, MAX_VALUE_BYTES)) if with_shape else value
+    return resolver.result()
 
 
 class _Resolver:
