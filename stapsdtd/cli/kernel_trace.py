@@ -15,6 +15,7 @@ from stapsdtd.cli import kernel_selectors, options
 from stapsdtd.cli.command import started
 from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
 from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.function_completion import complete_function
 from stapsdtd.cli.kernel_lines import HEADER, FunctionLines
 from stapsdtd.cli.kernel_plan import planned
 from stapsdtd.cli.render import print_stderr, write_lines
@@ -88,7 +89,7 @@ def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
-@click.argument("traced", metavar="FUNCTION...", nargs=-1, required=True)
+@click.argument("traced", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=complete_function)
 @_scope_options
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
 @options.duration

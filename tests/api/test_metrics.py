@@ -99,7 +99,7 @@ def scraped(server: Served) -> Scraped:
 
 
 def fates(figures: Figures) -> tuple[float, ...]:
-    """delivered, filtered, unread, in flight; lost in the kernel's buffer, decoding, queue, by quota, in full tables, missed"""
+    """delivered, filtered, unread, in flight; lost by: kernel buffer, decoding, queue, quota, full tables, missed"""
     return tuple(
         figures[f"stapsdtd_events{name}"]
         for name in (
@@ -292,7 +292,8 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
     assert values == {
         ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
-        ("outcome", "aggregated"), ("outcome", "started"), ("outcome", "unmatched"), ("stage", "table_full"), ("stage", "missed"),
+        ("outcome", "aggregated"), ("outcome", "started"), ("outcome", "unmatched"), ("stage", "table_full"),
+        ("stage", "missed"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
     }  # fmt: skip
