@@ -50,6 +50,11 @@ class KernelArgument(Argument):
     bits: int = 0
 
 
+def is_in_kernel(argument: Argument, *, is_text: bool = False) -> bool:
+    """Report whether the kernel's memory has to be read for an argument or, if it is a text, for that."""
+    return isinstance(argument, KernelArgument) and (is_text or isinstance(argument.operand, Memory))
+
+
 def objects_of(functions: Iterable[KernelFunction], ways: Sequence[Way], architecture: str) -> tuple[Object, ...]:
     """Return an object for each module. ways: of the host, which `functions` were looked up on."""
     by_module: defaultdict[str, list[KernelFunction]] = defaultdict(list)

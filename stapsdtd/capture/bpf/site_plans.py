@@ -101,7 +101,7 @@ class SitePlan:
             [subjects.encode(value) for value in tested],
             filters,
             operand_indexes,
-            has_texts=emission.max_bytes > emission.min_bytes,
+            has_texts=emission.max_bytes > emission.min_bytes or any(map(subjects.is_in_kernel, emission.positions)),
             emitted=sum(1 << bit for bit in emitted),
             recipes=summing.recipes,
             pairings=pairing.specs,
