@@ -51,7 +51,7 @@ static __always_inline bool fetch_part(const struct hit *hit, const struct opera
 	case OPERAND_PID: *out = hit->task->tgid; return true;
 	case OPERAND_TID: *out = hit->task->pid; return true;
 	case OPERAND_CPU: *out = bpf_get_smp_processor_id(); return true;
-	default: return fetch(hit, op, out);
+	default: return fetch_plain(hit, op, out);
 	}
 }
 
@@ -102,7 +102,7 @@ static __always_inline bool take_value(const struct hit *hit, const struct recip
 {
 	if (!recipe->has_value)
 		return false;
-	if (fetch(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], value))
+	if (fetch_plain(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], value))
 		return true;
 	key[0] |= (__u64)VALUE_MISSING << 32;
 	return false;

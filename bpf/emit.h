@@ -96,7 +96,7 @@ static __always_inline void release(struct scratch *scratch)
 static __always_inline bool take(const struct hit *hit, const struct operand *op, __u64 *out)
 {
 	struct scratch *scratch = hit->scratch;
-	__u32 used = scratch->used, limit = op->limit;
+	__u32 used;
 	__u64 value = 0;
 	long length;
 
@@ -106,17 +106,17 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 	}
 	if (op->take != TAKE_NUMBER) {
 		*out = value & ADDRESS_MASK;
-		if (limit > MAX_TEXT + 1 || used > CLASS_7 - (MAX_TEXT + 1))
+		/* loaded here and not before, see fetch.h */
+		used = *(const volatile __u32 *)&scratch->used;
+		if (used > CLASS_7 - (MAX_TEXT + 1))
 			return false;
-		if (op->take == TAKE_STRING) {
-			length = bpf_probe_read_user_str(scratch->bytes + used, limit, (void *)value);
-			/* of an empty string some kernels do not count the NUL: 6.1, 6.12 (mm/maccess.c) */
+		length = read_text(op, scratch->bytes + used, MAX_TEXT + 1, value);
+		/* of an empty string some kernels do not count the NUL: 6.1, 6.12 (mm/maccess.c) */
+		if (op->take == TAKE_STRING)
 			length -= length > 0;
-		} else {
-			length = bpf_probe_read_user(scratch->bytes + used, limit, (void *)value) ?: (long)limit;
-		}
 		if (length < 0)
 			return false;
+		used = scratch->used;
 		scratch->used = used + length;
 		value = (__u64)length << 32 | used;
 	}
@@ -224,7 +224,8 @@ static __always_inline bool write_numbers(const struct hit *hit, __u32 class, co
 		return false;
 	describe(hit, record);
 	for (__u32 number = 0; number < VALUES_OF(bytes) && number < values; number++)
-		if (!fetch(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)], &record->values[number]))
+		if (!fetch_plain(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)],
+				 &record->values[number]))
 			record->missing |= 1U << number;
 	if (is_intact(hit))
 		bpf_ringbuf_submit(record, wake_up());

@@ -20,6 +20,7 @@ enum limit {
 	MAX_VALUES = 32,	/* of one record */
 	MAX_FILTERS = 64,	/* of one plan, a bit of record.matched each */
 	MAX_STEPS = 1024,	/* tests run for one hit, over all filters of its plan */
+	MAX_THEN = 4,		/* further pointers that lead to a value of the kernel */
 	MAX_TEXT = 4096,	/* bytes of one string, without the NUL, or of raw bytes */
 	COMM_BYTES = 16,
 
@@ -82,7 +83,9 @@ struct operand {
 	__u8 right;
 	__u8 is_signed;
 	__u8 is_narrow;		/* addresses have 32 bits, as in an i386 process */
-	__u8 unused[2];
+	__u8 is_kernel;		/* of a kernel function: memory is the kernel's, unless the address is user space's */
+	__u8 then_count;	/* how many pointers lead on from the address, and where behind each the next one is */
+	__s32 then[MAX_THEN];
 };
 
 enum test_source {
@@ -192,7 +195,7 @@ struct plan {
 	__u8 pairing_count;
 	__u8 values;
 	__u8 has_tests;
-	__u8 has_texts;
+	__u8 has_texts;	/* or values in the kernel's memory */
 	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
 	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
 	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */

@@ -175,11 +175,17 @@ class ObjectKey:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """An ELF file with probes that some process maps executable. path is as in the first process's maps."""
+    """An ELF file with probes that some process maps executable. path is as in the first process's maps.
+
+    is_kernel: it is the kernel or a module, whose name is the path; its sites are functions' entries and returns.
+    refused: sites that cannot be armed, and why.
+    """
 
     key: ObjectKey
     path: str
     parsed: ParsedObject
+    is_kernel: bool = False
+    refused: dict[Site, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,9 @@ class SubscribeOptions(Scope):
     fields: what else to tell of each event, behind its arguments: FIELDS, or expressions such as `arg1 - arg0`.
     expected_files: paths as of files, which are armed before a process maps them, too. Probes are not restricted to
         these, and what has no probes or cannot be used is left out.
+    functions: kernel functions from which selectors choose, too, as `fbt:MODULE:FUNCTION:entry` and `:return`: NAME,
+        MODULE:NAME, both of which may be globs, or NAME(VALUE, ...). arg0 and the following are a function's arguments,
+        and its result; behind them are the values.
     all_or_nothing: fail if a site that matches now cannot be armed, rather than trace the others.
     """
 
@@ -144,3 +147,4 @@ class SubscribeOptions(Scope):
     files: Sequence[str] = ()
     fields: Sequence[str] = ()
     expected_files: Sequence[str] = ()
+    functions: Sequence[str] = ()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
-from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
+from stapsdtd.arch.registry import of_host
+from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Way
+from stapsdtd.functions.lookup import MAX_FUNCTIONS
 from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
+from stapsdtd.functions.probes import objects_of
 from stapsdtd.functions.selectors import FIELD, FunctionSelector, parse
 from stapsdtd.functions.values import ResolvedValue
+from stapsdtd.model import Object
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
-_SIGN = 1 << 63
 _LOGGED_CHARACTERS = 200
+_ENGINE, _REMEDY = "bpf", "run the daemon with the bpf engine; 'stapsdt doctor' says what that needs"
 _MAX_GLOBS = 16
 """Each is compared with 60,000 names."""
 
@@ -34,13 +39,36 @@ async def list_functions(
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
         return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
-    found = await asyncio.wrap_future(backend.functions.functions(client, selectors))
+    found = await asyncio.wrap_future(backend.functions.functions(client, selectors, with_shapes=request.types))
     return pb.ListKernelFunctionsResponse(
         functions=map(_function, found.functions),
         unknown=map(_unfound, found.unfound),
         left_out=found.left_out,
         ways=map(_way, found.ways),
+        types=map(shape_message, found.shapes),
     )
+
+
+async def traced_functions(backend: Backend, texts: Sequence[str], caller: Caller) -> tuple[Object, ...]:
+    """Return the kernel functions that a subscription names, as objects.
+
+    Raises AccessDeniedError, InvalidArgumentError, LimitReachedError and KernelFeatureError.
+    """
+    if not texts:
+        return ()
+    with caller.recording_refusals():
+        caller.rights.check_functions()
+    if backend.engine != _ENGINE:
+        raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
+    selectors = _selectors(texts, backend.limits.max_selectors)
+    found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors))
+    for unknown in found.unfound:
+        meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
+        raise InvalidArgumentError(FIELD, f"{unknown.selector}: {unknown.reason}{meant}")
+    if found.left_out:
+        raise InvalidArgumentError(FIELD, f"{found.left_out} functions too many match; {MAX_FUNCTIONS} are possible")
+    architecture = of_host()
+    return objects_of(found.functions, found.ways, architecture.name if architecture else "")
 
 
 def _selectors(texts: Iterable[str], limit: int) -> list[FunctionSelector]:
@@ -74,6 +102,7 @@ def _argument(argument: FunctionArgument) -> pb.KernelArgument:
         size=argument.size,
         registers=argument.passed.registers,
         refused=argument.passed.refused,
+        record_size=argument.record_size,
     )
 
 
@@ -87,11 +116,10 @@ def _value(value: ResolvedValue, function: KernelFunction) -> pb.KernelValue:
         argument=at.argument,
         offsets=at.offsets,
         bit_field=pb.BitField(offset=at.bit_offset, bits=at.bits) if at.bits else None,
-        enumerators=[
-            pb.Enumerator(name=name, value=number - 2 * _SIGN if number >= _SIGN else number)
-            for name, number in value.enumerators
-        ],
+        enumerators=enumerator_messages(value.enumerators),
         refused=root.passed.refused,
+        signed=value.is_signed,
+        shape=value.shape,
     )
 
 

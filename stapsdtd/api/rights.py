@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stapsdtd.config import NO_QUOTAS, Quotas
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.kernel.ownership import belongs
+from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
 
 Users = frozenset[int] | None
@@ -47,6 +48,7 @@ class Rights:
 
     list, trace: the users whose processes it may list and trace.
     manage: whether it may use other clients' subscriptions too.
+    functions: whether it may trace kernel functions, whose arguments and memory may be anybody's.
     trace_restriction: why nothing may be traced although the role would allow it, or empty.
     """
 
@@ -55,6 +57,7 @@ class Rights:
     list: Users = None
     trace: Users = None
     manage: bool = False
+    functions: bool = False
     quotas: Quotas = NO_QUOTAS
     trace_restriction: str = ""
 
@@ -63,8 +66,13 @@ class Rights:
 
         Its rights may be fewer than when it subscribed: it may use another listener, or have left a group.
         """
-        is_own = subscription.client.name == self.client and self.covers(subscription.spec.owners)
-        return self.manage or is_own
+        spec = subscription.spec
+        is_own = subscription.client.name == self.client and self.covers(spec.owners)
+        return (self.manage or is_own) and (self.functions or not spec.has_functions)
+
+    def allow(self, spec: SubscriptionSpec) -> bool:
+        """Report whether the client may subscribe to what it did, or might have."""
+        return self.covers(spec.owners) and (self.functions or not spec.has_functions)
 
     def check_list(self) -> None:
         """Raises AccessDeniedError if nothing may be listed."""
@@ -94,6 +102,14 @@ class Rights:
                     f"role {self.role} does not allow tracing process {pid}, only those with the rights of uid "
                     f"{allowed} and no others"
                 )
+
+    def check_functions(self) -> None:
+        """Raises AccessDeniedError if kernel functions may not be traced."""
+        if not self.functions or self.trace is not None:
+            raise AccessDeniedError(
+                f"role {self.role} does not allow tracing kernel functions, which may handle anybody's data; root may,"
+                " and roles that trace everybody's processes and have functions = true"
+            )
 
     def covers(self, users: Users) -> bool:
         """Report whether all of these users' processes may be traced."""

@@ -15,7 +15,7 @@ from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
 from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.errors import Context, abort_on_error
-from stapsdtd.api.kernel_functions import list_functions
+from stapsdtd.api.kernel_functions import list_functions, traced_functions
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
 from stapsdtd.api.server_info import server_info
@@ -133,10 +133,11 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller = self._enter("subscribe", context)
             spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
             named, spec = await self._files.of_subscription(request, spec, caller)
+            functions = await traced_functions(self._backend, request.functions, caller)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:
-                subscription, armed = self._subscribers.subscribe(spec, caller.peer, named.files)
+                subscription, armed = self._subscribers.subscribe(spec, caller.peer, named.files, functions)
                 unanswered.append(subscription)
                 return armed
 

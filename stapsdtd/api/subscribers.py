@@ -12,6 +12,7 @@ from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.policy import Policy
 from stapsdtd.api.rights import Peer
 from stapsdtd.errors import UnknownSubscriptionError
+from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.installed import credentials_of
 from stapsdtd.sessions.spec import SubscriptionSpec
@@ -28,7 +29,11 @@ class Subscribers:
         self._peers: WeakKeyDictionary[Subscription, Peer] = WeakKeyDictionary()
 
     def subscribe(
-        self, spec: SubscriptionSpec, peer: Peer, files: Sequence[NamedFile] = ()
+        self,
+        spec: SubscriptionSpec,
+        peer: Peer,
+        files: Sequence[NamedFile] = (),
+        functions: Sequence[Object] = (),
     ) -> tuple[Subscription, Future[None]]:
         """Subscribe with the rights that the peer has now; see `Subscriptions.subscribe`. Runs in the control thread.
 
@@ -37,9 +42,11 @@ class Subscribers:
         # by the current policy, since a change that was applied before this would not be applied again
         rights = self._gate.policy.rights(peer)
         rights.check_trace(spec.scope.pids)
-        allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid)
+        if functions:
+            rights.check_functions()
+        allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid, has_functions=bool(functions))
         allowed = replace(allowed, credentials=credentials_of(rights.client, allowed, peer.uid, peer.groups))
-        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files)
+        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files, functions)
         self._peers[subscription] = peer
         return subscription, armed
 
@@ -68,6 +75,6 @@ class Subscribers:
             rights = policy.rights_or_none(peer) if peer else None
             if rights is not None:
                 subscription.client.change_quotas(rights.quotas)
-            return rights is not None and rights.covers(subscription.spec.owners)
+            return rights is not None and rights.allow(subscription.spec)
 
         return self._subscriptions.revoke(is_allowed)

@@ -35,6 +35,7 @@ LOSS_STAGES = {
     LossStage.QUEUE: pb.Loss.STAGE_QUEUE,
     LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
     LossStage.TABLE_FULL: pb.Loss.STAGE_TABLE_FULL,
+    LossStage.MISSED: pb.Loss.STAGE_MISSED,
 }
 
 
@@ -53,6 +54,7 @@ def _site_status(status: SiteStatus, tag: str) -> pb.SiteStatus:
         reason=status.reason,
         armed_after_ns=status.armed_after_ns,
         tag=tag,
+        function=status.site.function or "",
     )
 
 
@@ -68,6 +70,7 @@ def account(account: Account) -> pb.Account:
         lost_decode=account.lost_decode,
         lost_quota=account.lost_quota,
         lost_table_full=account.lost_table_full,
+        lost_missed=account.lost_missed,
         in_flight=account.in_flight,
         sites=account.sites,
         spans=pb.SpanAccount(

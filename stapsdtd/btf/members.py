@@ -16,14 +16,14 @@ def members_of(types: Types, record: Record) -> Iterator[Member]:
             for nested in members_of(types, inner):
                 yield replace(nested, bit_offset=nested.bit_offset + member.bit_offset)
         elif member.name:
-            yield _with_bits(types, member)
+            yield with_bits(types, member)
 
 
 def find_member(types: Types, record: Record, name: str) -> Member | None:
     return next((member for member in members_of(types, record) if member.name == name), None)
 
 
-def _with_bits(types: Types, member: Member) -> Member:
+def with_bits(types: Types, member: Member) -> Member:
     """Return a bit field of an old compiler, whose width is its type's, as those of others are."""
     found = None if member.bits else stripped(types, member.type)
     if isinstance(found, Int) and found.bits != 8 * found.size:

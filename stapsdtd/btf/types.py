@@ -165,3 +165,11 @@ def size_of(types: Types, ident: TypeId) -> int:
             return count * size_of(types, element)
         case _:
             return 0
+
+
+def is_signed(types: Types, ident: TypeId) -> bool:
+    match stripped(types, ident):
+        case Int(is_signed=signed) | Enum(is_signed=signed):
+            return signed
+        case _:
+            return False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.places import KPROBE_EVENTS, UPROBE_EVENTS
 from stapsdtd.kernel.tracefs import Tracefs
 
 _log = logging.getLogger(__name__)
@@ -34,11 +35,12 @@ def clean_up(tracefs: Tracefs) -> Cleaned:
             except TracefsRejectedError as error:
                 failures.append(str(error))
     events = 0
-    for group, event in tracefs.uprobe_events():
+    of_functions = [(KPROBE_EVENTS, *each) for each in tracefs.kprobe_events()]
+    for events_file, group, event in [*((UPROBE_EVENTS, *each) for each in tracefs.uprobe_events()), *of_functions]:
         owner = Owner.of(group)
         if owner is not None and owner.is_dead():
             try:
-                tracefs.append_definition(f"-:{group}/{event}")
+                tracefs.append_definition(f"-:{group}/{event}", events_file)
                 events += 1
             except TracefsRejectedError as error:
                 failures.append(str(error))

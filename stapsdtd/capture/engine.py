@@ -22,7 +22,7 @@ SubscriptionKey = int
 class LossStage(Enum):
     """Where events that fired were lost: the first two in an engine, the others in a subscription.
 
-    TABLE_FULL: an aggregation has no room for more keys.
+    TABLE_FULL: an aggregation has no room for more keys. MISSED: the kernel itself could not hit a kernel function.
     """
 
     KERNEL_BUFFER = "kernel buffer"
@@ -30,6 +30,7 @@ class LossStage(Enum):
     QUEUE = "queue"
     QUOTA = "quota"
     TABLE_FULL = "table full"
+    MISSED = "missed"
 
 
 class Followed(Protocol):

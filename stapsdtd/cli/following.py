@@ -185,6 +185,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
             "decode": account.lost_decode,
             "quota": account.lost_quota,
             "table_full": account.lost_table_full,
+            "missed": account.lost_missed,
         },
         sites=sites,
         refused=refused,

@@ -1,24 +1,22 @@
-"""`stapsdt kernel`: shows functions of the kernel, with their types."""
+"""`stapsdt kernel`: shows functions of the kernel, with their types, and traces them."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 from stapsdtd.cli import options
+from stapsdtd.cli.function_completion import complete_function
 from stapsdtd.cli.function_text import function_lines, function_record, why_no_way
+from stapsdtd.cli.kernel_trace import command as trace
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import Client
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
     from stapsdtd.client import UnknownFunction
-
-_COMPLETABLE = re.compile(r"((?:\w+:)?)(\w+)")
-"""What shows which functions may be meant: 60,000 names are of no help to anybody."""
 
 _EXAMPLES = """\b
 Examples:
@@ -31,20 +29,14 @@ Examples:
 
 @click.group("kernel", no_args_is_help=False)
 def command() -> None:
-    """Show functions of the kernel, with their types."""
+    """Show functions of the kernel, with their types, and trace them."""
 
 
-def _complete_function(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    del parameter
-    begun = _COMPLETABLE.fullmatch(incomplete)
-    if begun is None:
-        return []
-    names = options.ask(ctx, lambda client: client.kernel_function_names(f"{incomplete}*"))
-    return options.safe({f"{begun[1]}{name}" for name in names or ()}, incomplete)
+command.add_command(trace)
 
 
 @command.command("info", epilog=_EXAMPLES, short_help="Show their types, and where values lie.")
-@click.argument("functions", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=_complete_function)
+@click.argument("functions", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=complete_function)
 @options.as_json
 @click.pass_obj
 def info(server: options.Server, *, functions: tuple[str, ...], as_json: bool) -> int:

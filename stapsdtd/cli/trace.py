@@ -154,7 +154,7 @@ def run_trace(
                 output: Output = JsonOutput(names) if shown.as_json else HumanOutput(run, names)
                 subscription, hints = await stack.enter_async_context(subscribed(client, wanted))
                 output.begin(subscription.sites, hints)
-                printer = _Printer(output, shown.count)
+                printer = Printer(output, shown.count)
                 failure = await follow(
                     subscription,
                     printer.run(subscription),
@@ -184,7 +184,9 @@ async def _resolved(
     return Wanted(*await signatures.resolve(client, selectors, scope, known))
 
 
-class _Printer:
+class Printer:
+    """Prints the events of a subscription. printed: how many so far. failure: why it could not go on, if so."""
+
     def __init__(self, output: Output, count: int | None) -> None:
         self._output = output
         self._count = count

@@ -122,6 +122,8 @@ class HumanOutput:
 
 def refused(site: SiteStatus) -> tuple[str, str]:
     """Return why it was refused, and what."""
+    if not site.path.startswith("/"):
+        return site.reason, f"{site.provider}:{site.path}:{site.function}:{site.name}"
     return site.reason, f"{site.provider}:{site.name} at {site.path}+{site.offset:#x}"
 
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import normalized, parse
+from stapsdtd.cli.function_selectors import functions_of
 from stapsdtd.cli.render import plural
 from stapsdtd.client import ClientError, InventoryState, NotFoundError
 from stapsdtd.runtime.text import escape
@@ -105,7 +106,8 @@ async def subscribed(client: AsyncClient, wanted: Wanted) -> AsyncIterator[tuple
 
     Raises NothingMatchesError if the options require a match and there is none.
     """
-    options, selectors = wanted.options, wanted.all_selectors
+    selectors = wanted.all_selectors
+    options = replace(wanted.options, functions=functions_of(each.text for each in selectors))
     try:
         texts = [selector.text for selector in wanted.selectors]
         if wanted.aggregate is None:

@@ -172,13 +172,13 @@ class AsyncClient:
         functions = {clause.tag: clause.aggregate.functions if clause.aggregate else () for clause in asked}
         return AsyncSubscription(self._stub, response, self._target, self._timeout, functions)
 
-    async def kernel_functions(self, functions: Selectors) -> FunctionListing:
+    async def kernel_functions(self, functions: Selectors, *, types: bool = False) -> FunctionListing:
         """Return functions of the kernel, with their types and why one cannot be attached to.
 
         functions: `NAME`, `MODULE:NAME`, both globs, or `NAME(VALUE, ...)`; a value is an argument, members of it, or
-        `return`, and what is told of it is its type and where it lies.
+        `return`, and what is told of it is its type and where it lies. types: give each value its `shape`, to print it.
         """
-        request = kernel_functions.list_request(functions, names_only=False)
+        request = kernel_functions.list_request(functions, types=types)
         with translated(self._call("list kernel functions")):
             return kernel_functions.listing(await self._stub.ListKernelFunctions(request, timeout=self._timeout))
 

@@ -34,6 +34,7 @@ _LOSS_STAGES: dict[int, messages.LossStage] = {
     pb.Loss.STAGE_DECODE: messages.LossStage.DECODE,
     pb.Loss.STAGE_QUOTA: messages.LossStage.QUOTA,
     pb.Loss.STAGE_TABLE_FULL: messages.LossStage.TABLE_FULL,
+    pb.Loss.STAGE_MISSED: messages.LossStage.MISSED,
 }
 _END_REASONS: dict[int, messages.EndReason] = {
     pb.End.REASON_UNSUBSCRIBED: messages.EndReason.UNSUBSCRIBED,
@@ -185,6 +186,7 @@ def account(message: pb.Account) -> server.Account:
         sites=message.sites,
         aggregated=message.aggregated,
         lost_table_full=message.lost_table_full,
+        lost_missed=message.lost_missed,
         spans=server.SpanAccount(
             starts=message.spans.starts,
             paired=message.spans.paired,
@@ -210,6 +212,7 @@ def site_statuses(sites: Iterable[pb.SiteStatus]) -> tuple[messages.SiteStatus, 
             reason=site.reason,
             armed_after_ns=site.armed_after_ns,
             tag=site.tag,
+            function=site.function,
         )
         for site in sites
     )

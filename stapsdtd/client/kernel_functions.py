@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stapsdtd.client.kernel_shapes import Shape, shape_at, shapes
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 
@@ -12,7 +13,8 @@ from stapsdtd.v1 import kernel_functions_pb2 as pb
 class KernelArgument:
     """name: `return` for a result, and empty if the source has none. type: as C writes it. size: in bytes.
 
-    registers: which hold it. refused: why it cannot be traced; empty if it can.
+    registers: which hold it. refused: why it cannot be traced; empty if it can. record_size: of the struct or union
+    that it points to, in bytes; 0 if it points to none.
     """
 
     name: str
@@ -20,6 +22,7 @@ class KernelArgument:
     size: int
     registers: tuple[str, ...]
     refused: str = ""
+    record_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class KernelValue:
     size: in bytes, for a bit field those that it is in; 0 for an array without an end. offsets: in bytes, the first one
     in the argument itself, each further one in what the pointer at the one before points to. bit_offset: of a bit
     field, from the lowest bit of the byte at the last offset. bits: of a bit field, otherwise 0. enumerators: values
-    of an enum, by name. refused: why the argument cannot be traced; empty if it can.
+    of an enum, by name. refused: why the argument cannot be traced; empty if it can. signed: it is a number that may be
+    negative. shape: what its bytes mean; None unless asked for.
     """
 
     text: str
@@ -41,6 +45,8 @@ class KernelValue:
     bits: int = 0
     enumerators: Mapping[str, int] = field(default_factory=dict)
     refused: str = ""
+    signed: bool = False
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +99,25 @@ class FunctionListing:
         return iter(self.functions)
 
 
-def list_request(functions: str | Iterable[str], *, names_only: bool) -> pb.ListKernelFunctionsRequest:
+def list_request(
+    functions: str | Iterable[str], *, names_only: bool = False, types: bool = False
+) -> pb.ListKernelFunctionsRequest:
     names = (functions,) if isinstance(functions, str) else functions
-    return pb.ListKernelFunctionsRequest(functions=names, names_only=names_only)
+    return pb.ListKernelFunctionsRequest(functions=names, names_only=names_only, types=types)
 
 
 def listing(message: pb.ListKernelFunctionsResponse) -> FunctionListing:
+    """Raises ProtocolError."""
+    table = shapes(message.types)
     return FunctionListing(
-        tuple(map(_function, message.functions)),
+        tuple(_function(function, table) for function in message.functions),
         tuple(UnknownFunction(each.function, each.reason, tuple(each.near)) for each in message.unknown),
         message.left_out,
         tuple(AttachWay(way.name, way.available, way.problem, way.remedy) for way in message.ways),
     )
 
 
-def _function(message: pb.KernelFunction) -> KernelFunction:
+def _function(message: pb.KernelFunction, table: Sequence[Shape]) -> KernelFunction:
     return KernelFunction(
         message.name,
         message.module,
@@ -116,15 +126,16 @@ def _function(message: pb.KernelFunction) -> KernelFunction:
         _argument(message.result),
         tuple(message.ways),
         tuple(message.refused),
-        tuple(map(_value, message.values)),
+        tuple(_value(value, table) for value in message.values),
     )
 
 
 def _argument(message: pb.KernelArgument) -> KernelArgument:
-    return KernelArgument(message.name, message.type, message.size, tuple(message.registers), message.refused)
+    registers = tuple(message.registers)
+    return KernelArgument(message.name, message.type, message.size, registers, message.refused, message.record_size)
 
 
-def _value(message: pb.KernelValue) -> KernelValue:
+def _value(message: pb.KernelValue, table: Sequence[Shape]) -> KernelValue:
     return KernelValue(
         message.text,
         message.type,
@@ -135,4 +146,6 @@ def _value(message: pb.KernelValue) -> KernelValue:
         message.bit_field.bits,
         {each.name: each.value for each in message.enumerators},
         message.refused,
+        message.signed,
+        shape_at(table, message.shape) if message.HasField("shape") else None,
     )

@@ -47,6 +47,7 @@ class SiteStatus:
     """The state of one site. reason: why it is refused, otherwise empty.
 
     armed_after_ns: how long after the server noticed its object it was armed. tag: of the clause that chose it.
+    function: in which it is, or empty.
     """
 
     state: SiteState
@@ -58,6 +59,7 @@ class SiteStatus:
     reason: str
     armed_after_ns: int = 0
     tag: str = ""
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,8 @@ class EventBatch:
 
 
 class LossStage(Enum):
-    """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, or an
-    aggregation has no room for more keys.
+    """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, an aggregation
+    has no room for more keys, or the kernel could not hit a kernel function.
     """
 
     KERNEL_BUFFER = "kernel_buffer"
@@ -236,6 +238,7 @@ class LossStage(Enum):
     DECODE = "decode"
     QUOTA = "quota"
     TABLE_FULL = "table_full"
+    MISSED = "missed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,11 +154,13 @@ class Account:
     lost_quota: int = 0
     aggregated: int = 0
     lost_table_full: int = 0
+    lost_missed: int = 0
     spans: SpanAccount = _NO_SPANS
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota + self.lost_table_full
+        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota
+        return self.lost_kernel_buffer + in_daemon + self.lost_table_full + self.lost_missed
 
 
 @dataclass(frozen=True, slots=True)

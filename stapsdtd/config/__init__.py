@@ -65,7 +65,8 @@ class Role:
 
     users, groups: of the host. certificates: common names or subject alternative names. everybody: also for anyone who
     has no other role. list, trace: whose processes' probes may be listed and traced: names of users, or "own", "all" or
-    "none". manage: may see, stream and end everybody's subscriptions.
+    "none". manage: may see, stream and end everybody's subscriptions. functions: may trace kernel functions, as root
+    may.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Role:
     list: Texts = ("own",)
     trace: Texts = ("own",)
     manage: Flag = False
+    functions: Flag = False
     quotas: Quotas = NO_QUOTAS
 
 

@@ -185,7 +185,7 @@ def _role(key: str, name: str, value: Any) -> Role:
     table = _Table(key, value, "setting of a role")
     base = next((role for role in (OPERATOR, USER) if role.name == name), Role(name))
     quotas = replace(base.quotas, **table.settings(Quotas))
-    names = ("users", "groups", "certificates", "everybody", "manage")
+    names = ("users", "groups", "certificates", "everybody", "manage", "functions")
     given = table.settings(Role, *names, list=_Processes, trace=_Processes)
     table.finish()
     words = {name: (given[name],) for name in ("list", "trace") if isinstance(given.get(name), str)}

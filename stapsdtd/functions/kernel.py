@@ -77,9 +77,11 @@ class KernelFunctions:
         self._architecture = architecture or of_host()
         self._thread = FairThread("stapsdtd-functions")
 
-    def functions(self, client: str, selectors: Sequence[FunctionSelector]) -> Future[Found]:
+    def functions(
+        self, client: str, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False
+    ) -> Future[Found]:
         """Raises LimitReachedError and, in the future, what Lookup.functions does."""
-        return self._submit(client, lambda lookup: lookup.functions(selectors))
+        return self._submit(client, lambda lookup: lookup.functions(selectors, with_shapes=with_shapes))
 
     def names(self, client: str, selectors: Sequence[FunctionSelector]) -> Future[FoundNames]:
         """Raises LimitReachedError and, in the future, what Lookup.names does."""

@@ -8,20 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Protocol, Self
 
 from stapsdtd.arch.record import Architecture
 from stapsdtd.btf.declare import declare
-from stapsdtd.btf.types import BtfError, Function, Prototype, Record, TypeId, Types, size_of, stripped
+from stapsdtd.btf.types import (
+    BtfError,
+    Function,
+    Pointer,
+    Prototype,
+    Record,
+    TypeId,
+    Types,
+    is_signed,
+    size_of,
+    stripped,
+)
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.passing import passed_arguments, passed_result
-from stapsdtd.functions.selectors import RESULT, VMLINUX, FunctionSelector
+from stapsdtd.functions.selectors import RESULT, VMLINUX, FunctionSelector, ValuePath
+from stapsdtd.functions.shapes import ShapeTable
 from stapsdtd.functions.symbols import SymbolTable, Wanted, matches, modules_of, near_names
-from stapsdtd.functions.values import resolve
+from stapsdtd.functions.values import ResolvedValue, resolve
 from stapsdtd.kernel.btf import Btf
 from stapsdtd.kernel.function_tables import Symbol
 
@@ -98,25 +110,29 @@ class Lookup:
         names = sorted({each.symbol.name for each in selection.functions})
         return FoundNames(tuple(names), selection.left_out)
 
-    def functions(self, selectors: Sequence[FunctionSelector]) -> Found:
-        """Raises KernelFeatureError, OSError and, for values that there are not, InvalidArgumentError."""
+    def functions(self, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False) -> Found:
+        """with_shapes: of the values.
+
+        Raises KernelFeatureError, OSError and, for values that there are not, InvalidArgumentError.
+        """
         wanted = Wanted(selectors)
         selection = _Selection(self._typed(wanted), wanted)
         names = {each.symbol.name for each in selection.functions}
         table = SymbolTable(names | wanted.exact, self._kernel.symbols())
         traceable = self._traceable({each.symbol for each in selection.functions})
         blacklisted = self._kernel.blacklisted() if names else frozenset()
+        shapes = ShapeTable() if with_shapes else None
         functions = []
         for each in selection.functions:
             symbol = each.symbol
             is_traceable = None if traceable is None else symbol in traceable
             variants = tuple(table.variants.get(symbol.name, ()))
             symbols = Symbols(table.copies[symbol], is_traceable, symbol.name in blacklisted, variants)
-            functions.append(self._function(each, symbols, selectors))
+            functions.append(self._function(each, symbols, selectors, shapes))
         # each suggestion takes a look at all symbols
         suggesting = len(selection.unmatched) <= _MAX_SUGGESTIONS
         unfound = tuple(self._unfound(each, table, suggesting=suggesting) for each in selection.unmatched)
-        return Found(tuple(functions), unfound, selection.left_out, tuple(self._ways))
+        return Found(tuple(functions), unfound, selection.left_out, tuple(self._ways), shapes.shapes if shapes else ())
 
     def _typed(self, wanted: Wanted) -> Iterator[_Typed]:
         """Yield the functions that selectors name and BTF describes, once for each module."""
@@ -147,13 +163,20 @@ class Lookup:
         found = self._kernel.traceable() if asked else None
         return None if found is None else asked.intersection(found)
 
-    def _function(self, each: _Typed, symbols: Symbols, selectors: Sequence[FunctionSelector]) -> KernelFunction:
+    def _function(
+        self, each: _Typed, symbols: Symbols, selectors: Sequence[FunctionSelector], shapes: ShapeTable | None
+    ) -> KernelFunction:
         types = each.types
         prototype = _prototype(types, each.ident)
         passed = passed_arguments(types, prototype, self._architecture)
         arguments = tuple(
             FunctionArgument(
-                parameter.name, declare(types, parameter.type), size_of(types, parameter.type), passed[position]
+                parameter.name,
+                declare(types, parameter.type),
+                size_of(types, parameter.type),
+                passed[position],
+                is_signed(types, parameter.type),
+                _record_size(types, parameter.type),
             )
             for position, parameter in enumerate(prototype.parameters)
         )
@@ -172,10 +195,12 @@ class Lookup:
                 declare(types, prototype.result),
                 size_of(types, prototype.result),
                 passed_result(types, prototype, self._architecture),
+                is_signed(types, prototype.result),
+                _record_size(types, prototype.result),
             ),
             attachability(symbols, shape, self._ways),
             tuple(
-                resolve(types, prototype, path, selector.text)
+                _value(types, prototype, path, selector.text, shapes)
                 for selector in selectors
                 if selector.values and matches(selector, each.symbol)
                 for path in selector.values
@@ -209,6 +234,17 @@ def _named(types: Btf, module: str, wanted: Wanted) -> Iterator[tuple[str, TypeI
         ident = types.function(name)
         if ident is not None:
             yield name, ident
+
+
+def _record_size(types: Types, ident: TypeId) -> int:
+    found = stripped(types, ident)
+    target = stripped(types, found.target) if isinstance(found, Pointer) else None
+    return target.size if isinstance(target, Record) else 0
+
+
+def _value(types: Types, prototype: Prototype, path: ValuePath, text: str, shapes: ShapeTable | None) -> ResolvedValue:
+    value = resolve(types, prototype, path, text)
+    return replace(value, shape=shapes.add(types, value.type)) if shapes else value
 
 
 def _prototype(types: Types, ident: TypeId) -> Prototype:

@@ -24,11 +24,15 @@ from stapsdtd.btf.types import (
     TypeId,
     Types,
     Void,
+    is_signed,
     size_of,
     stripped,
 )
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.selectors import FIELD, RESULT, IndexStep, MemberStep, ValuePath
+
+MAX_VALUE_BYTES = 2048
+"""Of a struct or an array. The rest is not fetched."""
 
 _MAX_OFFSET = 1 << 31
 """Of an element behind a pointer; BPF programs add no larger constants."""
@@ -59,7 +63,10 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedValue:
-    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum."""
+    """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum.
+
+    shape: the number of the type in what was found with the value; None unless asked for.
+    """
 
     text: str
     type: TypeId
@@ -67,6 +74,8 @@ class ResolvedValue:
     size: int
     location: Location
     enumerators: tuple[tuple[str, int], ...] = ()
+    is_signed: bool = False
+    shape: int | None = None
 
 
 def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
@@ -113,7 +122,8 @@ class _Resolver:
         found = stripped(self._types, self._type)
         size = (at.bit_offset + at.bits + 7) // 8 if at.bits else size_of(self._types, self._type)
         enumerators = found.values if isinstance(found, Enum) else ()
-        return ResolvedValue(self._path.text, self._type, self._declared(), size, at, enumerators)
+        signed = is_signed(self._types, self._type)
+        return ResolvedValue(self._path.text, self._type, self._declared(), size, at, enumerators, signed)
 
     def _take_member(self, step: MemberStep) -> None:
         record = self._record(step)

@@ -1,4 +1,4 @@
-"""Arm tracefs uprobe events through perf, for all processes or for single ones, and run a BPF program at their hits.
+"""Arm tracefs events through perf, for all processes or for single ones, and run a BPF program at their hits.
 
 A uprobe event arms nothing until perf opens it, for every process or for one; a program linked to one of its perf
 events runs for all of them (kernel/trace/trace_uprobe.c, bpf_trace.c). So the program is linked first, to a perf event
@@ -14,7 +14,7 @@ from contextlib import suppress
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.bpf_links import link_perf_event
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
-from stapsdtd.kernel.places import Place
+from stapsdtd.kernel.places import UPROBE_EVENTS, FunctionPlace, Place
 from stapsdtd.kernel.tracefs import Tracefs
 
 _TYPE_TRACEPOINT = 2
@@ -23,12 +23,18 @@ _KERNEL_THREAD = 2
 
 
 class ProbeEvent:
-    """A multi-probe uprobe event: defined in tracefs, armed for processes, and linked with a program."""
+    """A multi-probe event: defined in tracefs, armed for processes, and linked with a program.
+
+    A kprobe is there for all processes as soon as anything opens its event.
+    """
 
     holds_event_mutex = True
 
-    def __init__(self, tracefs: Tracefs, program: int, name: str, places: Sequence[Place], cookie: int) -> None:
-        """Define the event. name: GROUP/EVENT. cookie: what the program is told at each hit.
+    def __init__(
+        self, tracefs: Tracefs, program: int, name: str, places: Sequence[Place | FunctionPlace], cookie: int
+    ) -> None:
+        """Define the event. name: GROUP/EVENT. places: all in files, or one function. cookie: what the program is told
+        at each hit.
 
         Raises TracefsRejectedError and leaves nothing.
         """
@@ -39,10 +45,11 @@ class ProbeEvent:
         self._perf_events: dict[int | None, int] = {}
         self._link_event: int | None = None
         self._link: int | None = None
+        self._events_file = next((place.events_file for place in places), UPROBE_EVENTS)
         self._defined = False
         try:
             for place in places:
-                tracefs.append_definition(f"p:{self._name} {place}")
+                tracefs.append_definition(place.definition(self._name), self._events_file)
                 self._defined = True
             self._id = int(tracefs.read(f"events/{self._name}/id"))
         except BaseException:
@@ -112,5 +119,5 @@ class ProbeEvent:
             link_event, self._link_event = self._link_event, None
             os.close(link_event)
         if self._defined:
-            self._tracefs.append_definition(f"-:{self._name}")
+            self._tracefs.append_definition(f"-:{self._name}", self._events_file)
             self._defined = False

@@ -10,6 +10,7 @@ import re
 
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel.mounts import mounts
+from stapsdtd.kernel.places import KPROBE_EVENTS, UPROBE_EVENTS
 
 _REMEDY = "run 'mount -t tracefs nodev /sys/kernel/tracing' as root"
 
@@ -61,9 +62,9 @@ class Tracefs:
         """Append a line to a file that holds a list; opening such a file without O_APPEND would empty it."""
         self._write(relative, text + "\n", os.O_WRONLY | os.O_APPEND)
 
-    def append_definition(self, line: str) -> None:
-        """Add or remove one uprobe definition, leaving all others alone."""
-        self.append("uprobe_events", line)
+    def append_definition(self, line: str, events_file: str = UPROBE_EVENTS) -> None:
+        """Add or remove one definition, leaving all others alone. events_file: of its kind, see `kernel.places`."""
+        self.append(events_file, line)
 
     def _write(self, relative: str, text: str, flags: int) -> None:
         try:
@@ -113,4 +114,11 @@ class Tracefs:
 
     def uprobe_events(self) -> list[tuple[str, str]]:
         """Return (group, event) of every uprobe event on the host, without duplicates, in order of definition."""
-        return list(dict.fromkeys(re.findall(r"^[pr][^:]*:([^/\s]+)/(\S+)", self.read("uprobe_events"), re.MULTILINE)))
+        return self._defined(UPROBE_EVENTS)
+
+    def kprobe_events(self) -> list[tuple[str, str]]:
+        """As uprobe_events, of events on kernel functions; none where the kernel has no kprobes."""
+        return self._defined(KPROBE_EVENTS) if os.path.exists(self.path(KPROBE_EVENTS)) else []
+
+    def _defined(self, events_file: str) -> list[tuple[str, str]]:
+        return list(dict.fromkeys(re.findall(r"^[pr][^:]*:([^/\s]+)/(\S+)", self.read(events_file), re.MULTILINE)))

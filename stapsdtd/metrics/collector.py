@@ -72,6 +72,7 @@ class StapsdtdCollector(Collector):
                 "queue": account.lost_queue,
                 "quota": account.lost_quota,
                 "table_full": account.lost_table_full,
+                "missed": account.lost_missed,
             },
         )
         yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues.", account.in_flight)

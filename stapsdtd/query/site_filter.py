@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
+from stapsdtd.query.at_site import at_site
 from stapsdtd.query.compile import untestable, why_not
 from stapsdtd.query.expression import Condition, all_of, conjuncts
 from stapsdtd.query.needs import needs, why_not_at
@@ -34,6 +35,7 @@ class SiteFilter:
     def of(cls, condition: Condition | None, wanted: SiteCapture, *, in_engine: bool = True) -> SiteFilter:
         """in_engine: whether an engine tests what it can."""
         site, captures = wanted.site, wanted.captures
+        condition = None if condition is None else at_site(condition, site)
         if condition is None:
             return cls(site, None, None, captures, len(captures))
         whole = tuple(conjuncts(condition))
@@ -69,9 +71,13 @@ class SiteFilter:
 
 def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[Condition, str]:
     """Return which parts of a filter no engine tests, at least at one of the sites, and why."""
-    whole = () if condition is None else tuple(conjuncts(condition))
-    reasons = untestable(whole)
-    for site in sites:
+    if condition is None:
+        return {}
+    at_sites = {site: at_site(condition, site) for site in sites}
+    reasons = {} if at_sites else untestable(tuple(conjuncts(condition)))
+    for site, left in at_sites.items():
+        whole = () if left is None else tuple(conjuncts(left))
+        reasons |= untestable(whole)
         for each in whole:
             if each not in reasons and not _is_tested(each, site):
                 reasons[each] = why_not(each, site) or ""

@@ -24,6 +24,8 @@ from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.installed import InstalledFiles, InstalledFollower, InstalledLimits
 from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
+from stapsdtd.sessions.matcher import selected_sites
+from stapsdtd.sessions.targets import ArmRequest
 
 
 class Arming:
@@ -80,11 +82,19 @@ class Arming:
             )
         watcher.on_main_thread(self.follower.on_main_thread)
 
-    def begin(self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile]) -> None:
-        """Begin to arm what a new subscription wants. files: are armed whether or not a process maps them."""
+    def begin(
+        self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile], functions: Sequence[Object] = ()
+    ) -> None:
+        """Begin to arm what a new subscription wants.
+
+        files: are armed whether or not a process maps them. functions: of the kernel.
+        """
         self.armer.open(live, first)
         self.follower.hold(live, ((self.object_of(file), file) for file in files))
         self.follower.consider_all(live)
+        for obj in functions:
+            if selected := selected_sites(live.subscription, obj, {}):
+                self.armer.arm(live, ArmRequest(obj, selected, {}, is_ephemeral=False), lambda: None)
         if self._installed is not None:
             self._installed.begin(live)
 

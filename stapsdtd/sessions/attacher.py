@@ -110,13 +110,15 @@ class Attacher:
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
-                descriptor = self._open(request)
+                descriptor = None if obj.is_kernel else self._open(request)
             except (ObjectForeignError, OSError) as error:
                 self._file_writes.armed(obj.key, None)
                 why = error.reason if isinstance(error, ObjectForeignError) else error.strerror or str(error)
                 return dict.fromkeys((each.key for each in selected), why)
-            opened.callback(os.close, descriptor)
-            path = f"/proc/self/fd/{descriptor}"
+            path = ""
+            if descriptor is not None:
+                opened.callback(os.close, descriptor)
+                path = f"/proc/self/fd/{descriptor}"
             refusals: dict[tuple[int, Site], str] = {}
             armable: list[FilteredSite] = []
             for each in selected:
@@ -137,7 +139,7 @@ class Attacher:
                 raise
             principal.free_sites(len(by_engine))
             refusals |= by_engine
-            self._file_writes.armed(obj.key, path)
+            self._file_writes.armed(obj.key, path or None)
         return refusals
 
     def _open(self, request: ArmRequest) -> int:
@@ -154,12 +156,12 @@ class Attacher:
     def _why_refused(
         self,
         clause: Clause,
-        descriptor: int,
+        descriptor: int | None,
         obj: Object,
         selected: SelectedSite,
         site_filter: SiteFilter,
     ) -> str | None:
-        """Return why a site of the file open at the descriptor must not be armed, or None if it may be."""
+        """Return why a site of an object must not be armed, or None if it may be. descriptor: None for the kernel."""
         architecture = obj.parsed.architecture
         why_not = partial(self._engine.why_not, architecture=architecture)
         return (
@@ -168,8 +170,13 @@ class Attacher:
             or site_filter.why_not(why_not)
             or why_not_computed(clause.spec.aggregation, selected.capture, why_not)
             or clause.why_not_paired(obj.path, selected.capture, why_not)
-            or why_not_armed(descriptor, architecture, selected.capture.site, self._nops)
+            or self._why_not_armed(descriptor, obj, selected.capture.site)
         )
+
+    def _why_not_armed(self, descriptor: int | None, obj: Object, site: Site) -> str | None:
+        if descriptor is None:
+            return obj.refused.get(site)
+        return why_not_armed(descriptor, obj.parsed.architecture, site, self._nops)
 
     def _arm_in_engine(
         self,

@@ -188,8 +188,8 @@ class ObjectFollower:
 
     def unmapped(self, live: LiveSubscription) -> list[Object]:
         """Return the objects that are armed for a subscription, or being armed, and no process maps."""
-        considered = live.considered.items()
-        return [each.object for key, each in considered if not self._registry.mappings(key)]
+        in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
+        return [obj for obj in in_files if not self._registry.mappings(obj.key)]
 
     def arming_in(self, pid: int) -> list[Future[Outcome]]:
         """Return the results to come of what is being armed in a process, except what is late."""

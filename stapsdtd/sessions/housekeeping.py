@@ -166,7 +166,7 @@ class Housekeeping:
             key: considered.object
             for live in self._live.values()
             for key, considered in live.considered.items()
-            if not self._follower.is_host_file(considered.object)
+            if not considered.object.is_kernel and not self._follower.is_host_file(considered.object)
         }
         self._watcher.look_at({pid for key in volatile for pid in self._registry.mappings(key)})
         for live in list(self._live.values()):

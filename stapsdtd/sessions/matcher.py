@@ -19,7 +19,7 @@ def selected_sites(
     subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFile | None = None
 ) -> tuple[SelectedSite, ...]:
     """Return the sites of an object that are wanted. mappings: by pid. named: if the client named the file."""
-    if not mappings and named is None:
+    if not mappings and named is None and not obj.is_kernel:
         return ()
     # a file with several names is one object, named by the first that was seen
     names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])

@@ -43,6 +43,7 @@ class Account:
     lost_decode: int = 0
     lost_quota: int = 0
     lost_table_full: int = 0
+    lost_missed: int = 0
     in_flight: int = 0
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
@@ -57,6 +58,7 @@ class Account:
             lost_decode=self.lost_decode + other.lost_decode,
             lost_quota=self.lost_quota + other.lost_quota,
             lost_table_full=self.lost_table_full + other.lost_table_full,
+            lost_missed=self.lost_missed + other.lost_missed,
             in_flight=self.in_flight + other.in_flight,
             sites=self.sites + other.sites,
             spans=self.spans + other.spans,
@@ -69,7 +71,8 @@ class Account:
 
     @property
     def lost(self) -> int:
-        return self.lost_kernel_buffer + self.lost_queue + self.lost_decode + self.lost_quota + self.lost_table_full
+        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota
+        return self.lost_kernel_buffer + in_daemon + self.lost_table_full + self.lost_missed
 
 
 class EventFilter(Protocol):
@@ -236,6 +239,7 @@ class EventSink:
             lost_decode=self._lost[LossStage.DECODE],
             lost_quota=self._lost[LossStage.QUOTA],
             lost_table_full=self._lost[LossStage.TABLE_FULL],
+            lost_missed=self._lost[LossStage.MISSED],
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
             spans=spans,

@@ -120,7 +120,7 @@ class SubscriptionSpec:
     owners: the users whose own processes the client may see, None for all; nothing is revealed of others.
     subscriber_pid: the client's own process, None if unknown. files: paths as in maps of files, or of their
     directories, to which probes are restricted; None for no restriction. credentials: with whose rights installed files
-    are opened; None to wait until a process maps them.
+    are opened; None to wait until a process maps them. has_functions: it may choose kernel functions.
     """
 
     clauses: tuple[ClauseSpec, ...]
@@ -132,6 +132,7 @@ class SubscriptionSpec:
     subscriber_pid: int | None = None
     files: frozenset[str] | None = None
     credentials: Credentials | None = None
+    has_functions: bool = False
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

@@ -17,6 +17,7 @@ from stapsdtd.config import NO_QUOTAS, Limits, Quotas
 from stapsdtd.errors import ServerStoppingError, UnknownSubscriptionError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.procs.watcher import Watcher
@@ -111,10 +112,11 @@ class Subscriptions:
         client: str = "",
         quotas: Quotas = NO_QUOTAS,
         files: Sequence[NamedFile] = (),
+        functions: Sequence[Object] = (),
     ) -> tuple[Subscription, Future[None]]:
         """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
 
-        files: are armed whether or not a process maps them.
+        files: are armed whether or not a process maps them. functions: of the kernel, from which selectors choose, too.
 
         The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
         engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
@@ -152,7 +154,7 @@ class Subscriptions:
         try:
             first.add()
             refreshed.add_done_callback(lambda _: self._call_soon(first.settle))
-            self.arming.begin(live, first, files)
+            self.arming.begin(live, first, files, functions)
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise

@@ -17,7 +17,7 @@ from stapsdtd.api import convert
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
-from stapsdtd.capture.bpf.encode import encode_value
+from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.subjects import source_of
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.ftrace.executor import Executor
@@ -28,6 +28,7 @@ from stapsdtd.elf.notes import MAX_ARGUMENTS
 from stapsdtd.elf.sites import MAX_NOTES
 from stapsdtd.errors import ObjectUnreadableError, TracefsRejectedError
 from stapsdtd.kernel.nops import NopRewriting
+from stapsdtd.kernel.places import UPROBE_EVENTS
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import (
@@ -64,7 +65,7 @@ KNOWN: dict[str, str] = {}
 """Bugs by what the checks say of them, each of which has a strict xfail in `tests.unit.test_elf_fuzz`."""
 
 _MAX_SIZE = 1 << 20
-_OPERAND = struct.Struct("=QI10B2x")
+_OPERAND = struct.Struct("=QI12B16x")
 _TAKES, _KINDS = frozenset(layout.Take), frozenset(layout.OperandKind)
 _ESCAPED = 4
 """A byte that is no UTF-8 becomes four characters."""
@@ -244,8 +245,9 @@ def _check_encoding(source: Value | Constant | Unavailable, argument: Argument, 
         return
     row = encode_value(source, argument, architecture)
     require(len(row) == layout.OPERAND.itemsize, f"an operand of {len(row)} bytes")
-    _, limit, take, kind, _, _, _, width, left, right, _, _ = _OPERAND.unpack(row)
+    _, limit, take, kind, _, _, _, width, left, right, _, _, is_kernel, _ = _OPERAND.unpack(row)
     is_right = take in _TAKES and kind in _KINDS and left < 64 and right < 64 and width in {0, 1, 2, 4, 8}
+    require(not is_kernel, f"{argument.text!r} reads the kernel's memory")
     if not is_right or limit > layout.MAX_TEXT + 1:
         raise BrokenError(f"{argument.text!r} is encoded as {np.frombuffer(row, layout.OPERAND)}")
     if argument.is_float and not source.is_text:
@@ -273,7 +275,8 @@ class _Lines(Tracefs):
         super().__init__("/nonexistent")
         self.lines: list[str] = []
 
-    def append_definition(self, line: str) -> None:
+    def append_definition(self, line: str, events_file: str = UPROBE_EVENTS) -> None:
+        assert events_file == UPROBE_EVENTS
         self.lines.append(line)
 
     def read(self, relative: str) -> str:

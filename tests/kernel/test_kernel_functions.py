@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stapsdtd.client import Client
+from stapsdtd.client import Client, RecordShape
 from stapsdtd.kernel import btf, function_hooks
 from stapsdtd.kernel.function_tables import filter_functions, why_no_filter_functions
 from tests.support import TIME_FACTOR, Daemon, require, stapsdt, status_kib, wait_for
@@ -189,6 +189,31 @@ def test_members_are_where_bpftool_says(daemon: Daemon, function: str, argument:
     assert at == {path: expected[path] for path in paths}
     assert len(paths) > 50
     assert any(bits for _, bits in at.values())
+
+
+def shown(shape: RecordShape, prefix: str, base: int = 0) -> Iterator[tuple[str, int, int]]:
+    """Yield every member of a shape, as places does of a record."""
+    for member in shape.members:
+        at = base + member.bit_offset
+        if member.name:
+            yield f"{prefix}{member.name}", at, member.bits
+        if isinstance(member.shape, RecordShape):
+            yield from shown(member.shape, f"{prefix}{member.name}." if member.name else prefix, at)
+
+
+@pytest.mark.parametrize(
+    ("value", "struct"),
+    [("ip_rcv(skb[0])", "sk_buff"), ("tcp_v4_connect(sk[0])", "sock"), ("vfs_read(file[0])", "file")],
+)
+def test_shapes_have_the_members_that_bpftool_says(daemon: Daemon, value: str, struct: str) -> None:
+    require(shutil.which("bpftool"), "bpftool")
+    records, names, _ = dumped()
+    with Client(daemon.target) as client:
+        (function,) = client.kernel_functions(value, types=True)
+    shape = function.values[0].shape
+    assert isinstance(shape, RecordShape)
+    assert (shape.name, shape.size) == (struct, records[names[struct]].size)
+    assert list(shown(shape, "")) == list(places(names[struct], ""))
 
 
 def test_types_are_not_kept(own_daemon: Daemon) -> None:

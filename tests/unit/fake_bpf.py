@@ -33,7 +33,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
-from stapsdtd.kernel.places import Place
+from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
@@ -401,13 +401,14 @@ class FakeEvent:
 
     holds_event_mutex = True
 
-    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[Place], cookie: int) -> None:
+    def __init__(self, kernel: FakeKernel, name: str, places: Sequence[Place | FunctionPlace], cookie: int) -> None:
         self._kernel = kernel
         self._name = name
         self.places: list[tuple[str, int]] = []
         self.scopes: set[int | None] = set()
         self._cookie = cookie
         for place in places:
+            assert isinstance(place, Place)
             kernel.step(f"define {self._name} {str(place).partition(':')[2]}")
             self.places.append((os.readlink(place.path), place.offset))
         kernel.events[self._name] = self
@@ -493,7 +494,7 @@ class FakeKernel:
         self.memory |= {there: data for there, data in self.on_disk.items() if there == address}
         self.touched.append((pid, address, byte_count))
 
-    def make_event(self, name: str, places: Sequence[Place], cookie: int) -> FakeEvent:
+    def make_event(self, name: str, places: Sequence[Place | FunctionPlace], cookie: int) -> FakeEvent:
         group, event = name.split("/")
         assert event.endswith(group.removeprefix("stapsdtd"))
         return FakeEvent(self, event.partition("_")[0], places, cookie)

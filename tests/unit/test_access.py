@@ -41,6 +41,25 @@ class TestPolicy:
         assert (user.role, user.list, user.trace, user.manage, user.quotas) == ("user", own, own, False, USER.quotas)
         assert (operator.client, user.client) == ("uid 0", "uid 64101")
 
+    def test_kernel_functions_take_a_right_of_their_own(self) -> None:
+        rights(ROOT).check_functions()
+        member = replace(ANNE, groups=frozenset({grp.getgrgid(os.getgid()).gr_gid}))
+        operator = replace(OPERATOR, groups=(grp.getgrgid(os.getgid()).gr_name,))
+        assert rights(member, operator).trace is None
+        with pytest.raises(AccessDeniedError, match="role operator does not allow tracing kernel functions"):
+            rights(member, operator).check_functions()
+        rights(member, replace(operator, functions=True)).check_functions()
+        # they may handle the data of those whose processes it may not trace
+        with pytest.raises(AccessDeniedError, match="role user does not allow tracing kernel functions"):
+            rights(ANNE, replace(USER, functions=True)).check_functions()
+
+    def test_who_may_not_trace_functions_may_not_use_others_subscriptions_to_them(self) -> None:
+        spec = SubscriptionSpec((ClauseSpec((parse("app:*"),), "", None),), Scope(), 30, 1 << 20, 64)
+        without, having = rights(ROOT), Rights("uid 64101", "operator", manage=True)
+        assert having.allow(spec)
+        assert without.allow(replace(spec, has_functions=True))
+        assert not having.allow(replace(spec, has_functions=True))
+
     def test_engine_that_cannot_tell_processes_apart_serves_operators(self) -> None:
         policy = Policy((OPERATOR, USER, Role("none", trace=("none",))), "it cannot tell")
         assert policy.restricted == ["user"]

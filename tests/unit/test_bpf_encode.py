@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from stapsdtd.arch import parse_arguments
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import Filter, NotEncodableError, encode_filters, encode_value
+from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.capture.bpf.layout import OperandKind, Take
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_value
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.plan.values import Value
 from stapsdtd.query.compile import compile_for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import subprocess
 import sys
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,15 @@ def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) ->
 def test_rows_are_packed_as_they_are_laid_out(packed: Any, dtype: np.dtype[Any]) -> None:
     """Every field gets its own number, and is found again."""
     names = [name for name in dtype.names or () if name != "unused"]
-    values = [b"0123456789abcdef" if name == "comm" else number for number, name in enumerate(names, 1)]
-    (row,) = np.frombuffer(packed.pack(*values), dtype)
-    assert [row[name].tobytes() if name == "comm" else row[name] for name in names] == values
+    lengths = [dtype[name].shape[0] if dtype[name].shape and name != "comm" else 1 for name in names]
+    numbers = count(1)
+    values = [
+        [b"0123456789abcdef"] if name == "comm" else list(islice(numbers, length))
+        for name, length in zip(names, lengths, strict=True)
+    ]
+    (row,) = np.frombuffer(packed.pack(*chain.from_iterable(values)), dtype)
+    found = [row[name].tobytes() if name == "comm" else row[name].tolist() for name in names]
+    assert [each if isinstance(each, list) else [each] for each in found] == values
 
 
 def test_object_has_the_fingerprint_of_these_sources() -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import Filter, encode_value
+from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.reader import Reader
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
 from stapsdtd.capture.bpf.tables import PlanSpec

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import Filter, encode_filters, encode_value
+from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.capture.bpf.layout import Counter
+from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec, Tables
 from stapsdtd.model import Memory

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stapsdtd.capture.bpf import layout, unread
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.capture.bpf.decode import RecordDecoder
-from stapsdtd.capture.bpf.encode import encode_value
+from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading, Source, TextAt
 from stapsdtd.capture.bpf.rings import record_dtype
 from stapsdtd.capture.bpf.tables import PlanEntry

@@ -53,7 +53,7 @@ def test_all_settings(tmp_path: Path) -> None:
     """
     support = Role(
         "support", ("alice",), ("dba",), ("alice.example",), False, ("all",), ("postgres", "own"), False,
-        Quotas(max_sites=9),
+        False, Quotas(max_sites=9),
     )  # fmt: skip
     assert loaded(tmp_path, text) == Config(
         (

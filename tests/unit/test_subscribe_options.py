@@ -26,6 +26,7 @@ NO_DEFAULT = SubscribeOptions(
     fields=("uid", "container"),
     follow=True,
     expected_files=("/bin/psql",),
+    functions=("vfs_read(count, return)",),
 )
 
 

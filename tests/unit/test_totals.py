@@ -31,6 +31,7 @@ def test_all_subscriptions_are_summed_up() -> None:
             lost_queue=6,
             lost_quota=8,
             lost_table_full=10,
+            lost_missed=12,
             in_flight=4,
         ),
         0,

@@ -12,7 +12,8 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
-from stapsdtd.kernel.places import Place
+from stapsdtd.functions.probes import place_of
+from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
@@ -93,14 +94,18 @@ class Consumer:
 
 @dataclass(slots=True, eq=False)
 class ArmedObject:
-    """A file with armed sites. The descriptor stays open until it has none and all hits are delivered."""
+    """A file with armed sites. The descriptor stays open until it has none and all hits are delivered.
+
+    is_kernel: see `Object`. The kernel has no descriptor.
+    """
 
     key: ObjectKey
     path: str
     architecture: str
-    descriptor: int
+    descriptor: int | None
     owner: str
-    constants: ReadOnlyFile
+    constants: ReadOnlyFile | None
+    is_kernel: bool = False
     sites: dict[ModelSite, ArmedSite] = field(default_factory=dict)
 
 
@@ -116,9 +121,9 @@ class ArmedSite:
     plan: ActivePlan | None = None
 
     @property
-    def unit(self) -> ArmedObject:
-        """A link is to places of one file."""
-        return self.object
+    def unit(self) -> ArmedObject | ArmedSite:
+        """A link is to places of one file, and an event to one function."""
+        return self if self.object.is_kernel else self.object
 
     @property
     def site_offset(self) -> int:
@@ -130,6 +135,9 @@ class ArmedSite:
 
     @property
     def scope(self) -> Scope:
+        """The processes that have to be patched. The kernel is one for all of them."""
+        if self.object.is_kernel:
+            return None
         pids = _NOBODY
         for consumer in self.consumers.values():
             patched = consumer.patched
@@ -155,16 +163,25 @@ class ArmedSite:
         ]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Place | FunctionPlace:
+        if self.object.is_kernel:
+            return place_of(self.object.path, self.site)
         return Place(f"/proc/self/fd/{self.object.descriptor}", self.site.site_offset, self.site.semaphore_offset)
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it."""
+    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it. name:
+    of the event, if it is one.
+    """
 
     event: Event
     window: Window
     first: int
     scope: Scope
     sites: list[ArmedSite]
+    name: str
+
+    @property
+    def is_of_kernel(self) -> bool:
+        return self.sites[0].object.is_kernel

@@ -27,13 +27,7 @@ class ArmedObjects:
         key = target.object.key
         armed = self._objects.get(key)
         if armed is None:
-            descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
-            parsed = target.object.parsed
-            constants = ReadOnlyFile(descriptor, parsed.read_only)
-            armed = ArmedObject(key, target.object.path, parsed.architecture, descriptor, target.owner, constants)
-            self._objects[key] = armed
-            with contextlib.suppress(OSError):
-                constants.read_ahead()
+            armed = self._objects[key] = _opened(target)
         return armed
 
     def site(self, armed: ArmedObject, site: Site) -> ArmedSite:
@@ -50,9 +44,25 @@ class ArmedObjects:
             del armed.sites[site.site]
         if not armed.sites and self._objects.pop(armed.key, None) is not None:
             # records of plans that ended before may still need constants from the file
-            self._endings.begin([]).add_done_callback(lambda _: os.close(armed.descriptor))
+            self._endings.begin([]).add_done_callback(lambda _: _close(armed))
 
     def groups(self) -> list[Group]:
         """Return the group of each site that is attached. Any thread may call this."""
         sites = [site for armed in list(self._objects.values()) for site in list(armed.sites.values())]
         return [site.group for site in sites if site.group is not None]
+
+
+def _opened(target: Target) -> ArmedObject:
+    obj, descriptor, constants = target.object, None, None
+    if not obj.is_kernel:
+        descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
+        constants = ReadOnlyFile(descriptor, obj.parsed.read_only)
+        with contextlib.suppress(OSError):
+            constants.read_ahead()
+    architecture = obj.parsed.architecture
+    return ArmedObject(obj.key, obj.path, architecture, descriptor, target.owner, constants, obj.is_kernel)
+
+
+def _close(armed: ArmedObject) -> None:
+    if armed.descriptor is not None:
+        os.close(armed.descriptor)

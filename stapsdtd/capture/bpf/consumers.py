@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from stapsdtd.capture.bpf.armed import Consumer
 from stapsdtd.capture.bpf.draining import Drainer
-from stapsdtd.capture.bpf.encode import NotEncodableError
 from stapsdtd.capture.bpf.filters import filter_of, filter_of_pairs
+from stapsdtd.capture.bpf.operands import NotEncodableError
 from stapsdtd.capture.bpf.pairs import key_of, why_not
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables

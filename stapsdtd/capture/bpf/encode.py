@@ -1,129 +1,17 @@
-"""Encodes values and tests as the program in bpf/stapsdt.bpf.c reads them."""
+"""Encodes filters and calculations as the program in bpf/stapsdt.bpf.c reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from stapsdtd.aggregate.aggregation import HitField
-from stapsdtd.arch import ARCHITECTURES, word_bytes
-from stapsdtd.capture.bpf.layout import (
-    FIRST_MISSING_CELL,
-    FIRST_WORD_CELL,
-    JUMP_END,
-    JUMP_EXCLUDE,
-    PACKED_OPERAND,
-    PACKED_TEST,
-    PAIR_WORDS,
-    OperandKind,
-    Take,
-)
-from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import OfPair, Value
+from stapsdtd.capture.bpf.layout import JUMP_END, JUMP_EXCLUDE, PACKED_TEST
 from stapsdtd.query.program import ACCEPT, REJECT, Program, Relation, Source, Test
 
-_NO_REGISTER = 0xFF
-"""The program reads any index beyond the registers as 0."""
+_ALL_BITS = (1 << 64) - 1
 
 _NO_USER = 1 << 32
 """Equals no process's owner, nor NOBODY."""
-
-_BITS = 64
-_MAX_SCALE = 255
-
-
-class NotEncodableError(ValueError):
-    """An operand that the program cannot fetch. The message says why."""
-
-
-def encode_value(value: Value, subject: Argument | BuiltIn, architecture: str) -> bytes:
-    """Raises NotEncodableError."""
-    return _built_in(subject) if isinstance(subject, BuiltIn) else _argument(value, subject, architecture)
-
-
-def _built_in(built_in: BuiltIn) -> bytes:
-    kind = OperandKind.CGROUP if built_in is BuiltIn.CGROUP else OperandKind.UID_GID
-    # the helper returns gid << 32 | uid
-    left, right = {BuiltIn.UID: (32, 32), BuiltIn.GID: (0, 32)}.get(built_in, (0, 0))
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, left, right, 0, 0)
-
-
-def encode_of_pair(value: OfPair) -> bytes:
-    """Encode a number that is known of a span's start and end."""
-    first = value.pairing * (PAIR_WORDS + 1)
-    return _made(first + value.word, first + PAIR_WORDS, value.word)
-
-
-def encode_word(word: int) -> bytes:
-    """Encode a number that is calculated."""
-    return _made(FIRST_WORD_CELL + word, FIRST_MISSING_CELL + word // _BITS, word % _BITS)
-
-
-def _made(cell: int, missing_cell: int, missing_bit: int) -> bytes:
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.MADE, missing_cell, cell, missing_bit, 0, 0, 0, 0, 0)
-
-
-def encode_hit_field(field: HitField) -> bytes:
-    """Encode a part of a key that is neither an argument nor a built-in, nor the site."""
-    kind, take = {
-        HitField.PID: (OperandKind.PID, Take.NUMBER),
-        HitField.TID: (OperandKind.TID, Take.NUMBER),
-        HitField.CPU: (OperandKind.CPU, Take.NUMBER),
-        HitField.EXECNAME: (OperandKind.CONSTANT, Take.COMM),
-    }[field]
-    return PACKED_OPERAND.pack(0, 0, take, kind, _NO_REGISTER, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
-
-
-@lru_cache(maxsize=1 << 12)
-def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
-    """Raises NotEncodableError."""
-    unused = _BITS - 8 * argument.size
-    base = index = _NO_REGISTER
-    scale = 1
-    kind, constant, width, left, right = OperandKind.CONSTANT, 0, 0, 0, 0
-    is_raw = value.is_text and not value.is_string
-    match argument.operand:
-        case Constant(number):
-            constant = number % (1 << _BITS)
-        case Register(name, first_bit):
-            kind, base, left, right = OperandKind.REGISTER, _register(name, architecture), unused - first_bit, unused
-        case Memory(base_name, displacement, index_name, scale):
-            base, index = _register(base_name, architecture), _register(index_name, architecture)
-            if scale > _MAX_SCALE:
-                raise NotEncodableError(f"the bpf engine cannot multiply an index by {scale}")
-            constant = displacement % (1 << _BITS)
-            if is_raw and not value.is_buffer:
-                kind = OperandKind.ADDRESS
-            else:
-                kind, width, left, right = OperandKind.MEMORY, argument.size, unused, unused
-        case Address(base_name, displacement):
-            kind, base, constant = OperandKind.ADDRESS, _register(base_name, architecture), displacement % (1 << _BITS)
-            left, right = unused, unused
-        case Unavailable(reason):
-            raise NotEncodableError(reason)
-    take = Take.STRING if value.is_string else Take.BYTES if is_raw else Take.NUMBER
-    limit = value.limit + value.is_string
-    is_signed = argument.signed and not argument.is_float
-    flags = is_signed, word_bytes(architecture) == 4
-    return PACKED_OPERAND.pack(constant, limit, take, kind, base, index, scale, width, left, right, *flags)
-
-
-def encode_abs_ip(architecture: str) -> bytes:
-    """Return the operand whose value is the instruction's address."""
-    register = _register(ARCHITECTURES[architecture].program_counter, architecture)
-    return PACKED_OPERAND.pack(0, 0, Take.NUMBER, OperandKind.REGISTER, register, _NO_REGISTER, 1, 0, 0, 0, 0, 0)
-
-
-def _register(name: str | None, architecture: str) -> int:
-    """Return a register's index in pt_regs. Raises NotEncodableError."""
-    if name is None:
-        return _NO_REGISTER
-    arch = ARCHITECTURES.get(architecture)
-    index = arch.pt_regs.get(name) if arch else None
-    if index is None:
-        raise NotEncodableError(f"%{name} is no register of {architecture} that the kernel saves at a probe")
-    return index
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +155,7 @@ def _is_followed(scope: int) -> Test:
 
 
 def _is_pid(pid: int) -> Test:
-    return Test(Source.PID, 0, Relation.EQ, (1 << _BITS) - 1, pid, bytes(16), ACCEPT, REJECT)
+    return Test(Source.PID, 0, Relation.EQ, _ALL_BITS, pid, bytes(16), ACCEPT, REJECT)
 
 
 _IS_MATCHED = replace(_is_pid(1), source=Source.MATCHED)

@@ -24,6 +24,7 @@ from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Attachments, Groups
 from stapsdtd.capture.bpf.hit_tables import HitTables
 from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.missed import MissedCalls
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reader import Reader
@@ -108,6 +109,7 @@ class BpfEngine:
         groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)
+        self._missed = MissedCalls(tracefs, self._reader.post)
         self._following = Following(loaded)
         self._reconciler = Reconciler(
             tables=self._tables,
@@ -188,15 +190,13 @@ class BpfEngine:
                 group.event.renew_in(pid)
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
-        self._release(
-            subscription_key, self._subscriptions[subscription_key].sites.pop(target.key, []), is_awaited=is_awaited
-        )
+        sites = self._subscriptions[subscription_key].sites.pop(target.key, [])
+        self._release(subscription_key, sites, is_awaited=is_awaited)
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         subscription = self._subscriptions[subscription_key]
-        self._release(
-            subscription_key, [site for sites in subscription.sites.values() for site in sites], is_awaited=True
-        )
+        sites = [site for sites in subscription.sites.values() for site in sites]
+        self._release(subscription_key, sites, is_awaited=True)
         del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._rings.drop_large()
@@ -213,6 +213,7 @@ class BpfEngine:
         return self._reader.end(plans, closing)
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
+        self._missed.tell(site.group for site in sites)
         for site in sites:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
@@ -235,6 +236,7 @@ class BpfEngine:
         return max(subscription.buffer_bytes for subscription in self._subscriptions.values())
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
+        self._missed.tell(self._objects.groups())
         return self._drainer.collect()
 
     def ask(self) -> Future[None]:
@@ -246,12 +248,10 @@ class BpfEngine:
     def metrics(self) -> EngineMetrics:
         groups = self._objects.groups()
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
-        paging = self._paging.metrics()
-        unread = UnreadMetrics(
-            self._reader.from_file, self._reader.unavailable, paging.touched, paging.refused, paging.stuck
-        )
-        rings, table_bytes = self._rings.metrics(), self._memory.byte_count
-        return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, table_bytes)
+        read, paging = (self._reader.from_file, self._reader.unavailable), self._paging.metrics()
+        unread = UnreadMetrics(*read, paging.touched, paging.refused, paging.stuck)
+        counts = len(groups), len(set(groups))
+        return EngineMetrics(*counts, self._rings.metrics(), strays, unread, self._memory.byte_count)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)
@@ -260,6 +260,7 @@ class BpfEngine:
         return self._foreign.take()
 
     def retry_cleanup(self) -> None:
+        self._missed.tell(self._objects.groups())
         self._reaper.try_again()
         self._following.collect()
         self._reconciler.collect()

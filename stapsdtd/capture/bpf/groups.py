@@ -17,7 +17,7 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
-from stapsdtd.kernel.places import Place
+from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.kernel.uprobe_links import UprobeLink
@@ -26,7 +26,7 @@ from stapsdtd.plan.groups import Window, partition_by_page_offset
 
 _log = logging.getLogger(__name__)
 
-MakeEvent = Callable[[str, Sequence[Place], int], Event]
+MakeEvent = Callable[[str, Sequence[Place | FunctionPlace], int], Event]
 """Makes a tracefs event of its name, places and cookie. Raises TracefsRejectedError."""
 
 MakeLink = Callable[[Sequence[Place], Sequence[int]], Event]
@@ -131,9 +131,10 @@ class Groups:
         first = self._tables.allocate_group(window)
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
             undo.callback(self._tables.free_group, first, window)
-            event = self._made_event(sites, scope, first, window)
+            name = "" if self._has_link(sites, scope) else self._next_name()
+            event = self._made_event(sites, scope, first, window, name)
             undo.callback(event.remove)
-            group = Group(event, window, first, scope, list(sites))
+            group = Group(event, window, first, scope, list(sites), name)
             for site in sites:
                 if site.group is None:
                     # before patching, so that the first hit finds its plan
@@ -143,22 +144,28 @@ class Groups:
             undo.pop_all()
         return group
 
+    def _next_name(self) -> str:
+        return f"{self._owner.group}/g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
+
+    def _has_link(self, sites: Sequence[ArmedSite], scope: Scope) -> bool:
+        return self._make_link is not None and scope is None and not sites[0].object.is_kernel
+
     def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
         """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
-        if scope is None and self._make_link is not None:
+        if self._has_link(sites, scope):
             return Window(0, 0)
         (partition,) = partition_by_page_offset([site.site_offset for site in sites])
         return partition.window
 
-    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window) -> Event:
+    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window, name: str) -> Event:
         """The program finds a hit's slot in a link's cookie, and an event's in the index."""
         places = [site.place for site in sites]
-        if scope is None and self._make_link is not None:
-            return self._make_link(places, [first | site.slot << 32 for site in sites])
+        if self._make_link is not None and self._has_link(sites, scope):
+            in_file = [place for place in places if isinstance(place, Place)]
+            return self._make_link(in_file, [first | site.slot << 32 for site in sites])
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
-        name = f"g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
-        return self._make_event(f"{self._owner.group}/{name}", places, cookie)
+        return self._make_event(name, places, cookie)
 
     def _patch(self, group: Group, pid: int | None) -> None:
         # the process may have ended

@@ -18,6 +18,7 @@ MAX_COUNTERS = 1 << 17
 MAX_VALUES = 32
 MAX_FILTERS = 64
 MAX_STEPS = 1024
+MAX_THEN = 4
 MAX_TEXT = 4096
 
 MAX_RECIPES = 1 << 14
@@ -114,7 +115,9 @@ OPERAND = np.dtype(
         ("right", "u1"),
         ("is_signed", "u1"),
         ("is_narrow", "u1"),
-        ("unused", "u1", 2),
+        ("is_kernel", "u1"),
+        ("then_count", "u1"),
+        ("then", "i4", MAX_THEN),
     ]
 )
 
@@ -222,7 +225,7 @@ SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
 KEY_BYTES = (16, 32, 64, 80, 128, 272)
 """Of each class."""
 
-PACKED_OPERAND = struct.Struct("=QI10B2x")
+PACKED_OPERAND = struct.Struct("=QI12B4i")
 PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
 PACKED_PLAN = struct.Struct("=QQQ6I8B2IB7x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, HitField, KeySource
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_value
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_hit_field, encode_value
+from stapsdtd.functions.probes import is_in_kernel
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, StartArgument, Subject, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
 from stapsdtd.spans.span import Span
@@ -91,6 +92,8 @@ def _number(source: KeySource, site: Site, architecture: str) -> tuple[bytes, bo
         raise NotEncodableError(value.reason)
     if argument.is_float or (isinstance(value, Value) and value.is_text):
         raise NotEncodableError(f"{argument.text} is no integer, and the kernel pairs nothing else")
+    if is_in_kernel(argument):
+        raise NotEncodableError(f"{argument.text} is in memory; the daemon keeps that of a nested span's start")
     return encode_value(Value(source.subject), argument, architecture), argument.signed
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from stapsdtd.aggregate.aggregation import SITE_FIELDS, Aggregation, Computed, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import Edges, LogLinear
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
 from stapsdtd.capture.bpf.key_layout import BytesPart, CgroupPart, FixedPart, KeyLayout, NumberPart, Part, TextPart
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_hit_field, encode_of_pair, encode_value, encode_word
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
+from stapsdtd.functions.probes import is_in_kernel
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Site, Unavailable
 from stapsdtd.plan.values import OfPair, Value, value_of
 from stapsdtd.query.compile import MAX_OPERATIONS, compile_numbers, is_unsigned, operations, why_not_calculated
@@ -203,6 +204,10 @@ class _Maker:
     def _append(self, value: Value, subject: Argument | BuiltIn) -> None:
         # a container's value is that of its cgroup
         of_value = value.subject if isinstance(value.subject, BuiltIn) else subject
+        if isinstance(subject, Argument) and is_in_kernel(subject, is_text=value.is_text):
+            raise NotEncodableError(
+                "the kernel adds up what is in registers of its functions, not what is in its memory"
+            )
         self.operands.append(encode_value(value, of_value, self._architecture))
 
 

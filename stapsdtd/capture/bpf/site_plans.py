@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
 from stapsdtd.capture.bpf.constants import SiteConstants
-from stapsdtd.capture.bpf.encode import Calculations, Filter, encode_abs_ip
+from stapsdtd.capture.bpf.encode import Calculations, Filter
+from stapsdtd.capture.bpf.operands import encode_abs_ip
 from stapsdtd.capture.bpf.pairing import Pairing
 from stapsdtd.capture.bpf.pairs import Pair
 from stapsdtd.capture.bpf.reading import (
@@ -100,7 +101,7 @@ class SitePlan:
             [subjects.encode(value) for value in tested],
             filters,
             operand_indexes,
-            has_texts=emission.max_bytes > emission.min_bytes,
+            has_texts=emission.max_bytes > emission.min_bytes or any(map(subjects.is_in_kernel, emission.positions)),
             emitted=sum(1 << bit for bit in emitted),
             recipes=summing.recipes,
             pairings=pairing.specs,
@@ -166,8 +167,9 @@ class Emission:
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
         operands = [subjects.encode(value) for value in values]
         constants = None
-        if len(operands) < layout.MAX_VALUES and any(map(subjects.reads_memory, values)):
-            constants = SiteConstants.around(site.object.constants, site.site.site_offset)
+        file = site.object.constants
+        if file is not None and len(operands) < layout.MAX_VALUES and any(map(subjects.reads_memory, values)):
+            constants = SiteConstants.around(file, site.site.site_offset)
         if constants is not None:
             operands.append(encode_abs_ip(site.object.architecture))
         if len(operands) > layout.MAX_VALUES:

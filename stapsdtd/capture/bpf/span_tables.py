@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import NotEncodableError
+from stapsdtd.capture.bpf.operands import NotEncodableError
 from stapsdtd.capture.bpf.pairs import Numbers, is_small
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel

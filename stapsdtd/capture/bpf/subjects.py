@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
-from stapsdtd.capture.bpf.encode import NotEncodableError, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_of_pair, encode_value
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
 from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.functions.probes import is_in_kernel
 from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Subject, Unavailable
 from stapsdtd.plan.values import OfPair, Value, ValueKey, value_of, value_of_built_in
 from stapsdtd.spans.span import is_of_pair
@@ -62,6 +63,9 @@ class Subjects:
             return False
         subject = self._subject(value.subject)
         return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
+
+    def is_in_kernel(self, value: Value) -> bool:
+        return isinstance(value.subject, int) and is_in_kernel(self._site.arguments[value.subject])
 
     def _subject(self, subject: Subject) -> Argument | BuiltIn:
         return self._site.arguments[subject] if isinstance(subject, int) else subject_at(self._site, subject)

@@ -95,11 +95,11 @@ def _cells_of(bits: Sequence[int]) -> int:
 class PlanSpec:
     """What the program is to do at a site.
 
-    values: operands of the record's values. has_texts: there are strings or raw bytes among those. tested: operands
-    that only tests read. filters: by their bits. operand_indexes: of arguments' operands among both, by argument index.
-    emitted: the bits of the filters whose hits are recorded. recipes: of the consumers whose hits are added up.
-    pairings: of those whose hits are starts or ends. is_paired: there are no other consumers than one of these.
-    pair_tests: which pairs are wanted. calculations: of keys and values of recipes.
+    values: operands of the record's values. has_texts: there are strings, raw bytes or something in the kernel's memory
+    among those. tested: operands that only tests read. filters: by their bits. operand_indexes: of arguments' operands
+    among both, by argument index. emitted: the bits of the filters whose hits are recorded. recipes: of the consumers
+    whose hits are added up. pairings: of those whose hits are starts or ends. is_paired: there are no other consumers
+    than one of these. pair_tests: which pairs are wanted. calculations: of keys and values of recipes.
     """
 
     values: Sequence[bytes]

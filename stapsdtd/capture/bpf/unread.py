@@ -144,7 +144,8 @@ class Unread:
             if plan is None:
                 continue
             for position, operand in enumerate(_operands(plan)[: layout.MAX_VALUES]):
-                if int(record["missing"]) >> position & 1:
+                # nobody brings memory of the kernel in
+                if int(record["missing"]) >> position & 1 and not operand["is_kernel"]:
                     address = int(record["values"][position])
                     wanted = operand["width"] if address & layout.UNREAD_OPERAND else operand["limit"]
                     # what was missing at a span's start has no address

@@ -1,0 +1,19 @@
+"""Selectors of kernel functions, `fbt:MODULE:FUNCTION:entry` or `:return`, among those of probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+PROVIDER = "fbt"
+_PARTS = 4
+
+
+def functions_of(selectors: Iterable[str]) -> tuple[str, ...]:
+    """Return the functions that selectors choose from, as a subscription names them."""
+    found: dict[str, None] = {}
+    for selector in selectors:
+        parts = selector.partition("(")[0].split(":")
+        if parts[0] == PROVIDER and len(parts) == _PARTS:
+            _, module, function, _ = parts
+            found[f"{module}:{function or '*'}" if module else function or "*"] = None
+    return tuple(found)

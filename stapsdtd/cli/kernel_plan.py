@@ -1,0 +1,197 @@
+"""What `stapsdt kernel trace` subscribes to: which functions there are, and a clause for what is wanted of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import click
+
+from stapsdtd.cli.kernel_selectors import RESULT, TracedFunction, TracedValue
+from stapsdtd.cli.render import plural
+from stapsdtd.client import KernelFunction
+from stapsdtd.subscribe_options import Clause, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from stapsdtd.client import AsyncClient, FunctionListing, KernelValue
+
+PROVIDER, ENTRY, RETURN = "fbt", "entry", "return"
+_MAX_VALUES = 12
+"""Of a function, as the server has it."""
+_MAX_FUNCTIONS = 64
+_VMLINUX = "vmlinux"
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value of a function. known: its type, and where it lies. argument: what the server calls it, as in `arg4`."""
+
+    wanted: TracedValue
+    known: KernelValue
+    argument: int
+
+    @property
+    def capture(self) -> str:
+        return f"arg{self.argument}:str" if self.wanted.is_string else f"arg{self.argument}"
+
+    @property
+    def condition(self) -> str:
+        """Return what is to hold of it, in the server's language; empty if nothing is."""
+        if not self.wanted.test:
+            return ""
+        operand = f"str(arg{self.argument})" if self.wanted.is_string else f"arg{self.argument}"
+        enumerators = self.known.enumerators
+        test = _WORD.sub(lambda word: str(enumerators.get(word[0], word[0])), self.wanted.test)
+        return f"{operand} {test}"
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A function with the values that are shown of it. at_entry, at_return: None if nothing is shown there."""
+
+    function: KernelFunction
+    at_entry: tuple[Shown, ...] | None
+    at_return: tuple[Shown, ...] | None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether what there is at the entry is shown only if something holds at the return."""
+        return bool(self.at_entry) and any(each.condition for each in self.at_return or ())
+
+    def selector(self, where: str) -> str:
+        """Return the selector of its entry or its return, with what is captured there."""
+        shown = (self.at_entry if where == ENTRY else self.at_return) or ()
+        captures = ", ".join(each.capture for each in shown)
+        return f"{PROVIDER}:{self.function.module}:{self.function.name}:{where}({captures})"
+
+    def selectors(self) -> Iterator[tuple[str, str]]:
+        """Yield selectors of its entry and its return, as wanted, each with a filter that rejects these hits alone."""
+        for where, shown in ((ENTRY, self.at_entry), (RETURN, self.at_return)):
+            if shown is not None:
+                test = _all(shown)
+                others = f'function != "{self.function.name}" || name != "{where}"'
+                yield self.selector(where), f"({others} || {test})" if test else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of the functions of a name. is_implied: entry and return are shown, whatever there is of them."""
+
+    name: str
+    values: Sequence[TracedValue]
+    is_implied: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return how a subscription names them."""
+        paths = dict.fromkeys(each.path for each in self.values)
+        return f"{self.name}({', '.join(paths)})" if paths else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """functions: as a subscription names them, with their values."""
+
+    traced: tuple[Traced, ...]
+    functions: tuple[str, ...]
+
+    def clauses(self) -> list[Clause]:
+        """Return one for all entries and returns, which come in the order of time, and one for each paired function."""
+        single = [each for each in self.traced if not each.is_paired]
+        selectors = [selector for each in single for selector, _ in each.selectors()]
+        tests = [test for each in single for _, test in each.selectors() if test]
+        made = [Clause(selectors=selectors, where=" && ".join(tests), tag="calls")] if selectors else []
+        return made + [_paired(each) for each in self.traced if each.is_paired]
+
+
+def _all(shown: Iterable[Shown]) -> str:
+    return " && ".join(f"({each.condition})" for each in shown if each.condition)
+
+
+def _paired(traced: Traced) -> Clause:
+    """The end of each call ends its span, whatever it returns. So what is to hold is about pairs, as `elapsed` is.
+
+    elapsed < 0 never holds.
+    """
+    start, end = traced.selector(ENTRY), traced.selector(RETURN)
+    span = Span(start_selectors=[start], start_where=_all(traced.at_entry or ()), nested=True)
+    return Clause(selectors=[end], where=f"elapsed < 0 || ({_all(traced.at_return or ())})", span=span, tag=end)
+
+
+async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan:
+    """Raises click.UsageError and ClientError."""
+    explicit = [each for each in wanted if each.values is not None]
+    implied = [each for each in wanted if each.values is None]
+    listing = await client.kernel_functions([each.name for each in implied]) if implied else None
+    if listing is not None:
+        _check(listing)
+    asked = [_Asked(each.name, each.values or ()) for each in explicit]
+    for function in listing or ():
+        is_glob = not any(not each.is_glob and _is_named(each.name, function) for each in implied)
+        values = tuple(_implied(function, is_glob=is_glob))
+        asked.append(_Asked(f"{function.module}:{function.name}", values, is_implied=True))
+    if len(asked) > _MAX_FUNCTIONS:
+        raise click.UsageError(
+            f"{plural(len(asked), 'function')} match, and values of {_MAX_FUNCTIONS} are shown at most; "
+            "'stapsdt count' counts calls of more"
+        )
+    texts = tuple(each.text for each in asked)
+    typed = await client.kernel_functions(texts, types=True)
+    _check(typed)
+    traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
+    _check_distinct(traced)
+    return Plan(tuple(traced), texts)
+
+
+def _is_named(text: str, function: KernelFunction) -> bool:
+    module, _, name = text.rpartition(":")
+    return fnmatchcase(function.name, name) and (not module or fnmatchcase(function.module, module))
+
+
+def _implied(function: KernelFunction, *, is_glob: bool) -> Iterator[TracedValue]:
+    """Yield what is shown of a function if nothing is said: its arguments, what they point to, and its result."""
+    room = _MAX_VALUES - 1
+    for argument in function.arguments:
+        if argument.name and not argument.refused and room:
+            yield TracedValue(argument.name)
+            room -= 1
+            if argument.record_size and room and not is_glob:
+                yield TracedValue(f"{argument.name}[0]")
+                room -= 1
+    if function.result.size and not function.result.refused:
+        yield TracedValue(RESULT)
+
+
+def _traced(function: KernelFunction, asked: _Asked) -> Traced:
+    entries = [each.text for each in function.values if each.argument is not None]
+    returns = [each.text for each in function.values if each.argument is None]
+    known = {each.text: each for each in function.values}
+    first_of_entry, first_of_return = len(function.arguments), 1 if function.result.size else 0
+    at_entry, at_return = [], []
+    for value in asked.values:
+        if value.is_of_return:
+            at_return.append(Shown(value, known[value.path], first_of_return + returns.index(value.path)))
+        else:
+            at_entry.append(Shown(value, known[value.path], first_of_entry + entries.index(value.path)))
+    none = () if asked.is_implied else None
+    return Traced(function, tuple(at_entry) or none, tuple(at_return) or none)
+
+
+def _check(listing: FunctionListing) -> None:
+    for unknown in listing.unknown:
+        meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
+        raise click.UsageError(f"{unknown.function}: {unknown.reason}{meant}")
+    if listing.left_out:
+        raise click.UsageError(f"{plural(listing.left_out, 'function')} too many match; name fewer")
+
+
+def _check_distinct(traced: Sequence[Traced]) -> None:
+    names = [each.function.name for each in traced]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"{name} is named twice; list its values in one place, or name the module of one")

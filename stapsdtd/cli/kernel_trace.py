@@ -1,0 +1,166 @@
+"""`stapsdt kernel trace`: prints calls of kernel functions, with values of their arguments and results."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from contextlib import AsyncExitStack
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stapsdtd.cli import kernel_selectors, options
+from stapsdtd.cli.command import started
+from stapsdtd.cli.command_line import WithCommandLine, in_one_argument
+from stapsdtd.cli.following import follow, set_on_signals, summary_of
+from stapsdtd.cli.function_completion import complete_function
+from stapsdtd.cli.kernel_lines import HEADER, FunctionLines
+from stapsdtd.cli.kernel_plan import planned
+from stapsdtd.cli.render import print_stderr, write_lines
+from stapsdtd.cli.trace import Printer
+from stapsdtd.cli.trace_output import HumanOutput, JsonOutput
+from stapsdtd.cli.unmatched import Hints
+from stapsdtd.client import AsyncClient
+from stapsdtd.subscribe_options import SubscribeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stapsdtd.cli.command import Run
+    from stapsdtd.cli.trace_output import Output
+    from stapsdtd.client import EventBatch
+
+_EXAMPLES = """\b
+Examples:
+  stapsdt kernel trace vfs_unlink
+  stapsdt kernel trace 'vfs_read(str(file->f_path.dentry->d_name.name), count, return)' --pid 4711
+  stapsdt kernel trace 'do_sys_openat2(str(filename), return < 0)'
+  stapsdt kernel trace 'tcp_sendmsg(size > 1448, sk->__sk_common.skc_dport)' --json -- curl example.com
+"""
+
+
+class _Human(HumanOutput):
+    def __init__(self, run: Run, lines: FunctionLines) -> None:
+        super().__init__(run)
+        self._functions = lines
+        self._has_header = False
+
+    def events(self, batch: EventBatch, limit: int | None) -> int:
+        lines = self._functions.text(batch)[:limit]
+        if lines and not self._has_header:
+            self._has_header = True
+            write_lines([HEADER])
+        write_lines(lines)
+        return len(lines)
+
+
+class _Json(JsonOutput):
+    def __init__(self, lines: FunctionLines) -> None:
+        super().__init__()
+        self._functions = lines
+
+    def events(self, batch: EventBatch, limit: int | None) -> int:
+        lines = self._functions.json(batch)[:limit]
+        write_lines(lines)
+        return len(lines)
+
+
+def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add options that choose processes, which the command receives as `chosen`."""
+
+    @functools.wraps(command)
+    def with_options(*args: Any, **parameters: Any) -> Any:
+        if parameters["follow"] and not parameters["pids"]:
+            raise click.UsageError("--follow needs the process to follow: give --pid, too")
+        names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
+        given = {name: value for name in names if (value := parameters.pop(name)) is not None}
+        given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
+        return command(*args, chosen=SubscribeOptions(lease_seconds=options.LEASE_SECONDS, **given), **parameters)
+
+    wrapped: Callable[..., Any] = with_options
+    for option in (
+        options.containers, options.cgroups, options.execnames, options.uids, options.exclude_pids, options.follow,
+        options.pids, options.buffer,
+    ):  # fmt: skip
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
+@click.argument("traced", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=complete_function)
+@_scope_options
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
+@options.duration
+@click.option("--zeros", "shows_zeros", is_flag=True, help="Print members of structs that are zero, too.")
+@in_one_argument
+@options.output
+@options.as_json
+@click.pass_obj
+def command(
+    server: options.Server,
+    *,
+    traced: tuple[str, ...],
+    count: int | None,
+    duration: float | None,
+    shows_zeros: bool,
+    as_json: bool,
+    command_line: tuple[str, ...],
+    chosen: SubscribeOptions,
+) -> int:
+    """Print calls of kernel functions: arguments at the entry, and the result at the return, as their types say.
+
+    A FUNCTION is NAME or MODULE:NAME, of which all arguments are printed, what those point to that are pointers to
+    structs, and the result; or a glob, without what is pointed to. NAME(VALUE, ...) prints these alone. A VALUE is an
+    argument, or return, and any number of ->member, .member and [number]; str(VALUE) is the string that it points to.
+
+    A VALUE may be compared to a constant: (count > 4096), (return < 0), (str(filename) ~ "/etc/*"), (type == S_IFREG).
+    Calls for which that does not hold are not printed. With a condition on return, what there is at the entry is
+    printed with the return.
+
+    That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
+    """
+    wanted = [kernel_selectors.parse(each) for each in traced]
+    return asyncio.run(
+        _trace(
+            server,
+            wanted,
+            chosen,
+            make_output=lambda run, lines: _Json(lines) if as_json else _Human(run, lines),
+            shows_zeros=shows_zeros,
+            count=count,
+            duration=duration,
+            command_line=command_line,
+        )
+    )
+
+
+async def _trace(
+    server: options.Server,
+    wanted: Sequence[kernel_selectors.TracedFunction],
+    chosen: SubscribeOptions,
+    *,
+    make_output: Callable[[Run, FunctionLines], Output],
+    shows_zeros: bool,
+    count: int | None,
+    duration: float | None,
+    command_line: tuple[str, ...],
+) -> int:
+    stop = asyncio.Event()
+    with set_on_signals(stop), started(command_line, server.address) as run:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+            plan = await planned(client, wanted)
+            scope = replace(run.in_scope(chosen), expected_files=(), functions=plan.functions)
+            subscription = await stack.enter_async_context(client.query(plan.clauses(), scope))
+            output = make_output(run, FunctionLines(plan, shows_zeros=shows_zeros))
+            output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
+            printer = Printer(output, count)
+            failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
+            failure = failure or printer.failure
+            summary = summary_of(subscription, printer.printed, run)
+        if failure:
+            print_stderr(failure)
+        output.end(summary)
+        return await run.exit_code(failure)

@@ -1,0 +1,197 @@
+"""Kernel functions are traced with the arguments and results that their calls had."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stapsdtd.client import AccessDeniedError, Aggregate, Client, SiteState, Span, SubscribeOptions
+from stapsdtd.kernel.tracefs import Tracefs
+from tests.support import (
+    TIME_FACTOR,
+    Daemon,
+    Ticker,
+    compile_target,
+    running_daemon,
+    stapsdt,
+    stapsdt_command,
+    wait_for,
+)
+from tests.users import ANNE, public_folder
+
+HAS_KPROBES = os.path.exists("/sys/bus/event_source/devices/kprobe/type")
+
+pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("engine", ["bpf"], indirect=True)]
+with_kprobes = [
+    pytest.mark.vm,
+    # the virtual machines have them
+    pytest.mark.skipif(not HAS_KPROBES and TIME_FACTOR == 1, reason="this kernel has no kprobes"),
+]
+
+SIZE = 1000
+THREADS, TIMES = 4, 25_000
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_target("calls.c", tmp_path_factory.mktemp("targets") / "calls", "-lpthread")
+
+
+@pytest.fixture
+def calls(program: Path, tmp_path: Path) -> Iterator[Ticker]:
+    file = tmp_path / "known"
+    file.write_bytes(b"x" * SIZE)
+    with Ticker(program, file) as running:
+        yield running
+
+
+@contextmanager
+def traced(daemon: Daemon, *arguments: str) -> Iterator[list[dict[str, Any]]]:
+    """What `kernel trace` prints until the with statement ends."""
+    records: list[dict[str, Any]] = []
+    command = stapsdt_command(daemon.target, "kernel", "trace", "--json", *arguments)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(daemon.target) as client:
+        wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the trace to run")
+        yield records
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+        records += map(json.loads, output.splitlines())
+    assert process.returncode == 0
+
+
+class TestCalls:
+    pytestmark = with_kprobes
+
+    def test_entry_and_return_have_what_the_call_had(self, daemon: Daemon, calls: Ticker) -> None:
+        values = "vfs_read(str(file->f_path.dentry->d_name.name), file->f_inode->i_size, count, return)"
+        with traced(daemon, values, "--pid", str(calls.pid)) as records:
+            assert calls.do("read 123 1 1") == 123
+            assert calls.do("read 5000 1 1") == SIZE
+        of_file = [each for each in records if each["at"] == "entry" and "known" in each["values"].values()]
+        assert [each["values"] for each in of_file] == [
+            {"file->f_path.dentry->d_name.name": "known", "file->f_inode->i_size": SIZE, "count": count}
+            for count in (123, 5000)
+        ]
+        assert {each["pid"] for each in records} == {calls.pid}
+        assert {each["tid"] for each in of_file}.isdisjoint({calls.pid})
+        results = [
+            each["values"]["return"] for each in records if each["at"] == "return" and each["tid"] != each["pid"]
+        ]
+        assert results == [123, SIZE]
+
+    def test_calls_of_several_threads_are_exact(self, daemon: Daemon, calls: Ticker) -> None:
+        options = SubscribeOptions(pids=[calls.pid], functions=["vfs_read"], where="arg0 == 100")
+        with Client(daemon.target) as client:
+            total = client.aggregate("fbt:vmlinux:vfs_read:return", Aggregate(functions=["sum"], value="arg0"), options)
+            assert calls.do(f"read 100 {TIMES} {THREADS}") == 100 * TIMES * THREADS
+            account = total.unsubscribe()
+            (row,) = [row for snapshot in total.snapshots() for row in snapshot.rows]
+        assert row.values["sum"] == 100 * TIMES * THREADS
+        assert account.aggregated == TIMES * THREADS
+        assert account.fired == account.aggregated + account.filtered + account.lost
+        assert account.lost == account.lost_missed == 0
+
+    def test_each_return_ends_the_span_of_its_entry(self, daemon: Daemon, calls: Ticker) -> None:
+        span = Span(start_selectors=["fbt:vmlinux:vfs_read:entry"], start_where="arg2 == 100")
+        options = SubscribeOptions(pids=[calls.pid], functions=["vfs_read"], where="elapsed > 0")
+        with Client(daemon.target) as client:
+            pairs = client.aggregate("fbt:vmlinux:vfs_read:return", Aggregate(), options, span)
+            calls.do("read 100 1000 4")
+            account = pairs.unsubscribe()
+        assert (account.spans.starts, account.spans.paired, account.spans.open) == (4000, 4000, 0)
+        assert account.aggregated == 4000
+
+    def test_arguments_of_failed_calls(self, daemon: Daemon, calls: Ticker, tmp_path: Path) -> None:
+        there, missing = tmp_path / "known", tmp_path / "missing"
+        with traced(daemon, "do_sys_openat2(str(filename), return < 0)", "--pid", str(calls.pid)) as records:
+            assert calls.do(f"open {there}") > 0
+            assert calls.do(f"open {missing}") == -errno.ENOENT
+        (record,) = records
+        assert record["values"] == {"filename": str(missing), "return": -errno.ENOENT}
+        assert record["elapsed_ns"] > 0
+
+    def test_conditions_are_of_the_type_and_sign_of_their_value(self, daemon: Daemon, calls: Ticker) -> None:
+        values = "vfs_read(count > 200, file->f_path.dentry->d_name.len == 5, return >= 0)"
+        with traced(daemon, values, "--pid", str(calls.pid)) as records:
+            calls.do("read 100 1 1")
+            calls.do("read 300 1 1")
+        assert [each["values"] for each in records] == [
+            {"count": 300, "file->f_path.dentry->d_name.len": 5, "return": 300}
+        ]
+
+    def test_bit_fields_unions_and_structs(self, daemon: Daemon) -> None:
+        """Of a socket, whose options are bit fields of a struct behind two pointers."""
+        common = "sock->sk->__sk_common"
+        values = f"sock->type, {common}.skc_family, {common}.skc_reuse, {common}.skc_reuseport, {common}, len, return"
+        one, other = socket.socketpair()
+        with one, other:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with traced(daemon, f"unix_stream_sendmsg({values})", "--pid", str(os.getpid())) as records:
+                one.send(b"x" * 77)
+        sent = [each["values"] for each in records if each["at"] == "entry" and each["values"]["len"] == 77]
+        (entered,) = sent
+        struct = entered.pop(common)
+        assert entered == {
+            "sock->type": socket.SOCK_STREAM, f"{common}.skc_family": socket.AF_UNIX, f"{common}.skc_reuse": 1,
+            f"{common}.skc_reuseport": 0, "len": 77,
+        }  # fmt: skip
+        assert (struct["skc_family"], struct["skc_reuse"], struct["skc_reuseport"]) == (socket.AF_UNIX, 1, 0)
+        assert struct["skc_daddr"] == struct["skc_addrpair"] & 0xFFFFFFFF
+        assert 77 in [each["values"].get("return") for each in records]
+
+    def test_nothing_is_left_behind(self, daemon: Daemon, tracefs: Tracefs, calls: Ticker) -> None:
+        with traced(daemon, "vfs_read", "--pid", str(calls.pid)):
+            wait_for(tracefs.kprobe_events, "the function to be attached to")
+        wait_for(lambda: not tracefs.kprobe_events(), "it to be detached from")
+
+    def test_what_a_killed_daemon_leaves_is_removed(self, engine: str, tracefs: Tracefs, tmp_path: Path) -> None:
+        del engine
+        folder = tmp_path / "other"
+        folder.mkdir()
+        other = Daemon(folder)
+        with Client(other.target) as client:
+            client.subscribe("fbt:vmlinux:vfs_read:entry", SubscribeOptions(functions=["vfs_read"]))
+            assert tracefs.kprobe_events()
+            other.kill()
+        folder = tmp_path / "next"
+        folder.mkdir()
+        with running_daemon(folder):
+            assert not tracefs.kprobe_events()
+
+
+def test_unknown_names_are_told_with_the_column(daemon: Daemon) -> None:
+    done = stapsdt(daemon.target, "kernel", "trace", "vfs_read(fil)", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no argument is called fil; its arguments are file, buf, count, pos (column 10)" in done.stderr
+
+
+@pytest.mark.skipif(HAS_KPROBES, reason="this kernel has kprobes")
+def test_host_without_kprobes_says_so(daemon: Daemon) -> None:
+    done = stapsdt(daemon.target, "kernel", "trace", "vfs_read", check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "kprobe: the kernel has none" in done.stderr
+    options = SubscribeOptions(functions=["vfs_read"])
+    with Client(daemon.target) as client, client.subscribe("fbt:vmlinux:vfs_read:entry", options) as subscription:
+        (site,) = subscription.sites
+    assert (site.state, site.function) == (SiteState.REFUSED, "vfs_read")
+
+
+def test_only_root_may(engine: str) -> None:
+    del engine
+    with public_folder() as folder, running_daemon(folder, "--engine", "bpf") as daemon:
+        os.chmod(daemon.target.removeprefix("unix:"), 0o666)
+
+        with ANNE.connecting(daemon.target) as target, Client(target) as client:
+            with pytest.raises(AccessDeniedError, match="does not allow tracing kernel functions"):
+                client.subscribe("fbt:vmlinux:vfs_read:entry", SubscribeOptions(functions=["vfs_read"]))
+            assert client.kernel_functions("vfs_read").functions
