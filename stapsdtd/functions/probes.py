@@ -8,6 +8,7 @@ The provider is named as DTrace's. Values come behind what the prototype has, in
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ PROVIDER = "fbt"
 ENTRY, RETURN = "entry", "return"
 
 _NUMBER_BYTES = (1, 2, 4, 8)
+
+_OF_PROGRAMS = re.compile(r"_raw_\w+|(__)?(bpf|htab)_\w+|\w*ringbuf_\w+")
+"""What BPF programs call. One that runs at a uprobe holds a ring's lock while it is in some of these, and a hit of a
+kprobe there would wait for the same lock (kernel/bpf/ringbuf.c). Two kprobes are kept apart by the kernel, not these.
+"""
+
 _WORD_BYTES = 8
 
 
@@ -83,7 +90,9 @@ def _object(module: str, functions: Iterable[KernelFunction], ways: Sequence[Way
 
 
 def _why_refused(function: KernelFunction, ways: Sequence[Way]) -> str:
-    """Return why the function cannot be attached to by a kprobe; empty if it can."""
+    """Return why the function must not or cannot be attached to by a kprobe; empty if it can."""
+    if _OF_PROGRAMS.fullmatch(function.name):
+        return "the programs at other probes call it, which could lock up the processor"
     if KPROBE in function.attachability.ways:
         return ""
     of_host = [f"{way.name}: {way.problem}" for way in ways if way.name == KPROBE and way.problem]
