@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stapsdtd.cli.kernel_selectors import RESULT, TracedFunction, TracedValue
-from stapsdtd.cli.render import plural
+from stapsdtd.cli.render import abbreviate, plural
 from stapsdtd.client import KernelFunction
 from stapsdtd.subscribe_options import Clause, Span
 
@@ -24,7 +24,8 @@ _MAX_VALUES = 12
 """Of a function, as the server has it."""
 _MAX_FUNCTIONS = 64
 _VMLINUX = "vmlinux"
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r'"[^"]*"|\b[A-Za-z_]\w*')
+_SHOWN_ENUMERATORS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,22 @@ class Shown:
 
     @property
     def condition(self) -> str:
-        """Return what is to hold of it, in the server's language; empty if nothing is."""
+        """Return what is to hold of it, in the server's language; empty if nothing is. Raises click.UsageError."""
         if not self.wanted.test:
             return ""
         operand = f"str(arg{self.argument})" if self.wanted.is_string else f"arg{self.argument}"
-        enumerators = self.known.enumerators
-        test = _WORD.sub(lambda word: str(enumerators.get(word[0], word[0])), self.wanted.test)
-        return f"{operand} {test}"
+        return f"{operand} {_WORD.sub(self._number, self.wanted.test)}"
+
+    def _number(self, word: re.Match[str]) -> str:
+        """Return the number of an enumerator. Raises click.UsageError."""
+        if word[0].startswith('"'):
+            return word[0]
+        number = self.known.enumerators.get(word[0])
+        if number is None:
+            names = abbreviate(list(self.known.enumerators), _SHOWN_ENUMERATORS)
+            known = f"which has {names}" if names else "which is no enum"
+            raise click.UsageError(f"{self.wanted.path}: {word[0]} is no value of {self.known.type}, {known}")
+        return str(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +150,12 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan
             f"{plural(len(asked), 'function')} match, and values of {_MAX_FUNCTIONS} are shown at most; "
             "'stapsdt count' counts calls of more"
         )
+    _check_distinct([each.name.rpartition(":")[2] for each in asked])
     texts = tuple(each.text for each in asked)
     typed = await client.kernel_functions(texts, types=True)
     _check(typed)
     traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
-    _check_distinct(traced)
+    _check_distinct([each.function.name for each in traced])
     return Plan(tuple(traced), texts)
 
 
@@ -190,8 +201,10 @@ def _check(listing: FunctionListing) -> None:
         raise click.UsageError(f"{plural(listing.left_out, 'function')} too many match; name fewer")
 
 
-def _check_distinct(traced: Sequence[Traced]) -> None:
-    names = [each.function.name for each in traced]
+def _check_distinct(names: Sequence[str]) -> None:
+    """Functions are told apart by their names alone, in filters as well."""
     for name in names:
         if names.count(name) > 1:
-            raise click.UsageError(f"{name} is named twice; list its values in one place, or name the module of one")
+            raise click.UsageError(
+                f"{name} is named twice, or in two modules; list its values once, or name one module"
+            )

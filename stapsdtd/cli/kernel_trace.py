@@ -37,7 +37,7 @@ Examples:
   stapsdt kernel trace vfs_unlink
   stapsdt kernel trace 'vfs_read(str(file->f_path.dentry->d_name.name), count, return)' --pid 4711
   stapsdt kernel trace 'do_sys_openat2(str(filename), return < 0)'
-  stapsdt kernel trace 'tcp_sendmsg(size > 1448, sk->__sk_common.skc_dport)' --json -- curl example.com
+  stapsdt kernel trace 'tcp_sendmsg(size > 1448, sk->__sk_common.skc_dport)' --json -- nc localhost 80
 """
 
 
@@ -115,9 +115,9 @@ def command(
     structs, and the result; or a glob, without what is pointed to. NAME(VALUE, ...) prints these alone. A VALUE is an
     argument, or return, and any number of ->member, .member and [number]; str(VALUE) is the string that it points to.
 
-    A VALUE may be compared to a constant: (count > 4096), (return < 0), (str(filename) ~ "/etc/*"), (type == S_IFREG).
-    Calls for which that does not hold are not printed. With a condition on return, what there is at the entry is
-    printed with the return.
+    A VALUE may be compared to a constant: (count > 4096), (return < 0), (str(name) ~ "/etc/*"), (mode == READ). Calls
+    for which that does not hold are not printed. With a condition on return, what there is at the entry is printed with
+    the return.
 
     That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
     """

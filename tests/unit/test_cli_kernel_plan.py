@@ -1,0 +1,101 @@
+"""What `stapsdt kernel trace` asks the server for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import cast
+
+import click
+import pytest
+
+from stapsdtd.cli.kernel_plan import Plan, planned
+from stapsdtd.cli.kernel_selectors import parse
+from stapsdtd.client import AsyncClient, FunctionListing, KernelArgument, KernelFunction, KernelValue, Span
+from stapsdtd.subscribe_options import Clause
+
+ARGUMENTS = (
+    KernelArgument("file", "struct file *", 8, ("rdi",), record_size=184),
+    KernelArgument("mode", "enum mode", 4, ("rsi",)),
+    KernelArgument("large", "struct large", 64, (), "it is passed in memory"),
+)
+RESULT = KernelArgument("return", "int", 4, ("rax",))
+VOID = KernelArgument("return", "void", 0, ())
+
+
+class Server:
+    """Knows open_it(), close_it(), which returns nothing, and what it is asked for of them."""
+
+    async def kernel_functions(self, functions: Iterable[str], *, types: bool = False) -> FunctionListing:
+        del types
+        found = []
+        for text in functions:
+            name, _, values = text.partition("(")
+            for known in ("open_it", "close_it") if "*" in name else (name.rpartition(":")[2],):
+                paths = [path.strip() for path in values.rstrip(")").split(",")] if values else []
+                found.append(self._function(known, paths))
+        return FunctionListing(tuple(found), (), 0, ())
+
+    def _function(self, name: str, paths: list[str]) -> KernelFunction:
+        result = VOID if name == "close_it" else RESULT
+        values = tuple(
+            KernelValue(
+                path,
+                "enum mode" if path == "mode" else "int",
+                4,
+                None if path.startswith("return") else 0,
+                (0,),
+                enumerators={"READ": 1, "WRITE": 2} if path == "mode" else {},
+            )
+            for path in paths
+        )
+        return KernelFunction(name, "vmlinux", "", ARGUMENTS, result, ("kprobe",), (), values)
+
+
+def plan(*texts: str) -> Plan:
+    return asyncio.run(planned(cast("AsyncClient", Server()), [parse(text) for text in texts]))
+
+
+def test_all_there_is_of_a_function() -> None:
+    made = plan("open_it", "close_it")
+    assert made.functions == ("vmlinux:open_it(file, file[0], mode, return)", "vmlinux:close_it(file, file[0], mode)")
+    assert made.clauses() == [
+        Clause(
+            selectors=[
+                "fbt:vmlinux:open_it:entry(arg3, arg4, arg5)", "fbt:vmlinux:open_it:return(arg1)",
+                "fbt:vmlinux:close_it:entry(arg3, arg4, arg5)", "fbt:vmlinux:close_it:return()",
+            ],
+            tag="calls",
+        )
+    ]  # fmt: skip
+
+
+def test_functions_of_a_glob_without_what_is_behind_pointers() -> None:
+    assert plan("*_it").functions == ("vmlinux:open_it(file, mode, return)", "vmlinux:close_it(file, mode)")
+
+
+def test_conditions_are_about_their_own_hits() -> None:
+    (clause,) = plan('open_it(str(file) == "a", mode == WRITE)', "close_it(mode)").clauses()
+    assert clause.where == '(function != "open_it" || name != "entry" || (str(arg3) == "a") && (arg4 == 2))'
+    assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3:str, arg4)", "fbt:vmlinux:close_it:entry(arg3)"]
+
+
+def test_arguments_of_calls_by_their_result() -> None:
+    (clause,) = plan("open_it(mode & 0x2, return < 0)").clauses()
+    assert clause.span == Span(
+        start_selectors=["fbt:vmlinux:open_it:entry(arg3)"], start_where="(arg3 & 0x2)", nested=True
+    )
+    assert (clause.selectors, clause.where) == (["fbt:vmlinux:open_it:return(arg1)"], "elapsed < 0 || ((arg1 < 0))")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["open_it(mode == S_IFREG)"], "mode: S_IFREG is no value of enum mode, which has READ, WRITE"),
+        (["open_it(file == NULL)"], "file: NULL is no value of int, which is no enum"),
+        (["open_it(file)", "open_it(mode)"], "open_it is named twice"),
+    ],
+)
+def test_what_cannot_be_meant(texts: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError, match=message):
+        plan(*texts).clauses()
