@@ -62,7 +62,7 @@ class Stage:
     """Runs commands against a daemon, and lets the programs do something when a command waits for their events."""
 
     def __init__(self, target: str, folder: Path, programs: Programs) -> None:
-        """folder: where commands run, with the D programs that they name."""
+        """folder: where commands run, with the D and Java programs that they name."""
         self.target = target
         self._folder = folder
         self._cluster = programs.cluster
@@ -152,6 +152,7 @@ def staged(target: str, folder: Path) -> Iterator[Stage]:
         stack.enter_context(IdleJvm(java))
         stack.enter_context(_idle_python())
         thrower = stack.enter_context(Thrower(compile_once(TARGETS / "throw.cpp", folder / "throw", ["g++", "-O2"])))
+        shutil.copy(TARGETS / "Contend.java", folder)
         client = stack.enter_context(Client(target))
         for path in (cluster.path, java.libjvm, str(Path(SYSTEM_PYTHON).resolve())):
             wait_for(partial(client.list_probes, f":{path}::"), f"the probes of {path}")

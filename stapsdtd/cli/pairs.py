@@ -93,10 +93,24 @@ class Pair:
         of_end = [key for key in by if not key.startswith(_OF_START)]
         starts = await _by_position(client, [self.start], of_start, given, known)
         ends = await _by_position(client, [self.end], of_end, given, known)
-        starting = zip((f"{_OF_START}{text}" for text in starts.texts), starts.meanings, strict=True)
+        starting = zip(map(key_of_start, of_start, starts.texts), starts.meanings, strict=True)
         ending = zip(ends.texts, ends.meanings, strict=True)
         pairs = [next(starting if key.startswith(_OF_START) else ending) for key in by]
         return Keys([text for text, _ in pairs], [meaning for _, meaning in pairs])
+
+
+def key_of_start(key: str, text: str) -> str:
+    """Return what the server takes for a key, written behind `start.`, whose names became text.
+
+    Raises click.UsageError for a string whose length is another argument: a key has one argument of a start.
+    """
+    if text.startswith("str(") and not key.lstrip().startswith("str("):
+        first = text.removeprefix("str(").partition(",")[0]
+        raise click.UsageError(
+            f"--by {_OF_START}{key}: its length is another argument, and a key has one argument of START; "
+            f"write {key}, if END has that, too, or {_OF_START}{first}:str[64]"
+        )
+    return f"{_OF_START}{text}"
 
 
 async def _by_position(

@@ -8,7 +8,8 @@ import click
 import pytest
 
 from stapsdtd.cli.known_signatures import Known
-from stapsdtd.cli.pairs import Pair
+from stapsdtd.cli.named_filter import key_by_position
+from stapsdtd.cli.pairs import Pair, key_of_start
 from stapsdtd.cli.trace_output import format_spans, why_unpaired
 from stapsdtd.client import SpanAccount
 
@@ -35,6 +36,28 @@ def test_ends_that_nobody_knows(start: str) -> None:
 def test_ends_that_are_given_come_first() -> None:
     pair = Pair("postgresql:query__start", "postgresql:query__execute__done")
     assert pair.known_end(Known()) is pair
+
+
+COMPILATION = [Known().of("hotspot", "method__compile__begin")]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("class_length", "start.arg3"),
+        ("arg2:str[64]", "start.arg2:str[64]"),
+        ("class:str[8]", "start.arg2:str[8]"),
+        ("str(class)", "start.str(arg2)"),
+    ],
+)
+def test_keys_of_starts(key: str, text: str) -> None:
+    assert key_of_start(key, key_by_position(key, COMPILATION)) == text
+
+
+def test_string_of_a_start_whose_length_is_another_argument() -> None:
+    reason = r"--by start\.class: its length .* write class, .* start\.arg2:str\[64\]"
+    with pytest.raises(click.UsageError, match=reason):
+        key_of_start("class", key_by_position("class", COMPILATION))
 
 
 @pytest.mark.parametrize(
