@@ -9,46 +9,75 @@ TIME             CPU      PID      TID  FUNCTION
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stapsdtd.cli.kernel_plan import RETURN
 from stapsdtd.cli.kernel_selectors import RESULT
+from stapsdtd.cli.kernel_stacks import CallStacks
 from stapsdtd.cli.kernel_values import json_of, text_of
 from stapsdtd.cli.quantity import format_quantity
 from stapsdtd.cli.render import Clock, format_value
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from stapsdtd.cli.kernel_plan import Plan, Shown
+    from stapsdtd.cli.kernel_plan import Plan, Shown, Traced
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
 
 HEADER = f"{'TIME':<15}  {'CPU':>3}  {'PID':>7}  {'TID':>7}  FUNCTION"
 _ELAPSED = "elapsed"
 
 
+class _Call(NamedTuple):
+    """traced: None for a thread's exit."""
+
+    tid: int
+    traced: Traced | None
+    is_return: bool
+    line: str
+
+
 class FunctionLines:
-    """shows_zeros: also members of structs that are zero."""
+    """shows_zeros: also members of structs that are zero. stacks: which calls are shown; None for all."""
 
     def __init__(self, plan: Plan, *, shows_zeros: bool) -> None:
         self._traced = {(each.function.module, each.function.name): each for each in plan.traced}
         self._shows_zeros = shows_zeros
         self._clock = Clock()
+        self.stacks = CallStacks([each.function.name for each in plan.traced]) if plan.is_stack else None
 
     def text(self, batch: EventBatch) -> list[str]:
-        return batch.in_order(self._text_lines)
+        return self._shown(batch.in_order(self._texts))
 
     def json(self, batch: EventBatch) -> list[str]:
-        return batch.in_order(self._json_lines)
+        return self._shown(batch.in_order(self._records))
 
-    def _text_lines(self, block: EventBlock) -> Iterator[str]:
+    def _shown(self, calls: Iterable[_Call]) -> list[str]:
+        if self.stacks is None:
+            return [call.line for call in calls]
+        lines: list[str] = []
+        for tid, traced, is_return, line in calls:
+            if traced is None:
+                self.stacks.exited(tid)
+            elif is_return:
+                lines += self.stacks.returned(tid, traced.function.name, line)
+            else:
+                lines += self.stacks.entered(tid, traced.function.name, line)
+        return lines
+
+    def _of(self, site: DescribedSite) -> Traced | None:
+        return self._traced.get((site.probe.path, site.site.function or ""))
+
+    def _texts(self, block: EventBlock) -> Iterator[_Call]:
         for time_ns, cpu, pid, tid, site, values, missing in _rows(block):
-            head = f"{self._clock.format(time_ns)}  {cpu:>3}  {pid:>7}  {tid:>7}"
-            yield f"{head}  {self._call(site, values, missing)}"
+            traced, line = self._of(site), ""
+            if traced is not None:
+                head = f"{self._clock.format(time_ns)}  {cpu:>3}  {pid:>7}  {tid:>7}"
+                line = f"{head}  {self._call(traced, site, values, missing)}"
+            yield _Call(tid, traced, site.probe.name == RETURN, line)
 
-    def _call(self, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> str:
-        traced = self._traced[site.probe.path, site.site.function or ""]
+    def _call(self, traced: Traced, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> str:
         name = escape(traced.function.name)
         at_site, of_start, elapsed = _divided(site, values, missing)
         if site.probe.name != RETURN:
@@ -76,28 +105,33 @@ class FunctionLines:
             return format_value(value, reason)
         return escape(text_of(shown.known.shape, value, shows_zeros=self._shows_zeros))
 
-    def _json_lines(self, block: EventBlock) -> Iterator[str]:
+    def _records(self, block: EventBlock) -> Iterator[_Call]:
         for time_ns, cpu, pid, tid, site, values, missing in _rows(block):
-            record = {"time_ns": time_ns, "cpu": cpu, "pid": pid, "tid": tid}
-            yield json.dumps(record | self._record(site, values, missing))
+            traced, line = self._of(site), ""
+            if traced is not None:
+                record = {"time_ns": time_ns, "cpu": cpu, "pid": pid, "tid": tid}
+                line = json.dumps(record | _record(traced, site, values, missing))
+            yield _Call(tid, traced, site.probe.name == RETURN, line)
 
-    def _record(self, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> dict[str, object]:
-        traced = self._traced[site.probe.path, site.site.function or ""]
-        at_site, of_start, elapsed = _divided(site, values, missing)
-        is_return = site.probe.name == RETURN
-        record: dict[str, object] = {
-            "module": traced.function.module, "function": traced.function.name, "at": site.probe.name,
-        }  # fmt: skip
-        entered = of_start if is_return else at_site
-        of_call = [*zip(traced.at_entry or (), entered, strict=True)] if entered else []
-        of_return = [*zip(traced.at_return or (), at_site, strict=True)] if is_return else []
-        unavailable = {each.wanted.path: reason for each, (value, reason) in of_call + of_return if value is None}
-        record["values"] = {each.wanted.path: _json(each, value) for each, (value, _) in of_call + of_return}
-        return (
-            record
-            | ({"unavailable": unavailable} if unavailable else {})
-            | ({"elapsed_ns": elapsed} if elapsed is not None else {})
-        )
+
+def _record(
+    traced: Traced, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]
+) -> dict[str, object]:
+    at_site, of_start, elapsed = _divided(site, values, missing)
+    is_return = site.probe.name == RETURN
+    record: dict[str, object] = {
+        "module": traced.function.module, "function": traced.function.name, "at": site.probe.name,
+    }  # fmt: skip
+    entered = of_start if is_return else at_site
+    of_call = [*zip(traced.at_entry or (), entered, strict=True)] if entered else []
+    of_return = [*zip(traced.at_return or (), at_site, strict=True)] if is_return else []
+    unavailable = {each.wanted.path: reason for each, (value, reason) in of_call + of_return if value is None}
+    record["values"] = {each.wanted.path: _json(each, value) for each, (value, _) in of_call + of_return}
+    return (
+        record
+        | ({"unavailable": unavailable} if unavailable else {})
+        | ({"elapsed_ns": elapsed} if elapsed is not None else {})
+    )
 
 
 def _label(path: str) -> str:

@@ -24,6 +24,9 @@ _MAX_VALUES = 12
 """Of a function, as the server has it."""
 _MAX_FUNCTIONS = 64
 _VMLINUX = "vmlinux"
+_EXIT = "do_exit"
+"""Of a thread, whose calls do not return then (kernel/exit.c)."""
+_SHORTEST_STACK = 2
 _WORD = re.compile(r'"[^"]*"|\b[A-Za-z_]\w*')
 _SHOWN_ENUMERATORS = 8
 
@@ -105,13 +108,17 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """functions: as a subscription names them, with their values."""
+    """functions: as a subscription names them, with their values. is_stack: calls are wanted that led to each other."""
 
     traced: tuple[Traced, ...]
     functions: tuple[str, ...]
+    is_stack: bool = False
 
     def clauses(self) -> list[Clause]:
         """Return one for all entries and returns, which come in the order of time, and one for each paired function."""
+        if self.is_stack:
+            selectors = [each.selector(where) for each in self.traced for where in (ENTRY, RETURN)]
+            return [Clause(selectors=[*selectors, f"{PROVIDER}:{_VMLINUX}:{_EXIT}:{ENTRY}()"], tag="calls")]
         single = [each for each in self.traced if not each.is_paired]
         selectors = [selector for each in single for selector, _ in each.selectors()]
         tests = [test for each in single for _, test in each.selectors() if test]
@@ -133,8 +140,10 @@ def _paired(traced: Traced) -> Clause:
     return Clause(selectors=[end], where=f"elapsed < 0 || ({_all(traced.at_return or ())})", span=span, tag=end)
 
 
-async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan:
-    """Raises click.UsageError and ClientError."""
+async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_stack: bool = False) -> Plan:
+    """is_stack: see `Plan`. Raises click.UsageError and ClientError."""
+    if is_stack:
+        _check_stack(wanted)
     explicit = [each for each in wanted if each.values is not None]
     implied = [each for each in wanted if each.values is None]
     listing = await client.kernel_functions([each.name for each in implied]) if implied else None
@@ -156,7 +165,21 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction]) -> Plan
     _check(typed)
     traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
     _check_distinct([each.function.name for each in traced])
-    return Plan(tuple(traced), texts)
+    if is_stack:
+        # a glob's functions have no order
+        by_name = {each.function.name: each for each in traced}
+        traced = [by_name[each.name.rpartition(":")[2]] for each in wanted]
+        texts = (*texts, f"{_VMLINUX}:{_EXIT}")
+    return Plan(tuple(traced), texts, is_stack)
+
+
+def _check_stack(wanted: Sequence[TracedFunction]) -> None:
+    """Raises click.UsageError."""
+    if len(wanted) < _SHORTEST_STACK or any(each.is_glob for each in wanted):
+        raise click.UsageError("--stack takes two functions or more, and no globs: the first leads to the second")
+    for each in wanted:
+        if any(value.test for value in each.values or ()):
+            raise click.UsageError(f"{each.text}: --stack takes no conditions, which would hide what leads to what")
 
 
 def _is_named(text: str, function: KernelFunction) -> bool:

@@ -18,7 +18,8 @@ from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.function_completion import complete_function
 from stapsdtd.cli.kernel_lines import HEADER, FunctionLines
 from stapsdtd.cli.kernel_plan import planned
-from stapsdtd.cli.render import print_stderr, write_lines
+from stapsdtd.cli.kernel_stacks import MAX_DEPTH
+from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.trace import Printer
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput
 from stapsdtd.cli.unmatched import Hints
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from stapsdtd.cli.command import Run
     from stapsdtd.cli.trace_output import Output
-    from stapsdtd.client import EventBatch
+    from stapsdtd.client import EventBatch, Loss
 
 _EXAMPLES = """\b
 Examples:
@@ -39,6 +40,11 @@ Examples:
   stapsdt kernel trace 'do_sys_openat2(str(filename), return < 0)'
   stapsdt kernel trace 'tcp_sendmsg(size > 1448, sk->__sk_common.skc_dport)' --json -- nc localhost 80
 """
+
+
+def _forget(lines: FunctionLines) -> None:
+    if lines.stacks is not None:
+        lines.stacks.forget()
 
 
 class _Human(HumanOutput):
@@ -55,6 +61,10 @@ class _Human(HumanOutput):
         write_lines(lines)
         return len(lines)
 
+    def loss(self, loss: Loss) -> None:
+        _forget(self._functions)
+        super().loss(loss)
+
 
 class _Json(JsonOutput):
     def __init__(self, lines: FunctionLines) -> None:
@@ -65,6 +75,10 @@ class _Json(JsonOutput):
         lines = self._functions.json(batch)[:limit]
         write_lines(lines)
         return len(lines)
+
+    def loss(self, loss: Loss) -> None:
+        _forget(self._functions)
+        super().loss(loss)
 
 
 def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,6 +108,7 @@ def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
 @options.duration
 @click.option("--zeros", "shows_zeros", is_flag=True, help="Print members of structs that are zero, too.")
+@click.option("--stack", "is_stack", is_flag=True, help="Only calls of each FUNCTION that led to the next one.")
 @in_one_argument
 @options.output
 @options.as_json
@@ -105,6 +120,7 @@ def command(
     count: int | None,
     duration: float | None,
     shows_zeros: bool,
+    is_stack: bool,
     as_json: bool,
     command_line: tuple[str, ...],
     chosen: SubscribeOptions,
@@ -119,6 +135,9 @@ def command(
     for which that does not hold are not printed. With a condition on return, what there is at the entry is printed with
     the return.
 
+    With --stack, calls are printed once the last FUNCTION is entered, and then as they return: of those that led to it
+    through all the others, directly or not.
+
     That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
     """
     wanted = [kernel_selectors.parse(each) for each in traced]
@@ -129,6 +148,7 @@ def command(
             chosen,
             make_output=lambda run, lines: _Json(lines) if as_json else _Human(run, lines),
             shows_zeros=shows_zeros,
+            is_stack=is_stack,
             count=count,
             duration=duration,
             command_line=command_line,
@@ -143,6 +163,7 @@ async def _trace(
     *,
     make_output: Callable[[Run, FunctionLines], Output],
     shows_zeros: bool,
+    is_stack: bool,
     count: int | None,
     duration: float | None,
     command_line: tuple[str, ...],
@@ -151,10 +172,11 @@ async def _trace(
     with set_on_signals(stop), started(command_line, server.address) as run:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-            plan = await planned(client, wanted)
+            plan = await planned(client, wanted, is_stack=is_stack)
             scope = replace(run.in_scope(chosen), expected_files=(), functions=plan.functions)
             subscription = await stack.enter_async_context(client.query(plan.clauses(), scope))
-            output = make_output(run, FunctionLines(plan, shows_zeros=shows_zeros))
+            lines = FunctionLines(plan, shows_zeros=shows_zeros)
+            output = make_output(run, lines)
             output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
             printer = Printer(output, count)
             failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
@@ -162,5 +184,7 @@ async def _trace(
             summary = summary_of(subscription, printer.printed, run)
         if failure:
             print_stderr(failure)
+        if lines.stacks is not None and lines.stacks.too_deep:
+            print_stderr(f"{plural(lines.stacks.too_deep, 'call')} deeper than {MAX_DEPTH} not looked at")
         output.end(summary)
         return await run.exit_code(failure)

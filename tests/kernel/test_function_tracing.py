@@ -149,6 +149,22 @@ class TestCalls:
         assert struct["skc_daddr"] == struct["skc_addrpair"] & 0xFFFFFFFF
         assert 77 in [each["values"].get("return") for each in records]
 
+    def test_calls_that_led_to_each_other(self, daemon: Daemon, calls: Ticker) -> None:
+        chain = "ksys_pread64(count)", "vfs_read(count, return)"
+        with traced(daemon, "--stack", *chain, "--pid", str(calls.pid)) as records:
+            calls.do("read 100 2 1")
+        shown = [(each["function"], each["at"], each["values"].get("count")) for each in records]
+        once = [
+            ("ksys_pread64", "entry", 100), ("vfs_read", "entry", 100), ("vfs_read", "return", None),
+            ("ksys_pread64", "return", None),
+        ]  # fmt: skip
+        assert shown == once * 2
+
+    def test_calls_that_did_not_lead_there_are_not_shown(self, daemon: Daemon, calls: Ticker) -> None:
+        with traced(daemon, "--stack", "ksys_read", "ksys_pread64", "--pid", str(calls.pid)) as records:
+            calls.do("read 100 2 1")
+        assert not records
+
     def test_nothing_is_left_behind(self, daemon: Daemon, tracefs: Tracefs, calls: Ticker) -> None:
         with traced(daemon, "vfs_read", "--pid", str(calls.pid)):
             wait_for(tracefs.kprobe_events, "the function to be attached to")
