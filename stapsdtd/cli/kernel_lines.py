@@ -20,7 +20,7 @@ from stapsdtd.cli.render import Clock, format_value
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from stapsdtd.cli.kernel_plan import Plan, Shown, Traced
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
@@ -39,12 +39,15 @@ class _Call(NamedTuple):
 
 
 class FunctionLines:
-    """shows_zeros: also members of structs that are zero. stacks: which calls are shown; None for all."""
+    """shows_zeros: also members of structs that are zero. stacks: which calls are shown; None for all. seen: how many
+    entries and returns there were, shown or not.
+    """
 
     def __init__(self, plan: Plan, *, shows_zeros: bool) -> None:
         self._traced = {(each.function.module, each.function.name): each for each in plan.traced}
         self._shows_zeros = shows_zeros
         self._clock = Clock()
+        self.seen = 0
         self.stacks = CallStacks([each.function.name for each in plan.traced]) if plan.is_stack else None
 
     def text(self, batch: EventBatch) -> list[str]:
@@ -53,7 +56,8 @@ class FunctionLines:
     def json(self, batch: EventBatch) -> list[str]:
         return self._shown(batch.in_order(self._records))
 
-    def _shown(self, calls: Iterable[_Call]) -> list[str]:
+    def _shown(self, calls: Sequence[_Call]) -> list[str]:
+        self.seen += len(calls)
         if self.stacks is None:
             return [call.line for call in calls]
         lines: list[str] = []

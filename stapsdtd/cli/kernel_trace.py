@@ -181,7 +181,7 @@ async def _trace(
             printer = Printer(output, count)
             failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
             failure = failure or printer.failure
-            summary = summary_of(subscription, printer.printed, run)
+            summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
         if failure:
             print_stderr(failure)
         if lines.stacks is not None and lines.stacks.too_deep:

@@ -150,18 +150,19 @@ class TestCalls:
         assert 77 in [each["values"].get("return") for each in records]
 
     def test_calls_that_led_to_each_other(self, daemon: Daemon, calls: Ticker) -> None:
-        chain = "ksys_pread64(count)", "vfs_read(count, return)"
+        # ksys_pread64 is inlined there
+        chain = "__x64_sys_pread64(regs)", "vfs_read(count, return)"
         with traced(daemon, "--stack", *chain, "--pid", str(calls.pid)) as records:
             calls.do("read 100 2 1")
         shown = [(each["function"], each["at"], each["values"].get("count")) for each in records]
         once = [
-            ("ksys_pread64", "entry", 100), ("vfs_read", "entry", 100), ("vfs_read", "return", None),
-            ("ksys_pread64", "return", None),
+            ("__x64_sys_pread64", "entry", None), ("vfs_read", "entry", 100), ("vfs_read", "return", None),
+            ("__x64_sys_pread64", "return", None),
         ]  # fmt: skip
         assert shown == once * 2
 
     def test_calls_that_did_not_lead_there_are_not_shown(self, daemon: Daemon, calls: Ticker) -> None:
-        with traced(daemon, "--stack", "ksys_read", "ksys_pread64", "--pid", str(calls.pid)) as records:
+        with traced(daemon, "--stack", "__x64_sys_read", "__x64_sys_pread64", "--pid", str(calls.pid)) as records:
             calls.do("read 100 2 1")
         assert not records
 
