@@ -155,8 +155,13 @@ def _access(access: Access | None) -> tuple[tuple[str, str], ...]:
     return (
         ("your role", f"{access.role}, as {access.client}{manages}"),
         ("you may list", _processes_of(access.list)),
-        ("you may trace", _processes_of(access.trace) + (access.trace_restriction and f": {access.trace_restriction}")),
+        ("you may trace", _traced(access)),
     )
+
+
+def _traced(access: Access) -> str:
+    functions = " and kernel functions" if access.functions else ""
+    return _processes_of(access.trace) + functions + (access.trace_restriction and f": {access.trace_restriction}")
 
 
 def _processes_of(uids: tuple[int, ...] | None) -> str:

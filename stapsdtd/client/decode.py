@@ -88,6 +88,7 @@ def _access(message: pb.Access) -> server.Access:
         _users(message.list),
         _users(message.trace),
         message.trace_restriction,
+        message.functions,
     )
 
 

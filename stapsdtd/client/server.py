@@ -44,6 +44,7 @@ class Access:
     list, trace: ids of the users whose processes may be listed and traced; None means everybody's.
     manage: whether the client may list, stream and end other clients' subscriptions.
     trace_restriction: why nothing may be traced although the role would allow it, or empty.
+    functions: whether kernel functions may be traced.
     """
 
     client: str
@@ -52,6 +53,7 @@ class Access:
     list: tuple[int, ...] | None
     trace: tuple[int, ...] | None
     trace_restriction: str = ""
+    functions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,9 @@ class TestOthersProcesses:
         info = server.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=PATIENCE_SECONDS)
         assert (info.processes, info.objects, info.probes, info.subscriptions) == (3, 2, 2, 1)
         everybody = pb.Users(everybody=True)
-        assert info.access == pb.Access(client="uid 0", role="operator", manage=True, list=everybody, trace=everybody)
+        assert info.access == pb.Access(
+            client="uid 0", role="operator", manage=True, list=everybody, trace=everybody, functions=True
+        )
 
     def test_list(self, server: Served, anne: StapsdtServiceStub, pids: dict[str, int]) -> None:
         answer = self.listed(anne, details=True)
