@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,6 +29,7 @@ _EXIT = "do_exit"
 """Of a thread, whose calls do not return then (kernel/exit.c)."""
 _SHORTEST_STACK = 2
 _WORD = re.compile(r'"[^"]*"|\b[A-Za-z_]\w*')
+_CONSTANTS = {name: number for number, name in errno.errorcode.items()} | {"NULL": 0, "true": 1, "false": 0}
 _SHOWN_ENUMERATORS = 8
 
 
@@ -52,10 +54,10 @@ class Shown:
         return f"{operand} {_WORD.sub(self._number, self.wanted.test)}"
 
     def _number(self, word: re.Match[str]) -> str:
-        """Return the number of an enumerator. Raises click.UsageError."""
+        """Return the number of an enumerator, or of a name that every type has. Raises click.UsageError."""
         if word[0].startswith('"'):
             return word[0]
-        number = self.known.enumerators.get(word[0])
+        number = self.known.enumerators.get(word[0], _CONSTANTS.get(word[0]))
         if number is None:
             names = abbreviate(list(self.known.enumerators), _SHOWN_ENUMERATORS)
             known = f"which has {names}" if names else "which is no enum"
@@ -166,7 +168,7 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_s
     traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
     _check_distinct([each.function.name for each in traced])
     if is_stack:
-        # a glob's functions have no order
+        # in the order in which they lead to each other
         by_name = {each.function.name: each for each in traced}
         traced = [by_name[each.name.rpartition(":")[2]] for each in wanted]
         texts = (*texts, f"{_VMLINUX}:{_EXIT}")

@@ -113,7 +113,7 @@ class TestCalls:
 
     def test_arguments_of_failed_calls(self, daemon: Daemon, calls: Ticker, tmp_path: Path) -> None:
         there, missing = tmp_path / "known", tmp_path / "missing"
-        with traced(daemon, "do_sys_openat2(str(filename), return < 0)", "--pid", str(calls.pid)) as records:
+        with traced(daemon, "do_sys_openat2(str(filename), return == -ENOENT)", "--pid", str(calls.pid)) as records:
             assert calls.do(f"open {there}") > 0
             assert calls.do(f"open {missing}") == -errno.ENOENT
         (record,) = records

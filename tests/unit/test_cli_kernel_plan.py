@@ -88,11 +88,17 @@ def test_arguments_of_calls_by_their_result() -> None:
     assert (clause.selectors, clause.where) == (["fbt:vmlinux:open_it:return(arg1)"], "elapsed < 0 || ((arg1 < 0))")
 
 
+def test_names_that_all_types_have() -> None:
+    (clause,) = plan("open_it(file != NULL)", "close_it(return == -ENOENT)").clauses()
+    assert "(arg3 != 0)" in clause.where
+    assert "(arg0 == -2)" in clause.where
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
         (["open_it(mode == S_IFREG)"], "mode: S_IFREG is no value of enum mode, which has READ, WRITE"),
-        (["open_it(file == NULL)"], "file: NULL is no value of int, which is no enum"),
+        (["open_it(file == NOTHING)"], "file: NOTHING is no value of int, which is no enum"),
         (["open_it(file)", "open_it(mode)"], "open_it is named twice"),
     ],
 )
