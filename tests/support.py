@@ -282,7 +282,12 @@ def injected(pid: int, calls: str, what: str, *paths: str) -> Iterator[subproces
     finally:
         # of a daemon that it killed it may wait for threads that are no more, and so let nobody else have it
         strace.send_signal(signal.SIGKILL if is_dead(pid) else signal.SIGINT)
-        strace.communicate(timeout=20)
+        try:
+            strace.communicate(timeout=5 * TIME_FACTOR)
+        except subprocess.TimeoutExpired:
+            # it was killed in between
+            strace.kill()
+            strace.communicate()
 
 
 def stapsdt(target: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
