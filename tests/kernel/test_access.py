@@ -292,6 +292,7 @@ class TestOwnProcesses:
                 "list": [ANNE.uid],
                 "trace": [ANNE.uid],
                 "trace_restriction": "",
+                "functions": False,
             }
             shown = stapsdt(ANNE, daemon, "info").stdout
             assert f"user, as uid {ANNE.uid}" in shown
