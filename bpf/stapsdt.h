@@ -195,7 +195,7 @@ struct plan {
 	__u8 pairing_count;
 	__u8 values;
 	__u8 has_tests;
-	__u8 has_texts;	/* or values in the kernel's memory */
+	__u8 has_texts;		/* or values in the kernel's memory */
 	__u8 is_counted;	/* no recipes, pairings or records, and no test but one for a process's id */
 	__u8 is_begun;		/* the same, but for one pairing, whose start it is, and whose table is small */
 	__u8 is_paired;		/* for one consumer, whose hits the pairing counts but for those that are filtered */

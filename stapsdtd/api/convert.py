@@ -142,7 +142,7 @@ def access(rights: Rights) -> pb.Access:
         list=_users(rights.list),
         trace=_users(rights.trace),
         trace_restriction=rights.trace_restriction,
-        functions=rights.functions and rights.trace is None,
+        functions=rights.functions,
     )
 
 

@@ -63,7 +63,7 @@ class Policy:
                     resolved.list.of(peer),
                     NO_USERS if restriction else trace,
                     role.manage,
-                    role.functions or peer.uid == 0,
+                    (role.functions or peer.uid == 0) and trace is None,
                     role.quotas,
                     restriction,
                 )

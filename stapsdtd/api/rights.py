@@ -67,12 +67,15 @@ class Rights:
         Its rights may be fewer than when it subscribed: it may use another listener, or have left a group.
         """
         spec = subscription.spec
-        is_own = subscription.client.name == self.client and self.covers(spec.owners)
-        return (self.manage or is_own) and (self.functions or not spec.has_functions)
+        is_own = subscription.client.name == self.client and self.allow(spec)
+        return is_own or (self.manage and self._allow_functions(spec))
 
     def allow(self, spec: SubscriptionSpec) -> bool:
-        """Report whether the client may subscribe to what it did, or might have."""
-        return self.covers(spec.owners) and (self.functions or not spec.has_functions)
+        """Report whether the client may have such a subscription."""
+        return self.covers(spec.owners) and self._allow_functions(spec)
+
+    def _allow_functions(self, spec: SubscriptionSpec) -> bool:
+        return self.functions or not spec.has_functions
 
     def check_list(self) -> None:
         """Raises AccessDeniedError if nothing may be listed."""
@@ -105,7 +108,7 @@ class Rights:
 
     def check_functions(self) -> None:
         """Raises AccessDeniedError if kernel functions may not be traced."""
-        if not self.functions or self.trace is not None:
+        if not self.functions:
             raise AccessDeniedError(
                 f"role {self.role} does not allow tracing kernel functions, which may handle anybody's data; root may,"
                 " and roles that trace everybody's processes and have functions = true"

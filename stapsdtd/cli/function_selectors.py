@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-PROVIDER = "fbt"
+PROVIDER, ENTRY, RETURN = "fbt", "entry", "return"
 _PARTS = 4
 
 

@@ -10,7 +10,7 @@ from stapsdtd.runtime.text import escape
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stapsdtd.client import AttachWay, KernelArgument, KernelFunction, KernelValue
+    from stapsdtd.client import AttachWay, KernelArgument, KernelFunction, KernelValue, UnknownFunction
 
 _SHOWN_ENUMERATORS = 6
 _VMLINUX = "vmlinux"
@@ -63,6 +63,12 @@ def _address(offsets: Sequence[int], root: KernelArgument) -> str:
 
 def _plus(base: str, offset: int) -> str:
     return f"{base} + {offset}" if offset else base
+
+
+def why_unknown(unknown: UnknownFunction) -> str:
+    """Return, in one line, why there is no such function, and what may have been meant."""
+    meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
+    return f"{escape(unknown.function)}: {unknown.reason}{meant}"
 
 
 def why_no_way(ways: Sequence[AttachWay]) -> str | None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.function_completion import complete_function
-from stapsdtd.cli.function_text import function_lines, function_record, why_no_way
+from stapsdtd.cli.function_text import function_lines, function_record, why_no_way, why_unknown
 from stapsdtd.cli.kernel_trace import command as trace
 from stapsdtd.cli.render import plural, print_stderr
 from stapsdtd.client import Client
-from stapsdtd.runtime.text import escape
-
-if TYPE_CHECKING:
-    from stapsdtd.client import UnknownFunction
 
 _EXAMPLES = """\b
 Examples:
@@ -56,14 +51,9 @@ def info(server: options.Server, *, functions: tuple[str, ...], as_json: bool) -
         else:
             print("\n".join(function_lines(function)))
     for unknown in listing.unknown:
-        print_stderr(_why_unknown(unknown))
+        print_stderr(why_unknown(unknown))
     if listing.left_out:
         print_stderr(f"{plural(listing.left_out, 'function')} left out: narrow it with a longer name or a module")
     if listing.functions and (reason := why_no_way(listing.ways)):
         print_stderr(reason)
     return 1 if listing.unknown else 0
-
-
-def _why_unknown(unknown: UnknownFunction) -> str:
-    meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
-    return f"{escape(unknown.function)}: {unknown.reason}{meant}"

@@ -9,9 +9,11 @@ TIME             CPU      PID      TID  FUNCTION
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from stapsdtd.cli.kernel_plan import RETURN
+from stapsdtd.cli.function_selectors import RETURN
 from stapsdtd.cli.kernel_selectors import RESULT
 from stapsdtd.cli.kernel_stacks import CallStacks
 from stapsdtd.cli.kernel_values import json_of, text_of
@@ -20,7 +22,7 @@ from stapsdtd.cli.render import Clock, format_value
 from stapsdtd.runtime.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from stapsdtd.cli.kernel_plan import Plan, Shown, Traced
     from stapsdtd.client import DescribedSite, EventBatch, EventBlock, Value
@@ -29,62 +31,75 @@ HEADER = f"{'TIME':<15}  {'CPU':>3}  {'PID':>7}  {'TID':>7}  FUNCTION"
 _ELAPSED = "elapsed"
 
 
-class _Call(NamedTuple):
-    """traced: None for a thread's exit."""
+class _Row(NamedTuple):
+    """An entry or a return. traced: None for a thread's exit. missing: why values are, by position."""
 
-    tid: int
     traced: Traced | None
-    is_return: bool
-    line: str
+    time_ns: int
+    cpu: int
+    pid: int
+    tid: int
+    site: DescribedSite
+    values: Sequence[Value]
+    missing: Mapping[int, str]
 
 
 class FunctionLines:
-    """shows_zeros: also members of structs that are zero. stacks: which calls are shown; None for all. seen: how many
-    entries and returns there were, shown or not.
+    """shows_zeros: also members of structs that are zero. seen: how many entries and returns there were, shown or
+    not.
     """
 
     def __init__(self, plan: Plan, *, shows_zeros: bool) -> None:
         self._traced = {(each.function.module, each.function.name): each for each in plan.traced}
         self._shows_zeros = shows_zeros
         self._clock = Clock()
+        names = [each.function.name for each in plan.traced]
+        self._stacks: CallStacks[_Row] | None = CallStacks(names) if plan.is_stack else None
         self.seen = 0
-        self.stacks = CallStacks([each.function.name for each in plan.traced]) if plan.is_stack else None
+
+    @property
+    def too_deep(self) -> int:
+        """Return how many calls of a stack were not looked at."""
+        return 0 if self._stacks is None else self._stacks.too_deep
+
+    def lost(self) -> None:
+        """Note that some entries or returns are missing."""
+        if self._stacks is not None:
+            self._stacks.forget()
 
     def text(self, batch: EventBatch) -> list[str]:
-        return self._shown(batch.in_order(self._texts))
+        return [self._line(row) for row in self._shown(batch)]
 
     def json(self, batch: EventBatch) -> list[str]:
-        return self._shown(batch.in_order(self._records))
+        return [json.dumps(_record(row)) for row in self._shown(batch)]
 
-    def _shown(self, calls: Sequence[_Call]) -> list[str]:
-        self.seen += len(calls)
-        if self.stacks is None:
-            return [call.line for call in calls]
-        lines: list[str] = []
-        for tid, traced, is_return, line in calls:
-            if traced is None:
-                self.stacks.exited(tid)
-            elif is_return:
-                lines += self.stacks.returned(tid, traced.function.name, line)
-            else:
-                lines += self.stacks.entered(tid, traced.function.name, line)
-        return lines
+    def _shown(self, batch: EventBatch) -> Iterable[_Row]:
+        rows = batch.in_order(self._rows)
+        self.seen += len(rows)
+        return rows if self._stacks is None else chain.from_iterable(map(partial(_of_stack, self._stacks), rows))
 
-    def _of(self, site: DescribedSite) -> Traced | None:
-        return self._traced.get((site.probe.path, site.site.function or ""))
+    def _rows(self, block: EventBlock) -> Iterator[_Row]:
+        for at in range(block.count):
+            site = block.sites[block.site_id[at]]
+            yield _Row(
+                self._traced.get((site.probe.path, site.site.function or "")),
+                block.time_ns[at],
+                block.cpu[at],
+                block.pid[at],
+                block.tid[at],
+                site,
+                [column[at] for column in block.values],
+                block.unavailable[at] if block.unavailable else {},
+            )
 
-    def _texts(self, block: EventBlock) -> Iterator[_Call]:
-        for time_ns, cpu, pid, tid, site, values, missing in _rows(block):
-            traced, line = self._of(site), ""
-            if traced is not None:
-                head = f"{self._clock.format(time_ns)}  {cpu:>3}  {pid:>7}  {tid:>7}"
-                line = f"{head}  {self._call(traced, site, values, missing)}"
-            yield _Call(tid, traced, site.probe.name == RETURN, line)
+    def _line(self, row: _Row) -> str:
+        return f"{self._clock.format(row.time_ns)}  {row.cpu:>3}  {row.pid:>7}  {row.tid:>7}  {self._call(row)}"
 
-    def _call(self, traced: Traced, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]) -> str:
+    def _call(self, row: _Row) -> str:
+        traced = _function(row)
         name = escape(traced.function.name)
-        at_site, of_start, elapsed = _divided(site, values, missing)
-        if site.probe.name != RETURN:
+        at_site, of_start, elapsed = _divided(row)
+        if row.site.probe.name != RETURN:
             return f"{name}({self._list(traced.at_entry or (), at_site)})"
         called = f"{name}({self._list(traced.at_entry or (), of_start)})" if traced.is_paired else name
         returned = self._returned(traced.at_return or (), at_site)
@@ -109,22 +124,29 @@ class FunctionLines:
             return format_value(value, reason)
         return escape(text_of(shown.known.shape, value, shows_zeros=self._shows_zeros))
 
-    def _records(self, block: EventBlock) -> Iterator[_Call]:
-        for time_ns, cpu, pid, tid, site, values, missing in _rows(block):
-            traced, line = self._of(site), ""
-            if traced is not None:
-                record = {"time_ns": time_ns, "cpu": cpu, "pid": pid, "tid": tid}
-                line = json.dumps(record | _record(traced, site, values, missing))
-            yield _Call(tid, traced, site.probe.name == RETURN, line)
+
+def _of_stack(stacks: CallStacks[_Row], row: _Row) -> list[_Row]:
+    """Return what is to be shown now that a row has come."""
+    if row.traced is None:
+        stacks.exited(row.tid)
+        return []
+    happened = stacks.returned if row.site.probe.name == RETURN else stacks.entered
+    return happened(row.tid, row.traced.function.name, row)
 
 
-def _record(
-    traced: Traced, site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]
-) -> dict[str, object]:
-    at_site, of_start, elapsed = _divided(site, values, missing)
+def _function(row: _Row) -> Traced:
+    if row.traced is None:
+        raise TypeError("a thread's exit is no call")
+    return row.traced
+
+
+def _record(row: _Row) -> dict[str, object]:
+    traced, site = _function(row), row.site
+    at_site, of_start, elapsed = _divided(row)
     is_return = site.probe.name == RETURN
     record: dict[str, object] = {
-        "module": traced.function.module, "function": traced.function.name, "at": site.probe.name,
+        "time_ns": row.time_ns, "cpu": row.cpu, "pid": row.pid, "tid": row.tid, "module": traced.function.module,
+        "function": traced.function.name, "at": site.probe.name,
     }  # fmt: skip
     entered = of_start if is_return else at_site
     of_call = [*zip(traced.at_entry or (), entered, strict=True)] if entered else []
@@ -150,26 +172,14 @@ def _json(shown: Shown, value: Value) -> object:
     return json_of(shown.known.shape, value)
 
 
-def _divided(
-    site: DescribedSite, values: Sequence[Value], missing: Mapping[int, str]
-) -> tuple[list[tuple[Value, str]], list[tuple[Value, str]], int | None]:
+def _divided(row: _Row) -> tuple[list[tuple[Value, str]], list[tuple[Value, str]], int | None]:
     """Return the site's own values and those of its start, each with why it may be missing, and the time between."""
     own: list[tuple[Value, str]] = []
     of_start: list[tuple[Value, str]] = []
     elapsed = None
-    for at, (capture, value) in enumerate(zip(site.captures, values, strict=True)):
+    for at, (capture, value) in enumerate(zip(row.site.captures, row.values, strict=True)):
         if capture.field == _ELAPSED:
             elapsed = value if isinstance(value, int) else None
         elif not capture.field:
-            (of_start if capture.of_start else own).append((value, missing.get(at, "")))
+            (of_start if capture.of_start else own).append((value, row.missing.get(at, "")))
     return own, of_start, elapsed
-
-
-def _rows(
-    block: EventBlock,
-) -> Iterator[tuple[int, int, int, int, DescribedSite, Sequence[Value], Mapping[int, str]]]:
-    for at in range(block.count):
-        values = [column[at] for column in block.values]
-        missing = block.unavailable[at] if block.unavailable else {}
-        site = block.sites[block.site_id[at]]
-        yield block.time_ns[at], block.cpu[at], block.pid[at], block.tid[at], site, values, missing

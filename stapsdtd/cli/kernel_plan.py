@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stapsdtd.cli.function_selectors import ENTRY, PROVIDER, RETURN
+from stapsdtd.cli.function_text import why_unknown
 from stapsdtd.cli.kernel_selectors import RESULT, TracedFunction, TracedValue
 from stapsdtd.cli.render import abbreviate, plural
 from stapsdtd.client import KernelFunction
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from stapsdtd.client import AsyncClient, FunctionListing, KernelValue
 
-PROVIDER, ENTRY, RETURN = "fbt", "entry", "return"
 _MAX_VALUES = 12
 """Of a function, as the server has it."""
 _MAX_FUNCTIONS = 64
@@ -220,8 +221,7 @@ def _traced(function: KernelFunction, asked: _Asked) -> Traced:
 
 def _check(listing: FunctionListing) -> None:
     for unknown in listing.unknown:
-        meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
-        raise click.UsageError(f"{unknown.function}: {unknown.reason}{meant}")
+        raise click.UsageError(why_unknown(unknown))
     if listing.left_out:
         raise click.UsageError(f"{plural(listing.left_out, 'function')} too many match; name fewer")
 

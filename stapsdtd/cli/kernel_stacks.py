@@ -12,40 +12,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
 
 MAX_DEPTH = 64
 """Of the traced functions in one thread. Deeper calls are counted, and do not lead to anything."""
 
 
 @dataclass(slots=True)
-class _Frame:
+class _Frame(Generic[_T]):
     """matched: how much of the chain there is up to this call. is_link: it is itself part of that."""
 
     function: str
-    line: str
+    event: _T
     matched: int
     is_link: bool
     is_shown: bool = False
 
 
 @dataclass(slots=True)
-class _Stack:
+class _Stack(Generic[_T]):
     """beyond: calls deeper than MAX_DEPTH that have not returned."""
 
-    frames: list[_Frame] = field(default_factory=list)
+    frames: list[_Frame[_T]] = field(default_factory=list)
     beyond: int = 0
 
 
-class CallStacks:
-    """too_deep: how many calls were beyond MAX_DEPTH."""
+class CallStacks(Generic[_T]):
+    """Of events of any kind. too_deep: how many calls were beyond MAX_DEPTH."""
 
     def __init__(self, chain: Sequence[str]) -> None:
         self._chain = tuple(chain)
-        self._stacks: dict[int, _Stack] = {}
+        self._stacks: dict[int, _Stack[_T]] = {}
         self.too_deep = 0
 
-    def entered(self, tid: int, function: str, line: str) -> list[str]:
-        """Return the lines to show now."""
+    def entered(self, tid: int, function: str, event: _T) -> list[_T]:
+        """Return the events to show now."""
         stack = self._stacks.setdefault(tid, _Stack())
         if len(stack.frames) == MAX_DEPTH:
             stack.beyond += 1
@@ -53,16 +56,16 @@ class CallStacks:
             return []
         matched = stack.frames[-1].matched if stack.frames else 0
         is_link = matched < len(self._chain) and function == self._chain[matched]
-        stack.frames.append(_Frame(function, line, matched + is_link, is_link))
+        stack.frames.append(_Frame(function, event, matched + is_link, is_link))
         if not is_link or matched + 1 < len(self._chain):
             return []
         shown = [frame for frame in stack.frames if frame.is_link and not frame.is_shown]
         for frame in shown:
             frame.is_shown = True
-        return [frame.line for frame in shown]
+        return [frame.event for frame in shown]
 
-    def returned(self, tid: int, function: str, line: str) -> list[str]:
-        """Return the lines to show now."""
+    def returned(self, tid: int, function: str, event: _T) -> list[_T]:
+        """Return the events to show now."""
         stack = self._stacks.get(tid)
         if stack is None:
             # it was entered before anybody looked
@@ -77,7 +80,7 @@ class CallStacks:
             pass
         if not stack.frames:
             del self._stacks[tid]
-        return [line] if frame.is_shown else []
+        return [event] if frame.is_shown else []
 
     def exited(self, tid: int) -> None:
         """Forget a thread, some of whose calls never return."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import os
 from contextlib import AsyncExitStack
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,14 +22,12 @@ from stapsdtd.cli.trace import Printer
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput
 from stapsdtd.cli.unmatched import Hints
 from stapsdtd.client import AsyncClient
-from stapsdtd.subscribe_options import SubscribeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from stapsdtd.cli.command import Run
     from stapsdtd.cli.trace_output import Output
     from stapsdtd.client import EventBatch, Loss
+    from stapsdtd.subscribe_options import SubscribeOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -40,11 +36,6 @@ Examples:
   stapsdt kernel trace 'do_sys_openat2(str(filename), return < 0)'
   stapsdt kernel trace 'tcp_sendmsg(size > 1448, sk->__sk_common.skc_dport)' --json -- nc localhost 80
 """
-
-
-def _forget(lines: FunctionLines) -> None:
-    if lines.stacks is not None:
-        lines.stacks.forget()
 
 
 class _Human(HumanOutput):
@@ -62,7 +53,7 @@ class _Human(HumanOutput):
         return len(lines)
 
     def loss(self, loss: Loss) -> None:
-        _forget(self._functions)
+        self._functions.lost()
         super().loss(loss)
 
 
@@ -77,34 +68,14 @@ class _Json(JsonOutput):
         return len(lines)
 
     def loss(self, loss: Loss) -> None:
-        _forget(self._functions)
+        self._functions.lost()
         super().loss(loss)
-
-
-def _scope_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add options that choose processes, which the command receives as `chosen`."""
-
-    @functools.wraps(command)
-    def with_options(*args: Any, **parameters: Any) -> Any:
-        if parameters["follow"] and not parameters["pids"]:
-            raise click.UsageError("--follow needs the process to follow: give --pid, too")
-        names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
-        given = {name: value for name in names if (value := parameters.pop(name)) is not None}
-        given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
-        return command(*args, chosen=SubscribeOptions(lease_seconds=options.LEASE_SECONDS, **given), **parameters)
-
-    wrapped: Callable[..., Any] = with_options
-    for option in (
-        options.containers, options.cgroups, options.execnames, options.uids, options.exclude_pids, options.follow,
-        options.pids, options.buffer,
-    ):  # fmt: skip
-        wrapped = option(wrapped)
-    return wrapped
 
 
 @click.command("trace", cls=WithCommandLine, epilog=_EXAMPLES, short_help="Print their calls, with typed values.")
 @click.argument("traced", metavar="FUNCTION...", nargs=-1, required=True, shell_complete=complete_function)
-@_scope_options
+@options.process_options
+@options.buffer
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="Stop after N lines.")
 @options.duration
 @click.option("--zeros", "shows_zeros", is_flag=True, help="Print members of structs that are zero, too.")
@@ -123,7 +94,7 @@ def command(
     is_stack: bool,
     as_json: bool,
     command_line: tuple[str, ...],
-    chosen: SubscribeOptions,
+    subscribe_options: SubscribeOptions,
 ) -> int:
     """Print calls of kernel functions: arguments at the entry, and the result at the return, as their types say.
 
@@ -141,50 +112,27 @@ def command(
     That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
     """
     wanted = [kernel_selectors.parse(each) for each in traced]
-    return asyncio.run(
-        _trace(
-            server,
-            wanted,
-            chosen,
-            make_output=lambda run, lines: _Json(lines) if as_json else _Human(run, lines),
-            shows_zeros=shows_zeros,
-            is_stack=is_stack,
-            count=count,
-            duration=duration,
-            command_line=command_line,
-        )
-    )
 
+    async def trace() -> int:
+        stop = asyncio.Event()
+        with set_on_signals(stop), started(command_line, server.address) as run:
+            async with AsyncExitStack() as stack:
+                client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
+                plan = await planned(client, wanted, is_stack=is_stack)
+                scope = replace(run.in_scope(subscribe_options), expected_files=(), functions=plan.functions)
+                subscription = await stack.enter_async_context(client.query(plan.clauses(), scope))
+                lines = FunctionLines(plan, shows_zeros=shows_zeros)
+                output: Output = _Json(lines) if as_json else _Human(run, lines)
+                output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
+                printer = Printer(output, count)
+                failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
+                failure = failure or printer.failure
+                summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
+            if failure:
+                print_stderr(failure)
+            if lines.too_deep:
+                print_stderr(f"{plural(lines.too_deep, 'call')} deeper than {MAX_DEPTH} not looked at")
+            output.end(summary)
+            return await run.exit_code(failure)
 
-async def _trace(
-    server: options.Server,
-    wanted: Sequence[kernel_selectors.TracedFunction],
-    chosen: SubscribeOptions,
-    *,
-    make_output: Callable[[Run, FunctionLines], Output],
-    shows_zeros: bool,
-    is_stack: bool,
-    count: int | None,
-    duration: float | None,
-    command_line: tuple[str, ...],
-) -> int:
-    stop = asyncio.Event()
-    with set_on_signals(stop), started(command_line, server.address) as run:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-            plan = await planned(client, wanted, is_stack=is_stack)
-            scope = replace(run.in_scope(chosen), expected_files=(), functions=plan.functions)
-            subscription = await stack.enter_async_context(client.query(plan.clauses(), scope))
-            lines = FunctionLines(plan, shows_zeros=shows_zeros)
-            output = make_output(run, lines)
-            output.begin(subscription.sites, Hints(evaluated_late=subscription.evaluated_late))
-            printer = Printer(output, count)
-            failure = await follow(subscription, printer.run(subscription), stop, duration=duration, run=run)
-            failure = failure or printer.failure
-            summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
-        if failure:
-            print_stderr(failure)
-        if lines.stacks is not None and lines.stacks.too_deep:
-            print_stderr(f"{plural(lines.stacks.too_deep, 'call')} deeper than {MAX_DEPTH} not looked at")
-        output.end(summary)
-        return await run.exit_code(failure)
+    return asyncio.run(trace())

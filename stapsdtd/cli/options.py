@@ -265,23 +265,30 @@ def output(command: Callable[..., Any]) -> Callable[..., Any]:
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
-def subscribe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options above that choose events. The command receives every option of a subscription in one argument."""
+def _choosing(*more: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options above that choose processes, and more. The command receives every option
+    of a subscription in one argument.
+    """
 
-    @functools.wraps(command)
-    def with_options(*args: Any, **parameters: Any) -> Any:
-        if parameters["follow"] and not parameters["pids"]:
-            raise click.UsageError("--follow needs the process to follow: give --pid, too")
-        names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
-        given = {name: value for name in names if (value := parameters.pop(name)) is not None}
-        # the command's own probes, such as CPython's, would fire with every line that it prints
-        given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
-        options = SubscribeOptions(lease_seconds=LEASE_SECONDS, **given)
-        return command(*args, subscribe_options=options, **parameters)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_options(*args: Any, **parameters: Any) -> Any:
+            if parameters["follow"] and not parameters["pids"]:
+                raise click.UsageError("--follow needs the process to follow: give --pid, too")
+            names = {field.name for field in fields(SubscribeOptions)} & parameters.keys()
+            given = {name: value for name in names if (value := parameters.pop(name)) is not None}
+            # the command's own probes, such as CPython's, would fire with every line that it prints
+            given["exclude_pids"] = (os.getpid(), *given["exclude_pids"])
+            options = SubscribeOptions(lease_seconds=LEASE_SECONDS, **given)
+            return command(*args, subscribe_options=options, **parameters)
 
-    wrapped: Callable[..., Any] = with_options
-    for option in (
-        where, no_wait, include_clients, files, containers, cgroups, execnames, uids, exclude_pids, follow, pids
-    ):  # fmt: skip
-        wrapped = option(wrapped)
-    return wrapped
+        wrapped: Callable[..., Any] = with_options
+        for option in (*more, containers, cgroups, execnames, uids, exclude_pids, follow, pids):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return decorate
+
+
+process_options = _choosing()
+subscribe_options = _choosing(where, no_wait, include_clients, files)

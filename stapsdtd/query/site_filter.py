@@ -6,6 +6,7 @@ tested        evaluated, for which events have str(arg1) behind what the client 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -73,14 +74,19 @@ def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[C
     """Return which parts of a filter no engine tests, at least at one of the sites, and why."""
     if condition is None:
         return {}
-    at_sites = {site: at_site(condition, site) for site in sites}
+    at_sites = [(at_site(condition, site), site) for site in sites]
+    by_condition: defaultdict[Condition, list[Site]] = defaultdict(list)
+    for left, site in at_sites:
+        if left is not None:
+            by_condition[left].append(site)
     reasons = {} if at_sites else untestable(tuple(conjuncts(condition)))
-    for site, left in at_sites.items():
-        whole = () if left is None else tuple(conjuncts(left))
+    for left, of_left in by_condition.items():
+        whole = tuple(conjuncts(left))
         reasons |= untestable(whole)
-        for each in whole:
-            if each not in reasons and not _is_tested(each, site):
-                reasons[each] = why_not(each, site) or ""
+        for site in of_left:
+            for each in whole:
+                if each not in reasons and not _is_tested(each, site):
+                    reasons[each] = why_not(each, site) or ""
     return reasons
 
 

@@ -74,9 +74,8 @@ class Armer:
         users = {user_of(pid) for pid in itertools.islice(request.mappings, _MAX_MAPPERS)}
         if request.named is not None:
             users.add(request.named.credentials.user)
-        if obj.is_kernel:
-            users.add(_ROOT)
-        user = min(users, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
+        # nobody maps the kernel
+        user = min(users or {_ROOT}, key=lambda user: (self._thread.waiting(Queue(client, user)), user))
         considered = ConsideredObject(
             obj, request.selected_sites, request.is_ephemeral, user, self._clock(), is_quiet=request.is_quiet
         )

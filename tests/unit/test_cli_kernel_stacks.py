@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stapsdtd.cli.kernel_stacks import MAX_DEPTH, CallStacks
 
 
-def run(stacks: CallStacks, calls: str, tid: int = 1) -> list[str]:
+def run(stacks: CallStacks[str], calls: str, tid: int = 1) -> list[str]:
     """calls: names of functions as they are entered, and `-` for each return."""
     shown: list[str] = []
     entered: list[tuple[str, int]] = []
@@ -38,7 +38,7 @@ def test_recursion() -> None:
 
 
 def test_threads_are_apart_and_forgotten() -> None:
-    stacks = CallStacks("ab")
+    stacks = CallStacks[str]("ab")
     assert stacks.entered(1, "a", "a") == stacks.entered(2, "b", "b") == []
     assert stacks.entered(1, "b", "b") == ["a", "b"]
     stacks.exited(1)
@@ -49,7 +49,7 @@ def test_threads_are_apart_and_forgotten() -> None:
 
 
 def test_returns_of_calls_that_nobody_saw() -> None:
-    stacks = CallStacks("ab")
+    stacks = CallStacks[str]("ab")
     assert stacks.returned(1, "b", "b-") == []
     assert run(stacks, "ab") == ["a0", "b1"]
     assert stacks.returned(1, "x", "x-") == []
@@ -59,7 +59,7 @@ def test_returns_of_calls_that_nobody_saw() -> None:
 
 
 def test_deeper_calls_are_counted_and_miscount_no_return() -> None:
-    stacks = CallStacks("ab")
+    stacks = CallStacks[str]("ab")
     deep = MAX_DEPTH + 6
     shown = run(stacks, f"a{'x' * (deep - 1)}b{'-' * deep}b--")
     last = 2 * deep + 1

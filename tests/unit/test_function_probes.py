@@ -81,6 +81,9 @@ def test_operands_of_the_program() -> None:
     long = replace(value("outer->anything"), then=(0,) * (layout.MAX_THEN + 1))
     with pytest.raises(NotEncodableError, match="6 pointers lead to it, and the bpf engine follows at most 5"):
         encode_value(Value(0), long, "x86-64")
+    far = replace(value("outer->anything"), then=(1 << 31,))
+    with pytest.raises(NotEncodableError, match="it is too far behind a pointer"):
+        encode_value(Value(0), far, "x86-64")
 
 
 def function(name: str, *ways: str, refused: tuple[str, ...] = ()) -> KernelFunction:

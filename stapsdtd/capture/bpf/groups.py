@@ -131,7 +131,7 @@ class Groups:
         first = self._tables.allocate_group(window)
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
             undo.callback(self._tables.free_group, first, window)
-            name = "" if self._has_link(sites, scope) else self._next_name()
+            name = "" if self._link_maker(sites, scope) else self._next_name()
             event = self._made_event(sites, scope, first, window, name)
             undo.callback(event.remove)
             group = Group(event, window, first, scope, list(sites), name)
@@ -147,12 +147,13 @@ class Groups:
     def _next_name(self) -> str:
         return f"{self._owner.group}/g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
 
-    def _has_link(self, sites: Sequence[ArmedSite], scope: Scope) -> bool:
-        return self._make_link is not None and scope is None and not sites[0].object.is_kernel
+    def _link_maker(self, sites: Sequence[ArmedSite], scope: Scope) -> MakeLink | None:
+        """Return None for what takes an event."""
+        return None if scope is not None or sites[0].object.is_kernel else self._make_link
 
     def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
         """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
-        if self._has_link(sites, scope):
+        if self._link_maker(sites, scope):
             return Window(0, 0)
         (partition,) = partition_by_page_offset([site.site_offset for site in sites])
         return partition.window
@@ -160,9 +161,9 @@ class Groups:
     def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window, name: str) -> Event:
         """The program finds a hit's slot in a link's cookie, and an event's in the index."""
         places = [site.place for site in sites]
-        if self._make_link is not None and self._has_link(sites, scope):
+        if make_link := self._link_maker(sites, scope):
             in_file = [place for place in places if isinstance(place, Place)]
-            return self._make_link(in_file, [first | site.slot << 32 for site in sites])
+            return make_link(in_file, [first | site.slot << 32 for site in sites])
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
         return self._make_event(name, places, cookie)

@@ -25,6 +25,7 @@ _NO_REGISTER = 0xFF
 
 _BITS = 64
 _MAX_SCALE = 255
+_MAX_OFFSET = 1 << 31
 
 
 class NotEncodableError(ValueError):
@@ -61,6 +62,8 @@ class _Operand:
             raise NotEncodableError(
                 f"{len(self.then) + 1} pointers lead to it, and the bpf engine follows at most {MAX_THEN + 1}"
             )
+        if any(abs(offset) >= _MAX_OFFSET for offset in self.then):
+            raise NotEncodableError("it is too far behind a pointer")
         head = self.constant, self.limit, self.take, self.kind, self.base, self.index, self.scale, self.width
         flags = self.is_signed, self.is_narrow, self.is_kernel
         then = len(self.then), *self.then, *[0] * (MAX_THEN - len(self.then))
