@@ -36,6 +36,15 @@
 #endif
 #define REG_ZERO REG_COUNT
 
+/* Where the kernel's own functions have their arguments, in order, and their result (CallingConvention in stapsdtd/arch). */
+#if defined(__TARGET_ARCH_x86)
+#define ARGUMENT_REGISTERS { 14, 13, 12, 11, 9, 8 }
+#define REG_RESULT 10
+#elif defined(__TARGET_ARCH_arm64)
+#define ARGUMENT_REGISTERS { 0, 1, 2, 3, 4, 5, 6, 7 }
+#define REG_RESULT 0
+#endif
+
 /* Tables, written by the daemon through mmap. */
 __u32 site_index[INDEX_ENTRIES] SEC(".bss.index");
 struct slot slots[MAX_SLOTS] SEC(".bss.slots");

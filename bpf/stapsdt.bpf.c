@@ -85,7 +85,39 @@ static long idle(__u32 number __attribute__((unused)), void *context __attribute
 }
 #endif
 
-static __always_inline void carry_out_plan(const __u64 *registers, __u32 group, __u32 slot)
+/* What a program is given. */
+enum context {
+	CONTEXT_REGISTERS,	/* struct pt_regs */
+	CONTEXT_ENTRY,		/* the arguments of a kernel function, which only helpers tell */
+	CONTEXT_RETURN,		/* the same, and its result */
+};
+
+static __always_inline void take_registers(struct hit *hit, const __u64 *registers)
+{
+#pragma unroll
+	for (int number = 0; number < REG_COUNT; number++)
+		hit->registers[number] = registers[number];
+	hit->registers[REG_ZERO] = 0;
+}
+
+#ifdef ARGUMENT_REGISTERS
+static __always_inline void take_arguments(struct hit *hit, void *call, bool has_result)
+{
+	static const __u32 places[] = ARGUMENT_REGISTERS;
+
+	__builtin_memset(hit->registers, 0, sizeof(hit->registers));
+	/* one that the function does not have is an error, and stays 0 */
+#pragma unroll
+	for (__u32 number = 0; number < sizeof(places) / sizeof(*places); number++)
+		bpf_get_func_arg(call, number, &hit->registers[places[number]]);
+	if (has_result)
+		bpf_get_func_ret(call, &hit->registers[REG_RESULT]);
+}
+#else
+#define take_arguments(hit, call, has_result)
+#endif
+
+static __always_inline void carry_out_plan(void *given, enum context kind, __u32 group, __u32 slot)
 {
 	const struct task_struct *task = bpf_get_current_task_btf();
 	__u64 state = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)];
@@ -121,10 +153,10 @@ static __always_inline void carry_out_plan(const __u64 *registers, __u32 group, 
 	hit.next_test = 0;
 	hit.space = NULL;
 	hit.elapsed_ns = 0;
-#pragma unroll
-	for (int number = 0; number < REG_COUNT; number++)
-		hit.registers[number] = registers[number];
-	hit.registers[REG_ZERO] = 0;
+	if (kind == CONTEXT_REGISTERS)
+		take_registers(&hit, given);
+	else
+		take_arguments(&hit, given, kind == CONTEXT_RETURN);
 	if (hit.plan->uses_words)
 		hit.space = claim_space();
 
@@ -153,26 +185,60 @@ out:
 
 /* Of a tracefs event, which has one cookie for all of its sites: the address tells them apart. */
 SEC("uprobe")
-int on_hit(const __u64 *registers)
+int on_hit(__u64 *registers)
 {
-	__u64 cookie = bpf_get_attach_cookie((void *)registers);
+	__u64 cookie = bpf_get_attach_cookie(registers);
 	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
 	__u32 entry = group + (registers[REG_IP] >> shift & mask);
 
 	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_programs);
-	carry_out_plan(registers, group, site_index[entry & (INDEX_ENTRIES - 1)]);
+	carry_out_plan(registers, CONTEXT_REGISTERS, group, site_index[entry & (INDEX_ENTRIES - 1)]);
 	return 0;
 }
 
 /* Of a link, which has a cookie for each site. */
 SEC("uprobe")
-int on_linked_hit(const __u64 *registers)
+int on_linked_hit(__u64 *registers)
 {
-	__u64 cookie = bpf_get_attach_cookie((void *)registers);
+	__u64 cookie = bpf_get_attach_cookie(registers);
 
 	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_linked_programs);
-	carry_out_plan(registers, cookie, cookie >> 32);
+	carry_out_plan(registers, CONTEXT_REGISTERS, cookie, cookie >> 32);
 	return 0;
 }
+
+/*
+ * Of kernel functions. The kernel keeps what runs there from being interrupted by itself, so a stack per CPU does no harm,
+ * and counts the calls for which it therefore did not run.
+ */
+SEC("kprobe.multi")
+int on_function_entries(__u64 *registers)
+{
+	__u64 cookie = bpf_get_attach_cookie(registers);
+
+	carry_out_plan(registers, CONTEXT_REGISTERS, cookie, cookie >> 32);
+	return 0;
+}
+
+#ifdef ARGUMENT_REGISTERS
+/* Of one function each, for which they are loaded. */
+SEC("fentry")
+int on_function_entry(void *call)
+{
+	__u64 cookie = bpf_get_attach_cookie(call);
+
+	carry_out_plan(call, CONTEXT_ENTRY, cookie, cookie >> 32);
+	return 0;
+}
+
+SEC("fexit")
+int on_function_return(void *call)
+{
+	__u64 cookie = bpf_get_attach_cookie(call);
+
+	carry_out_plan(call, CONTEXT_RETURN, cookie, cookie >> 32);
+	return 0;
+}
+#endif
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

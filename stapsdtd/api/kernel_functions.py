@@ -12,7 +12,7 @@ from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
 from stapsdtd.arch.registry import of_host
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Way
-from stapsdtd.functions.lookup import MAX_FUNCTIONS
+from stapsdtd.functions.lookup import MAX_TRACED
 from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.probes import objects_of
 from stapsdtd.functions.selectors import FIELD, FunctionSelector, parse
@@ -61,12 +61,12 @@ async def traced_functions(backend: Backend, texts: Sequence[str], caller: Calle
     if backend.engine != _ENGINE:
         raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
     selectors = _selectors(texts, backend.limits.max_selectors)
-    found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors))
+    found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors, most=MAX_TRACED))
     for unknown in found.unfound:
         meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
         raise InvalidArgumentError(FIELD, f"{unknown.selector}: {unknown.reason}{meant}")
     if found.left_out:
-        raise InvalidArgumentError(FIELD, f"{found.left_out} functions too many match; {MAX_FUNCTIONS} are possible")
+        raise InvalidArgumentError(FIELD, f"{found.left_out} functions too many match; {MAX_TRACED} are possible")
     architecture = of_host()
     return objects_of(found.functions, found.ways, architecture.name if architecture else "")
 
@@ -103,6 +103,7 @@ def _argument(argument: FunctionArgument) -> pb.KernelArgument:
         registers=argument.passed.registers,
         refused=argument.passed.refused,
         record_size=argument.record_size,
+        signed=argument.is_signed,
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.kernel import Loaded, feature, load
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.engine import Engine
@@ -15,6 +17,7 @@ from stapsdtd.capture.ftrace.engine import FtraceEngine
 from stapsdtd.capture.names import Owner
 from stapsdtd.config import Config
 from stapsdtd.errors import KernelFeatureError
+from stapsdtd.functions.kernel import ways_to_attach
 from stapsdtd.kernel.features import Feature, probe_features
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.function_hooks import HookTrials
@@ -62,7 +65,8 @@ class Host:
             if config.engine != "ftrace":
                 memory = LocalMemory(Filesystems(config.filesystems.arm))
                 paging = Paging(touch, user_of, memory.local_bytes)
-                return BpfEngine(self.tracefs, owner, self.bpf, paging, buffer_bytes)
+                attachments = Attachments.of(self.bpf, self.tracefs, partial(ways_to_attach, self.hooks))
+                return BpfEngine(self.tracefs, owner, self.bpf, paging, buffer_bytes, attachments=attachments)
             self.bpf.close()
         elif config.engine == "bpf":
             raise self.bpf

@@ -1,7 +1,9 @@
 """Why a kernel function cannot be attached to, or not by each of the ways that there are.
 
-fentry        a call that ftrace patches into the function's beginning, and its end; BTF types the arguments
-kprobe        a breakpoint, or that same call; arguments are in the registers
+fentry  a call that ftrace patches into the function's beginning, and its end; BTF types the arguments
+kprobe  a breakpoint, or that same call; arguments are in the registers
+
+A third one, kprobe.multi, is for many functions at once, in place of a kprobe each.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FENTRY, KPROBE = "fentry", "kprobe"
+FENTRY, KPROBE, MULTI = "fentry", "kprobe", "kprobe.multi"
 _SHOWN = 3
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from stapsdtd.arch.record import Architecture
 from stapsdtd.arch.registry import of_host
 from stapsdtd.errors import LimitReachedError
-from stapsdtd.functions.attaching import FENTRY, KPROBE, Way
+from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI, Way
 from stapsdtd.functions.lookup import Kernel, Lookup
 from stapsdtd.functions.model import Found, FoundNames
 from stapsdtd.functions.selectors import FunctionSelector
@@ -60,6 +60,13 @@ def ways_of(features: Iterable[Feature]) -> tuple[Way, ...]:
     )
 
 
+def ways_to_attach(hooks: HookTrials) -> frozenset[str]:
+    """Return the names of those that this host has, MULTI among them."""
+    names = {**_WAYS, function_hooks.MULTI: MULTI}
+    found = hooks.features(_TRIAL_SECONDS)
+    return frozenset(names[each.name] for each in found if each.available and each.name in names)
+
+
 def make_kernel_functions(hooks: HookTrials) -> KernelFunctions:
     """Make those of this host."""
     return KernelFunctions(lambda: ways_of(hooks.features(_TRIAL_SECONDS)))
@@ -78,10 +85,15 @@ class KernelFunctions:
         self._thread = FairThread("stapsdtd-functions")
 
     def functions(
-        self, client: str, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False
+        self,
+        client: str,
+        selectors: Sequence[FunctionSelector],
+        *,
+        with_shapes: bool = False,
+        most: int | None = None,
     ) -> Future[Found]:
         """Raises LimitReachedError and, in the future, what Lookup.functions does."""
-        return self._submit(client, lambda lookup: lookup.functions(selectors, with_shapes=with_shapes))
+        return self._submit(client, lambda lookup: lookup.functions(selectors, with_shapes=with_shapes, most=most))
 
     def names(self, client: str, selectors: Sequence[FunctionSelector]) -> Future[FoundNames]:
         """Raises LimitReachedError and, in the future, what Lookup.names does."""

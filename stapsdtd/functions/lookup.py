@@ -37,8 +37,8 @@ from stapsdtd.functions.values import ResolvedValue, resolve
 from stapsdtd.kernel.btf import Btf
 from stapsdtd.kernel.function_tables import Symbol
 
-MAX_FUNCTIONS = 1000
-"""Of one answer."""
+MAX_FUNCTIONS, MAX_TRACED = 1000, 4000
+"""Of one answer, and of one subscription."""
 _MAX_SUGGESTIONS = 4
 
 
@@ -69,11 +69,11 @@ class _Selection:
     left_out: how many there are beyond these. unmatched: the selectors that name none.
     """
 
-    def __init__(self, typed: Iterable[_Typed], wanted: Wanted) -> None:
+    def __init__(self, typed: Iterable[_Typed], wanted: Wanted, most: int) -> None:
         self.unmatched = list(wanted.selectors)
         self._count = 0
         self.functions = nsmallest(
-            MAX_FUNCTIONS,
+            most,
             self._counted(typed),
             key=lambda each: (each.symbol.name not in wanted.exact, each.symbol.name),
         )
@@ -106,17 +106,19 @@ class Lookup:
     def names(self, selectors: Sequence[FunctionSelector]) -> FoundNames:
         """Return the names of functions with types. Raises KernelFeatureError and OSError."""
         wanted = Wanted(selectors)
-        selection = _Selection(self._typed(wanted), wanted)
+        selection = _Selection(self._typed(wanted), wanted, MAX_FUNCTIONS)
         names = sorted({each.symbol.name for each in selection.functions})
         return FoundNames(tuple(names), selection.left_out)
 
-    def functions(self, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False) -> Found:
-        """with_shapes: of the values.
+    def functions(
+        self, selectors: Sequence[FunctionSelector], *, with_shapes: bool = False, most: int | None = None
+    ) -> Found:
+        """with_shapes: of the values. most: how many functions are returned, MAX_FUNCTIONS by default.
 
         Raises KernelFeatureError, OSError and, for values that there are not, InvalidArgumentError.
         """
         wanted = Wanted(selectors)
-        selection = _Selection(self._typed(wanted), wanted)
+        selection = _Selection(self._typed(wanted), wanted, MAX_FUNCTIONS if most is None else most)
         names = {each.symbol.name for each in selection.functions}
         table = SymbolTable(names | wanted.exact, self._kernel.symbols())
         traceable = self._traceable({each.symbol for each in selection.functions})

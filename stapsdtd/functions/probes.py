@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stapsdtd.functions.attaching import KPROBE, Way
+from stapsdtd.functions.attaching import FENTRY, KPROBE, Way
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.selectors import VMLINUX
 from stapsdtd.functions.values import MAX_VALUE_BYTES, ResolvedValue
@@ -90,13 +90,15 @@ def _object(module: str, functions: Iterable[KernelFunction], ways: Sequence[Way
 
 
 def _why_refused(function: KernelFunction, ways: Sequence[Way]) -> str:
-    """Return why the function must not or cannot be attached to by a kprobe; empty if it can."""
+    """Return why the function must not or cannot be attached to; empty if it can."""
     if _OF_PROGRAMS.fullmatch(function.name):
         return "the programs at other probes call it, which could lock up the processor"
-    if KPROBE in function.attachability.ways:
+    # libbpf finds a function to load a program for in vmlinux first
+    fitting = (KPROBE,) if function.module != VMLINUX else (FENTRY, KPROBE)
+    if set(fitting) & set(function.attachability.ways):
         return ""
-    of_host = [f"{way.name}: {way.problem}" for way in ways if way.name == KPROBE and way.problem]
-    return "; ".join([*function.attachability.refused, *of_host]) or f"this host offers no {KPROBE}"
+    of_host = [f"{way.name}: {way.problem}" for way in ways if way.name in fitting and way.problem]
+    return "; ".join([*function.attachability.refused, *of_host]) or f"this host offers no {' or '.join(fitting)}"
 
 
 def _entry(function: KernelFunction) -> Site:

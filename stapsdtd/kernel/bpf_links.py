@@ -1,4 +1,4 @@
-"""Have programs run at tracepoints and perf events. See `uprobe_links` for places of files."""
+"""Have programs run at tracepoints and perf events. See `uprobe_links` for places of files, and `function_links`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stapsdtd.kernel.libbpf import last_error, library
 _ATTACH_TYPE_PERF_EVENT = 41
 
 
-class _LinkOptions(ctypes.Structure):
-    """struct bpf_link_create_opts, with the perf_event member of its union."""
+class LinkOptions(ctypes.Structure):
+    """struct bpf_link_create_opts, up to its union, of which a subclass has a member."""
 
     _fields_ = [
         ("sz", ctypes.c_size_t),
@@ -18,7 +18,24 @@ class _LinkOptions(ctypes.Structure):
         ("iter_info", ctypes.c_void_p),
         ("iter_info_len", ctypes.c_uint32),
         ("target_btf_id", ctypes.c_uint32),
-        ("bpf_cookie", ctypes.c_uint64),
+    ]
+
+
+class CookieOptions(LinkOptions):
+    """The members perf_event and tracing, which are alike."""
+
+    _fields_ = [("cookie", ctypes.c_uint64)]
+
+
+class MultiOptions(LinkOptions):
+    """The member kprobe_multi."""
+
+    _fields_ = [
+        ("multi_flags", ctypes.c_uint32),
+        ("count", ctypes.c_uint32),
+        ("symbols", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("cookies", ctypes.c_void_p),
     ]
 
 
@@ -35,8 +52,16 @@ def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
 
     The program runs for all perf events of the same tracefs event. Raises OSError.
     """
-    options = _LinkOptions(sz=ctypes.sizeof(_LinkOptions), bpf_cookie=cookie)
-    link: int = library().bpf_link_create(program, perf_event, _ATTACH_TYPE_PERF_EVENT, ctypes.byref(options))
+    return create_link(program, perf_event, _ATTACH_TYPE_PERF_EVENT, CookieOptions(cookie=cookie))
+
+
+def create_link(program: int, target: int, attach_type: int, options: LinkOptions) -> int:
+    """Return the descriptor of a link. target: a descriptor, or 0 for what the program or the options say.
+
+    Raises OSError.
+    """
+    options.sz = ctypes.sizeof(options)
+    link: int = library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
     if link < 0:
         raise last_error()
     return link

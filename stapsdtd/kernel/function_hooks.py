@@ -14,19 +14,25 @@ import threading
 from collections.abc import Callable, Mapping
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel import btf, function_tables, libbpf, procfs
-from stapsdtd.kernel.bpf_links import attach_to_tracepoint
+from stapsdtd.kernel import btf, function_links, function_tables, libbpf, procfs
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, open_perf_event
 
-NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, KPROBES = "kernel BTF", "traceable functions", "lockdown", "fentry", "kprobes"
+NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, MULTI, KPROBES = (
+    "kernel BTF", "traceable functions", "lockdown", "fentry", "kprobe.multi", "kprobes",
+)  # fmt: skip
 """Of features."""
 _LOCKDOWN = "/sys/kernel/security/lockdown"
+_KERNELS = {
+    "fentry": "boot another kernel: fentry needs Linux 5.19 and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS, on arm64 6.4",
+    "kprobe.multi": "boot a kernel built with CONFIG_FPROBE=y; until then, each of many functions takes a kprobe",
+}
+"""Remedies."""
 _KPROBE_TYPE = "/sys/bus/event_source/devices/kprobe/type"
 _TARGET = "bpf_fentry_test1"
 
-_PROGRAM_TRACING, _TRACE_FENTRY = 26, 24
-"""BPF_PROG_TYPE_TRACING and BPF_TRACE_FENTRY (include/uapi/linux/bpf.h)."""
+_PROGRAM_TRACING, _PROGRAM_KPROBE = 26, 2
+"""BPF_PROG_TYPE_TRACING and _KPROBE (include/uapi/linux/bpf.h)."""
 
 
 class HookTrials:
@@ -98,20 +104,38 @@ def lockdown(path: str = _LOCKDOWN) -> str:
 
 def _try_fentry() -> str:
     try:
-        target = libbpf.vmlinux_function(_TARGET, _TRACE_FENTRY)
+        target = libbpf.vmlinux_function(_TARGET, function_links.FENTRY_TYPE)
     except OSError as error:
         raise KernelFeatureError(FENTRY, f"the kernel's BTF has no {_TARGET} to try", btf.REMEDY) from error
     try:
-        program = libbpf.load_trial(_PROGRAM_TRACING, _TRACE_FENTRY, target)
+        program = libbpf.load_trial(_PROGRAM_TRACING, function_links.FENTRY_TYPE, target)
     except OSError as error:
         raise _refused(FENTRY, "the kernel refuses to load such a program", error) from error
     try:
-        os.close(attach_to_tracepoint(program))
+        # with a cookie, as functions are told by it
+        os.close(function_links.link_call(program, function_links.FENTRY_TYPE, 1))
     except OSError as error:
         raise _refused(FENTRY, "the kernel refuses to attach such a program", error) from error
     finally:
         os.close(program)
     return "BPF programs attach to functions"
+
+
+def _try_multi() -> str:
+    if not function_links.tells_missed_entries(os.uname().release):
+        remedy = "boot Linux 6.7 or later; until then, each of many functions takes a kprobe"
+        raise KernelFeatureError(MULTI, "the kernel does not tell how many calls such a link missed", remedy)
+    try:
+        program = libbpf.load_trial(_PROGRAM_KPROBE, function_links.MULTI_TYPE)
+    except OSError as error:
+        raise _refused(MULTI, "the kernel refuses to load such a program", error) from error
+    try:
+        os.close(function_links.link_entries(program, [_TARGET], [0]))
+    except OSError as error:
+        raise _refused(MULTI, "the kernel refuses to attach such a program", error) from error
+    finally:
+        os.close(program)
+    return "BPF programs attach to many functions at once"
 
 
 def _try_kprobe() -> str:
@@ -137,6 +161,7 @@ _TRIALS: Mapping[str, Callable[[], str]] = {
     TRACEABLE: _filter_functions,
     LOCKDOWN: lockdown,
     FENTRY: _try_fentry,
+    MULTI: _try_multi,
     KPROBES: _try_kprobe,
 }
 
@@ -148,5 +173,5 @@ def _refused(name: str, what: str, error: OSError) -> KernelFeatureError:
             remedy += ", and with a seccomp profile that allows it"
         remedy += "; if that is so, the host's kernel or a security module of it forbids it"
     else:
-        remedy = "boot another kernel: fentry needs CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS, on arm64 Linux 6.4"
+        remedy = _KERNELS.get(name, "boot another kernel")
     return KernelFeatureError(name, f"{what} ({error.strerror or os.strerror(error.errno or 0)})", remedy)

@@ -1,26 +1,19 @@
-"""Bindings to the system's libbpf: load an object, access its maps, create rings and programs.
+"""Bindings to the libbpf of the system: its functions, rings, arrays of maps, and programs of no file.
 
-    object file ──Object──► programs' and maps' descriptors ──mmap──► tables that the daemon writes
-
-Only functions of libbpf 1.0 are called (bpf/libbpf.h, bpf/bpf.h).
+Those of a file are in `bpf_object`. Only functions of libbpf 1.0 are called (bpf/libbpf.h, bpf/bpf.h).
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import struct
-from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.bpf_refusal import Host, refusal, stale
 
 _LIBRARY = "libbpf.so.1"
-_LOG_BYTES = 1 << 20
 MAP_TYPE_HASH = 1
 _MAP_TYPE_RINGBUF = 27
 FLAG_NO_PREALLOC = 1
@@ -29,25 +22,6 @@ _RETURN_0 = struct.pack("=BBhi", 0xB7, 0, 0, 0) + struct.pack("=BBhi", 0x95, 0, 
 """r0 = 0; exit (struct bpf_insn in include/uapi/linux/bpf.h)."""
 
 UPDATE_ANY = 0
-_MADV_REMOVE = 9
-"""include/uapi/asm-generic/mman-common.h."""
-
-
-class _OpenOptions(ctypes.Structure):
-    """struct bpf_object_open_opts."""
-
-    _fields_ = [
-        ("sz", ctypes.c_size_t),
-        ("object_name", ctypes.c_char_p),
-        ("relaxed_maps", ctypes.c_bool),
-        ("pin_root_path", ctypes.c_char_p),
-        ("unused", ctypes.c_uint32),
-        ("kconfig", ctypes.c_char_p),
-        ("btf_custom_path", ctypes.c_char_p),
-        ("kernel_log_buf", ctypes.c_char_p),
-        ("kernel_log_size", ctypes.c_size_t),
-        ("kernel_log_level", ctypes.c_uint32),
-    ]
 
 
 class _ProgramOptions(ctypes.Structure):
@@ -102,7 +76,13 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_object__find_program_by_name": (_Pointer, _Pointer, ctypes.c_char_p),
     "bpf_program__set_autoload": (ctypes.c_int, _Pointer, ctypes.c_bool),
     "bpf_program__set_expected_attach_type": (ctypes.c_int, _Pointer, ctypes.c_int),
+    "bpf_program__set_attach_target": (ctypes.c_int, _Pointer, ctypes.c_int, ctypes.c_char_p),
     "bpf_program__fd": (ctypes.c_int, _Pointer),
+    "bpf_object__next_program": (_Pointer, _Pointer, _Pointer),
+    "bpf_object__next_map": (_Pointer, _Pointer, _Pointer),
+    "bpf_map__name": (ctypes.c_char_p, _Pointer),
+    "bpf_map__reuse_fd": (ctypes.c_int, _Pointer, ctypes.c_int),
+    "bpf_obj_get_info_by_fd": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map__fd": (ctypes.c_int, _Pointer),
     "bpf_map__set_max_entries": (ctypes.c_int, _Pointer, ctypes.c_uint32),
     "bpf_map__max_entries": (ctypes.c_uint32, _Pointer),
@@ -142,114 +122,6 @@ def last_error() -> OSError:
     """Return what the last call failed with, in this thread."""
     error = ctypes.get_errno()
     return OSError(error, os.strerror(error))
-
-
-class BpfObject:
-    """An object file whose programs and maps stay loaded in the kernel until it is closed."""
-
-    def __init__(
-        self,
-        path: str,
-        max_entries: Mapping[str, int],
-        constants: Mapping[str, bytes],
-        expected: Mapping[str, bytes] = MappingProxyType({}),
-        attach_types: Mapping[str, int | None] = MappingProxyType({}),
-    ) -> None:
-        """max_entries: overrides, by map. constants: initial contents, by .rodata map. expected: those that the file
-        must have, unless it is of another build. attach_types: overrides, by program; None: it is not loaded.
-
-        Raises KernelFeatureError with the kernel's or libbpf's reason.
-        """
-        self._library = library()
-        log = ctypes.create_string_buffer(_LOG_BYTES)
-        options = _OpenOptions(
-            sz=ctypes.sizeof(_OpenOptions),
-            object_name=b"stapsdt",
-            kernel_log_buf=ctypes.cast(log, ctypes.c_char_p),
-            kernel_log_size=_LOG_BYTES,
-        )
-        self._object = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
-        if not self._object:
-            raise refusal(path, last_error(), "", Host.here())
-        try:
-            self._check_initial(path, expected)
-            for name, entries in max_entries.items():
-                self._library.bpf_map__set_max_entries(self._map(name), entries)
-            for name, content in constants.items():
-                self._set_initial(name, content)
-            for name, attach_type in attach_types.items():
-                self._set_attach_type(name, attach_type)
-            self._load(path, log)
-        except BaseException:
-            self.close()
-            raise
-
-    def _load(self, path: str, log: ctypes.Array[ctypes.c_char]) -> None:
-        if self._library.bpf_object__load(self._object):
-            raise refusal(path, last_error(), log.value.decode(errors="replace"), Host.here())
-
-    def _map(self, name: str) -> int:
-        handle: int | None = self._library.bpf_object__find_map_by_name(self._object, name.encode())
-        if not handle:
-            raise KeyError(name)
-        return handle
-
-    def _check_initial(self, path: str, expected: Mapping[str, bytes]) -> None:
-        if any(self._initial(name) != content for name, content in expected.items()):
-            raise stale(path)
-
-    def _initial(self, name: str) -> bytes | None:
-        """Return a map's initial contents; None if there is no such map."""
-        handle, size = self._library.bpf_object__find_map_by_name(self._object, name.encode()), ctypes.c_size_t()
-        address = self._library.bpf_map__initial_value(handle, ctypes.byref(size)) if handle else None
-        return ctypes.string_at(address, size.value) if address else None
-
-    def _set_initial(self, name: str, content: bytes) -> None:
-        size = ctypes.c_size_t()
-        address = self._library.bpf_map__initial_value(self._map(name), ctypes.byref(size))
-        if not address or size.value != len(content):
-            raise ValueError(f"{name} has {size.value} bytes, not {len(content)}")
-        ctypes.memmove(address, content, len(content))
-
-    def _set_attach_type(self, name: str, attach_type: int | None) -> None:
-        if attach_type is None:
-            self._library.bpf_program__set_autoload(self._program(name), False)
-        else:
-            self._library.bpf_program__set_expected_attach_type(self._program(name), attach_type)
-
-    def _program(self, name: str) -> int | None:
-        handle: int | None = self._library.bpf_object__find_program_by_name(self._object, name.encode())
-        return handle
-
-    def program(self, name: str) -> int:
-        """Return a program's descriptor, which is closed with the object."""
-        return int(self._library.bpf_program__fd(self._program(name)))
-
-    def map(self, name: str) -> int:
-        """Return a map's descriptor, which is closed with the object."""
-        return int(self._library.bpf_map__fd(self._map(name)))
-
-    def table(self, name: str) -> mmap.mmap:
-        """Map an array map's values, which are contiguous. The mapping outlives the object."""
-        handle = self._map(name)
-        value_bytes = (self._library.bpf_map__value_size(handle) + 7) // 8 * 8
-        size = value_bytes * self._library.bpf_map__max_entries(handle)
-        self._drop_initial(handle)
-        return mmap.mmap(self._library.bpf_map__fd(handle), size)
-
-    def _drop_initial(self, handle: int) -> None:
-        """Free libbpf's copy of a table's initial contents, which before libbpf 1.6 it keeps until the close.
-
-        Later versions map the table itself there, of which the kernel frees nothing.
-        """
-        size = ctypes.c_size_t()
-        if address := self._library.bpf_map__initial_value(handle, ctypes.byref(size)):
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), size, _MADV_REMOVE)
-
-    def close(self) -> None:
-        if self._object:
-            self._library.bpf_object__close(self._object)
-            self._object = None
 
 
 def create_ring(size: int) -> int:

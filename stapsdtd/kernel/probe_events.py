@@ -8,7 +8,7 @@ that arms no process, and is in place before any site is patched.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from stapsdtd.kernel import procfs
@@ -86,6 +86,12 @@ class ProbeEvent:
 
     def _open(self, pid: int, cpu: int) -> int:
         return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:
+        """Return how many hits the kernel missed, which it counts for kernel functions alone. of_events: by event."""
+        if self._events_file == UPROBE_EVENTS:
+            return 0
+        return of_events().get(self._name.rpartition("/")[2], 0)
 
     def unpatch(self) -> None:
         """Unpatch the sites in all processes, whose semaphores drop at once. Does not wait for a grace period."""

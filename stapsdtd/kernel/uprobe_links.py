@@ -15,7 +15,7 @@ import ctypes
 import errno
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stapsdtd.kernel.libbpf import last_error, load_trial
 from stapsdtd.kernel.places import Place
@@ -67,6 +67,10 @@ class UprobeLink:
             raise OSError(errno.EOPNOTSUPP, "a link is for all processes")
         if self._link is None:
             self._link = _link(self._program, self._places, self._cookies)
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:  # noqa: ARG002 - the kernel misses none
+        """Return 0: the kernel runs it for every hit."""
+        return 0
 
     def unpatch(self) -> None:
         """Unpatch the places in all processes, and wait until no hit runs the program any more."""

@@ -19,7 +19,7 @@ import pytest
 
 from stapsdtd.client import Client, SubscribeOptions
 from stapsdtd.elf import parse_object
-from stapsdtd.kernel.libbpf import BpfObject
+from stapsdtd.kernel.bpf_object import BpfObject
 from stapsdtd.kernel.places import Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs

@@ -10,6 +10,7 @@ import numpy as np
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.function_links import FunctionLinks
 from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.pool import Pool, TableFullError
 from stapsdtd.capture.engine import Refusal, Target
@@ -38,7 +39,12 @@ TABLES = {
 
 
 def made_engine(
-    kernel: FakeKernel, tracefs: str = "/nowhere", *, max_buffer_bytes: int = 1 << 40, has_links: bool = False
+    kernel: FakeKernel,
+    tracefs: str = "/nowhere",
+    *,
+    max_buffer_bytes: int = 1 << 40,
+    has_links: bool = False,
+    functions: FunctionLinks | None = None,
 ) -> BpfEngine:
     return BpfEngine(
         Tracefs(tracefs),
@@ -46,7 +52,7 @@ def made_engine(
         kernel.loaded,
         kernel.paging,
         max_buffer_bytes,
-        attachments=Attachments(kernel.make_event, kernel.make_link if has_links else None),
+        attachments=Attachments(kernel.make_event, kernel.make_link if has_links else None, functions),
         tables=kernel.tables,
         reaper=kernel.reaper,
     )

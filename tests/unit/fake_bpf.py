@@ -408,7 +408,9 @@ class FakeEvent:
         self.scopes: set[int | None] = set()
         self._cookie = cookie
         for place in places:
-            assert isinstance(place, Place)
+            if isinstance(place, FunctionPlace):
+                kernel.step(f"define {self._name} {place}")
+                continue
             kernel.step(f"define {self._name} {str(place).partition(':')[2]}")
             self.places.append((os.readlink(place.path), place.offset))
         kernel.events[self._name] = self
@@ -438,6 +440,9 @@ class FakeEvent:
 
     def unpatch_in(self, armed: int) -> None:
         self.scopes.discard(armed)
+
+    def missed(self, _of_events: Callable[[], Mapping[str, int]]) -> int:
+        return 0
 
     def remove(self) -> None:
         self._kernel.step(f"remove {self._name}", self.scopes.clear)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import cast
 
-from stapsdtd.capture.bpf.armed import Group
+from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
 from stapsdtd.capture.bpf.missed import MissedCalls
-from stapsdtd.capture.engine import LossStage
+from stapsdtd.capture.bpf.reading import Channel
+from stapsdtd.capture.engine import LossStage, Sink
 from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.plan.groups import Window
 
 
 class Profile(Tracefs):
@@ -35,19 +38,44 @@ class Lost:
         self.told.append((count, stage))
 
 
-def group(name: str, *sinks: Lost, is_of_kernel: bool = True) -> Group:
-    consumers = {number: SimpleNamespace(channel=SimpleNamespace(sink=sink)) for number, sink in enumerate(sinks)}
-    made = SimpleNamespace(name=name, is_of_kernel=is_of_kernel, sites=[SimpleNamespace(consumers=consumers)])
-    return cast("Group", made)
+class Kprobe:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:
+        return of_events().get(self._name, 0)
+
+
+class Link:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def missed(self, _of_events: Callable[[], Mapping[str, int]]) -> int:
+        return self.count
+
+
+def site(*sinks: Lost, is_of_kernel: bool = True) -> ArmedSite:
+    consumers = {number: SimpleNamespace(channel=channel_of(sink)) for number, sink in enumerate(sinks)}
+    return cast("ArmedSite", SimpleNamespace(consumers=consumers, object=SimpleNamespace(is_kernel=is_of_kernel)))
+
+
+@cache
+def channel_of(sink: Lost) -> Channel:
+    return Channel(0, cast("Sink", sink))
+
+
+def group(event: Kprobe | Link, *sites: ArmedSite) -> Group:
+    return Group(cast("Event", event), Window(0, 0), 0, None, list(sites))
+
+
+def at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 def test_what_was_missed_since_the_last_time() -> None:
-    def at_once(work: Callable[[], None]) -> None:
-        work()
-
     profile, one, other = Profile(), Lost(), Lost()
     missed = MissedCalls(profile, at_once)
-    groups = [group("stapsdtd_1/g0_1", one, other), group("stapsdtd_1/g1_1", other), None]
+    groups = [group(Kprobe("g0_1"), site(one, other)), group(Kprobe("g1_1"), site(other)), None]
     profile.lines = [("g0_1", 100, 3), ("g1_1", 5, 0), ("somebody_elses", 1, 7)]
     missed.tell(groups)
     missed.tell(groups)
@@ -62,7 +90,23 @@ def test_what_was_missed_since_the_last_time() -> None:
     assert len(other.told) == 4
 
 
-def test_nothing_is_read_where_no_function_is_traced() -> None:
+def test_a_link_to_many_functions_tells_each_subscription_once() -> None:
+    profile, link, one, other = Profile(), Link(), Lost(), Lost()
+    missed = MissedCalls(profile, at_once)
+    groups = [group(link, site(one, other), site(one), site(one))]
+    missed.tell(groups)
+    link.count = 5
+    missed.tell(groups)
+    # as one that the kernel has removed
+    link.count = 0
+    missed.tell(groups)
+    assert one.told == other.told == [(5, None), (5, LossStage.MISSED)]
+
+
+def test_nothing_is_read_where_no_kprobe_is() -> None:
     profile = Profile()
     profile.read = NotImplemented  # type: ignore[method-assign]
-    MissedCalls(profile, lambda work: work()).tell([group("g", is_of_kernel=False), None])
+    sink = Lost()
+    MissedCalls(profile, at_once).tell(
+        [group(Kprobe("g"), site(sink, is_of_kernel=False)), group(Link(), site(sink)), None]
+    )

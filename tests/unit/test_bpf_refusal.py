@@ -6,8 +6,8 @@ import os
 import pytest
 
 from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel.bpf_object import BpfObject
 from stapsdtd.kernel.bpf_refusal import Host, refusal
-from stapsdtd.kernel.libbpf import BpfObject
 from tests.unit.test_bpf_layout import OBJECT
 
 HOST = Host("6.1.0-56-amd64", has_btf=True, is_filtered=False)

@@ -86,17 +86,32 @@ def test_operands_of_the_program() -> None:
         encode_value(Value(0), far, "x86-64")
 
 
-def function(name: str, *ways: str, refused: tuple[str, ...] = ()) -> KernelFunction:
+def function(name: str, *ways: str, refused: tuple[str, ...] = (), module: str = "vmlinux") -> KernelFunction:
     result = FunctionArgument("return", "int", 4, Passed(("rax",)))
-    return KernelFunction(name, "vmlinux", "", (), result, Attachability(ways, refused))
+    return KernelFunction(name, module, "", (), result, Attachability(ways, refused))
 
 
 @pytest.mark.parametrize(
     ("function", "ways", "reason"),
     [
         (function("vfs_read", KPROBE), BOTH_WAYS, None),
-        (function("f", FENTRY, refused=("kprobe: the kernel's blacklist has it",)), BOTH_WAYS, "blacklist has it"),
-        (function("f", FENTRY), (Way(FENTRY), Way(KPROBE, "the kernel has none")), "kprobe: the kernel has none"),
+        (function("f", FENTRY, refused=("kprobe: the kernel's blacklist has it",)), BOTH_WAYS, None),
+        (function("f", FENTRY), (Way(FENTRY), Way(KPROBE, "the kernel has none")), None),
+        (
+            function("f", FENTRY, refused=("kprobe: the kernel's blacklist has it",), module="ext4"),
+            BOTH_WAYS,
+            "blacklist has it",
+        ),
+        (
+            function("f", FENTRY, module="ext4"),
+            (Way(FENTRY), Way(KPROBE, "the kernel has none")),
+            "kprobe: the kernel has none",
+        ),
+        (
+            function("f"),
+            (Way(FENTRY, "refused"), Way(KPROBE, "the kernel has none")),
+            "fentry: refused; kprobe: the kernel has none",
+        ),
         (function("_raw_spin_lock_irqsave", KPROBE), BOTH_WAYS, "could lock up"),
         (function("__bpf_ringbuf_reserve", KPROBE), BOTH_WAYS, "could lock up"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +26,7 @@ _NOBODY = frozenset[int]()
 
 
 class Event(Protocol):
-    """See `kernel.probe_events.ProbeEvent` and `kernel.uprobe_links.UprobeLink`.
+    """See `kernel.probe_events.ProbeEvent`, `kernel.uprobe_links.UprobeLink` and `kernel.function_links.FunctionLink`.
 
     holds_event_mutex: while it is removed, nobody else on the host can arm a uprobe.
     """
@@ -36,6 +37,8 @@ class Event(Protocol):
     def arm(self, pid: int | None) -> None: ...
 
     def renew_in(self, pid: int) -> None: ...
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int: ...
 
     def unpatch(self) -> None: ...
 
@@ -121,9 +124,9 @@ class ArmedSite:
     plan: ActivePlan | None = None
 
     @property
-    def unit(self) -> ArmedObject | ArmedSite:
-        """A link is to places of one file, and an event to one function."""
-        return self if self.object.is_kernel else self.object
+    def unit(self) -> tuple[ArmedObject, str]:
+        """A link is to places of one file, or to entries of kernel functions."""
+        return self.object, self.site.name if self.object.is_kernel else ""
 
     @property
     def site_offset(self) -> int:
@@ -171,8 +174,8 @@ class ArmedSite:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it. name:
-    of the event, if it is one.
+    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it.
+    missed: how many calls it did not hit, of which its subscriptions were told.
     """
 
     event: Event
@@ -180,7 +183,7 @@ class Group:
     first: int
     scope: Scope
     sites: list[ArmedSite]
-    name: str
+    missed: int = 0
 
     @property
     def is_of_kernel(self) -> bool:

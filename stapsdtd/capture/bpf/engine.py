@@ -92,7 +92,7 @@ class BpfEngine:
         tables: Tables | None = None,
         reaper: EventReaper | None = None,
     ) -> None:
-        """max_buffer_bytes: of all rings together."""
+        """max_buffer_bytes: of all rings together. attachments: by default, kernel functions take an event each."""
         self._tracefs = tracefs
         self._loaded = loaded
         self._tables = tables or Tables(loaded.table, loaded.cpus)
@@ -106,7 +106,7 @@ class BpfEngine:
         self._consumers = Consumers(self._drainer, self._spans)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
-        groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs))
+        groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs, frozenset))
         self._rings = RingSet(loaded, self._reader, max_buffer_bytes)
         self._foreign = ForeignHits(self._tables)
         self._missed = MissedCalls(tracefs, self._reader.post)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
+from stapsdtd.capture.bpf.function_links import FunctionLinks
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan
@@ -17,6 +18,7 @@ from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
 from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
@@ -26,6 +28,9 @@ from stapsdtd.plan.groups import Window, partition_by_page_offset
 
 _log = logging.getLogger(__name__)
 
+_IN_FILES = ""
+"""The way of sites that are none of the kernel's."""
+
 MakeEvent = Callable[[str, Sequence[Place | FunctionPlace], int], Event]
 """Makes a tracefs event of its name, places and cookie. Raises TracefsRejectedError."""
 
@@ -34,15 +39,20 @@ MakeLink = Callable[[Sequence[Place], Sequence[int]], Event]
 
 
 class Attachments(NamedTuple):
-    """The ways to attach sites. make_link: None where the kernel has no links to uprobes."""
+    """The ways to attach sites. make_link: None where the kernel has no links to uprobes. functions: None where kernel
+    functions take events.
+    """
 
     make_event: MakeEvent
     make_link: MakeLink | None
+    functions: FunctionLinks | None = None
 
     @classmethod
-    def of(cls, loaded: Loaded, tracefs: Tracefs) -> Self:
+    def of(cls, loaded: Loaded, tracefs: Tracefs, ways: Callable[[], Collection[str]]) -> Self:
+        """ways: to attach to kernel functions that this host has."""
         linked = loaded.linked_program
-        return cls(partial(ProbeEvent, tracefs, loaded.program), partial(UprobeLink, linked) if linked else None)
+        make_link = partial(UprobeLink, linked) if linked else None
+        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, FunctionLinks(loaded, ways))
 
 
 class Groups:
@@ -52,7 +62,7 @@ class Groups:
         self._owner = owner
         self._tables = tables
         self._reaper = reaper
-        self._make_event, self._make_link = attachments
+        self._make_event, self._make_link, self._functions = attachments
         self._event_ids = itertools.count()
 
     def regroup(
@@ -71,7 +81,8 @@ class Groups:
         if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
             needed = changes(groups, ungrouped, fixed, has_links=has_links)
         for attach in needed.attach:
-            self._attach(attach.sites, attach.scope, plans, refused)
+            for way, members in self._parts(attach.sites):
+                self._attach(way, members, attach.scope, plans, refused)
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
             group.sites = [site for site in group.sites if site.group is group]
@@ -103,8 +114,18 @@ class Groups:
         group.scope = (group.scope or frozenset()) | frozenset(pids)
         return True
 
+    def _parts(self, sites: Sequence[ArmedSite]) -> list[tuple[str, Sequence[ArmedSite]]]:
+        """Partition sites that could share a group by the way that each kernel function takes."""
+        if not sites[0].object.is_kernel:
+            return [(_IN_FILES, sites)]
+        if self._functions is None:
+            return [(KPROBE, [site]) for site in sites]
+        parts = self._functions.parts([place for site in sites if isinstance(place := site.place, FunctionPlace)])
+        return [(part.way, [sites[position] for position in part.positions]) for part in parts]
+
     def _attach(
         self,
+        way: str,
         sites: Sequence[ArmedSite],
         scope: Scope,
         plans: Mapping[ArmedSite, ActivePlan],
@@ -112,29 +133,33 @@ class Groups:
     ) -> None:
         """Attach sites in a new group, or find those that the kernel refuses by halving it."""
         try:
-            group = self._attached(sites, scope, plans)
+            group = self._attached(way, sites, scope, plans)
         except (TracefsRejectedError, OSError, TableFullError) as error:
-            if len(sites) == 1:
-                _log.info("%s: %s", sites[0].object.path, error)
-                refused[sites[0]] = str(error)
+            if len(sites) > 1:
+                middle = len(sites) // 2
+                self._attach(way, sites[:middle], scope, plans, refused)
+                self._attach(way, sites[middle:], scope, plans, refused)
                 return
-            middle = len(sites) // 2
-            self._attach(sites[:middle], scope, plans, refused)
-            self._attach(sites[middle:], scope, plans, refused)
+            _log.info("%s: %s: %s", sites[0].object.path, sites[0].site.function or sites[0].site.name, error)
+            if way in {FENTRY, MULTI}:
+                self._attach(KPROBE, sites, scope, plans, refused)
+            else:
+                refused[sites[0]] = str(error)
         else:
             for site in sites:
                 site.group = group
 
-    def _attached(self, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]) -> Group:
+    def _attached(
+        self, way: str, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]
+    ) -> Group:
         window = self._window(sites, scope)
         self._reaper.collect()
         first = self._tables.allocate_group(window)
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
             undo.callback(self._tables.free_group, first, window)
-            name = "" if self._link_maker(sites, scope) else self._next_name()
-            event = self._made_event(sites, scope, first, window, name)
+            event = self._made_event(way, sites, scope, first, window)
             undo.callback(event.remove)
-            group = Group(event, window, first, scope, list(sites), name)
+            group = Group(event, window, first, scope, list(sites))
             for site in sites:
                 if site.group is None:
                     # before patching, so that the first hit finds its plan
@@ -153,20 +178,22 @@ class Groups:
 
     def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
         """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
-        if self._link_maker(sites, scope):
+        if sites[0].object.is_kernel or self._link_maker(sites, scope):
             return Window(0, 0)
         (partition,) = partition_by_page_offset([site.site_offset for site in sites])
         return partition.window
 
-    def _made_event(self, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window, name: str) -> Event:
+    def _made_event(self, way: str, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window) -> Event:
         """The program finds a hit's slot in a link's cookie, and an event's in the index."""
         places = [site.place for site in sites]
+        cookies = [first | site.slot << 32 for site in sites]
+        if self._functions is not None and way in {FENTRY, MULTI}:
+            return self._functions.link(way, [place for place in places if isinstance(place, FunctionPlace)], cookies)
         if make_link := self._link_maker(sites, scope):
-            in_file = [place for place in places if isinstance(place, Place)]
-            return make_link(in_file, [first | site.slot << 32 for site in sites])
+            return make_link([place for place in places if isinstance(place, Place)], cookies)
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
-        return self._make_event(name, places, cookie)
+        return self._make_event(self._next_name(), places, cookie)
 
     def _patch(self, group: Group, pid: int | None) -> None:
         # the process may have ended

@@ -6,7 +6,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib.resources import as_file, files
 
 import numpy as np
@@ -18,13 +18,17 @@ from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs, uprobe_links
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_links import attach_to_tracepoint
+from stapsdtd.kernel.bpf_object import BpfObject
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
-from stapsdtd.kernel.libbpf import BpfObject, create_ring, put_map, remove_map
+from stapsdtd.kernel.libbpf import create_ring, put_map, remove_map
 from stapsdtd.kernel.number_map import NumberMap
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
+_LINKED, _OF_ENTRIES = "on_linked_hit", "on_function_entries"
+_OF_CALLS = {False: "on_function_entry", True: "on_function_return"}
+"""By whether they are of returns."""
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 
@@ -47,16 +51,18 @@ class Loaded:
             "workspaces": layout.WORKSPACES * self.cpus,
             "hit_spaces": layout.HIT_SPACES * self.cpus,
         }
-        with nullcontext(object_path) if object_path else _packaged() as path:
+        attach_types = {
+            _LINKED: uprobe_links.ATTACH_TYPE if takes_links else None,
+            # loaded when functions are traced
+            **dict.fromkeys([_OF_ENTRIES, *_OF_CALLS.values()]),
+        }
+        self._path = object_path
+        with self._file() as path:
             self._object = BpfObject(
-                path,
-                sizes,
-                {".rodata": constants},
-                {".rodata.fingerprint": _fingerprint()},
-                {"on_linked_hit": uprobe_links.ATTACH_TYPE if takes_links else None},
+                path, sizes, {".rodata": constants}, {".rodata.fingerprint": _fingerprint()}, attach_types
             )
         self.program = self._object.program("on_hit")
-        self.linked_program = self._object.program("on_linked_hit") if takes_links else None
+        self.linked_program = self._object.program(_LINKED) if takes_links else None
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._following = self._object.map("following")
@@ -70,6 +76,22 @@ class Loaded:
         self._died = np.frombuffer(self.table(".bss.died"), "u8", layout.MAX_SPANS)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
         self._any_map = create_ring(mmap.PAGESIZE)
+
+    def _file(self) -> AbstractContextManager[str]:
+        return nullcontext(self._path) if self._path else _packaged()
+
+    def program_of_call(self, function: str, *, is_return: bool) -> int:
+        """Load a program for one kernel function, which takes some 0.2 s. Return its descriptor.
+
+        Raises KernelFeatureError where the kernel has no such programs, or none for this function.
+        """
+        with self._file() as path:
+            return self._object.instance(path, _OF_CALLS[is_return], function=function)
+
+    def program_of_entries(self) -> int:
+        """The same for entries of many kernel functions."""
+        with self._file() as path:
+            return self._object.instance(path, _OF_ENTRIES)
 
     def table(self, name: str) -> mmap.mmap:
         return self._object.table(name)

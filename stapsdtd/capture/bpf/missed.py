@@ -1,14 +1,15 @@
-"""Calls of kernel functions that the kernel could not hit, which the program never sees (`nmissed` of struct kprobe).
+"""Calls of kernel functions that the kernel could not hit, which the program never sees.
 
-A probe that is hit while another one runs on that CPU is skipped, and so is a return for which there was no room.
+A probe that is hit while another one runs on that CPU is skipped, and so is a return for which there was no room. Where
+a group has several functions, the kernel does not say of which a call was: whoever wants one of them is told.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 
 from stapsdtd.capture.bpf.armed import Group
 from stapsdtd.capture.bpf.reading import Channel
@@ -25,24 +26,23 @@ class MissedCalls:
         """post: has the reader thread do something."""
         self._tracefs = tracefs
         self._post = post
-        self._told: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def tell(self, groups: Iterable[Group | None]) -> None:
-        """Tell what was missed since the last call. The kernel counts by events, each of which is one function's."""
-        functions = {group.name.rpartition("/")[2]: group for group in groups if group and group.is_of_kernel}
-        if not functions:
-            return
+        """Tell what was missed since the last call."""
+
+        @cache
+        def of_events() -> Mapping[str, int]:
+            return {event: int(count) for event, count in _LINE.findall(self._tracefs.read("kprobe_profile"))}
+
         with self._lock:
-            missed = {event: int(count) for event, count in _LINE.findall(self._tracefs.read("kprobe_profile"))}
-            told = {event: self._told.get(event, 0) for event in missed}
-            for event in functions.keys() & missed.keys():
-                if count := missed[event] - told[event]:
-                    told[event] = missed[event]
-                    for site in functions[event].sites:
-                        for consumer in list(site.consumers.values()):
-                            self._post(partial(_lose, consumer.channel, count))
-            self._told = told
+            for group in {group for group in groups if group is not None and group.is_of_kernel}:
+                missed = group.event.missed(of_events)
+                count, group.missed = missed - group.missed, max(missed, group.missed)
+                if count > 0:
+                    consumers = [consumer for site in group.sites for consumer in list(site.consumers.values())]
+                    for channel in {consumer.channel for consumer in consumers}:
+                        self._post(partial(_lose, channel, count))
 
 
 def _lose(channel: Channel, count: int) -> None:

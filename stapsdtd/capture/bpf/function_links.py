@@ -1,0 +1,121 @@
+"""Chooses how kernel functions are attached to.
+
+    few     fentry, fexit    a program for each, which costs a call least, but takes the verifier some 0.2 s
+    many    kprobe.multi     one link to all entries
+    others  kprobes          an event for each; also for returns of many, and functions of modules
+
+Cost of a call on Linux 6.12 with a program that counts: fentry 0.27 us, kprobe.multi 0.33, a kprobe 0.42; fexit 0.35, a
+kretprobe 0.70, for which there may be no room (kernel/places.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
+from stapsdtd.kernel.function_links import (
+    FENTRY_TYPE,
+    FEXIT_TYPE,
+    FunctionLink,
+    link_call,
+    link_entries,
+    missed_entries,
+)
+from stapsdtd.kernel.perf import online_cpus
+from stapsdtd.kernel.places import FunctionPlace
+
+MOST_AT_ONCE = 8
+"""Programs that are verified for what is attached at once, while other subscriptions wait to be armed."""
+
+MOST_PROGRAMS = 64
+"""At a time, of some 100 KB each."""
+
+
+class Programs(Protocol):
+    """See `kernel.Loaded`."""
+
+    def program_of_call(self, function: str, *, is_return: bool) -> int: ...
+
+    def program_of_entries(self) -> int: ...
+
+    def wait_for_hits(self) -> None: ...
+
+
+class Part(NamedTuple):
+    """Functions that are attached together. way: FENTRY, MULTI or KPROBE. positions: theirs among all of them."""
+
+    way: str
+    positions: Sequence[int]
+
+
+class FunctionLinks:
+    """Called from one thread, but for the links that it makes."""
+
+    def __init__(self, programs: Programs, ways: Callable[[], Collection[str]]) -> None:
+        """ways: names of those that this host has."""
+        self._programs = programs
+        self._ways = ways
+        self._of_calls: list[FunctionLink] = []
+        self._refused: set[str] = set()
+        self._loaded: dict[FunctionPlace, Future[int]] = {}
+
+    def parts(self, places: Sequence[FunctionPlace]) -> list[Part]:
+        """Partition functions that are to be attached, and load the programs for single ones."""
+        self._of_calls = [link for link in self._of_calls if not link.is_gone]
+        ways = set(self._ways()) - self._refused
+        room = MOST_PROGRAMS - len(self._of_calls) if FENTRY in ways else 0
+        if KPROBE in ways:
+            room = min(room, MOST_AT_ONCE)
+        of_kernel = [position for position, place in enumerate(places) if not place.module]
+        parts = []
+        if len(of_kernel) <= room:
+            parts = [Part(FENTRY, [position]) for position in of_kernel]
+        elif MULTI in ways:
+            entries = [position for position in of_kernel if not places[position].is_return]
+            parts = [Part(MULTI, entries)] if entries else []
+        elif KPROBE not in ways:
+            parts = [Part(FENTRY, [position]) for position in of_kernel[:room]]
+        self._load([places[part.positions[0]] for part in parts if part.way == FENTRY])
+        taken = {position for part in parts for position in part.positions}
+        return parts + [Part(KPROBE, [position]) for position in range(len(places)) if position not in taken]
+
+    def _load(self, places: Sequence[FunctionPlace]) -> None:
+        """Load programs on several CPUs at once."""
+        left = [self._loaded.pop(place) for place in list(self._loaded)]
+        for descriptor in (each.result() for each in left if not each.exception()):
+            os.close(descriptor)
+        if places:
+            with ThreadPoolExecutor(min(len(places), len(online_cpus())), "stapsdtd-verify") as pool:
+                for place in places:
+                    load = partial(self._programs.program_of_call, place.function, is_return=place.is_return)
+                    self._loaded[place] = pool.submit(load)
+
+    def link(self, way: str, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
+        """Return what is to be armed for a part. way: FENTRY or MULTI. Raises OSError."""
+        if way in self._refused:
+            raise OSError(errno.EOPNOTSUPP, f"the kernel refuses the program for {way}")
+        try:
+            return self._link_of_entries(places, cookies) if way == MULTI else self._link_of_call(places[0], cookies[0])
+        except KernelFeatureError as error:
+            if way == MULTI:
+                # that is none of the functions' fault
+                self._refused.add(way)
+            raise OSError(errno.EOPNOTSUPP, error.reason) from error
+
+    def _link_of_call(self, place: FunctionPlace, cookie: int) -> FunctionLink:
+        program = self._loaded.pop(place).result()
+        attach = partial(link_call, attach_type=FEXIT_TYPE if place.is_return else FENTRY_TYPE, cookie=cookie)
+        link = FunctionLink(program, attach, self._programs.wait_for_hits)
+        self._of_calls.append(link)
+        return link
+
+    def _link_of_entries(self, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
+        attach = partial(link_entries, functions=[place.function for place in places], cookies=cookies)
+        program = self._programs.program_of_entries()
+        return FunctionLink(program, attach, self._programs.wait_for_hits, missed_entries)

@@ -1,0 +1,138 @@
+"""Run a BPF program at kernel functions, without tracefs. See `probe_events` for kprobes.
+
+fentry, fexit   at one function each, for which the program was loaded. Since Linux 5.19, which gives it a cookie.
+kprobe.multi    at the entries of many. Since Linux 6.7, which tells how many calls it missed. Not at returns: until
+                Linux 6.14, two calls per function and CPU may await theirs (fprobe_init_rethook of fprobe.c).
+
+Each link has a program of its own, so that what the kernel counts for that is the link's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from stapsdtd.kernel.bpf_links import CookieOptions, MultiOptions, create_link
+from stapsdtd.kernel.libbpf import last_error, library
+
+FENTRY_TYPE, FEXIT_TYPE, MULTI_TYPE = 24, 25, 42
+"""BPF_TRACE_FENTRY, BPF_TRACE_FEXIT and BPF_TRACE_KPROBE_MULTI (include/uapi/linux/bpf.h)."""
+
+_MULTI_SINCE = (6, 7)
+
+_SKIPPED = re.compile(r"^recursion_misses:\s*(\d+)$", re.MULTILINE)
+
+
+class _LinkInfo(ctypes.Structure):
+    """struct bpf_link_info with its kprobe_multi member, up to what was missed."""
+
+    _fields_ = [
+        ("type", ctypes.c_uint32),
+        ("id", ctypes.c_uint32),
+        ("program", ctypes.c_uint32),
+        ("addresses", ctypes.c_uint64),
+        ("count", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("missed", ctypes.c_uint64),
+    ]
+
+
+class FunctionLink:
+    """A program at one or more kernel functions, for every process."""
+
+    holds_event_mutex = False
+
+    def __init__(
+        self,
+        program: int,
+        link: Callable[[int], int],
+        wait_for_hits: Callable[[], None],
+        missed_by: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        """program: a descriptor, which is closed with this. link: attaches it, and returns the link's descriptor.
+        wait_for_hits: returns when no program runs that ran when it was called. missed_by: how many calls a link
+        missed. is_gone: whether it was removed.
+        """
+        self._program = program
+        self._attach = link
+        self._wait_for_hits = wait_for_hits
+        self._missed_by = missed_by
+        self._link: int | None = None
+        self.is_gone = False
+
+    def arm(self, pid: int | None) -> None:
+        """pid: None. Raises OSError."""
+        if pid is not None:
+            raise OSError(errno.EOPNOTSUPP, "a kernel function is the same for all processes")
+        if self._link is None:
+            self._link = self._attach(self._program)
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:  # noqa: ARG002 - it is none of these
+        """Return how many calls the program did not run for, since it or another one was running on that CPU."""
+        if self.is_gone:
+            return 0
+        with open(f"/proc/self/fdinfo/{self._program}", encoding="ascii") as file:
+            skipped = _SKIPPED.search(file.read())
+        by_link = 0 if self._link is None else self._missed_by(self._link)
+        return by_link + (int(skipped[1]) if skipped else 0)
+
+    def unpatch(self) -> None:
+        """Detach the program. It may still run for calls that have begun."""
+        link, self._link = self._link, None
+        if link is not None:
+            os.close(link)
+
+    def unpatch_in(self, pid: int) -> None:
+        """Do nothing: it is for all processes."""
+
+    def renew_in(self, pid: int) -> None:
+        """Do nothing: it ends with no process."""
+
+    def disarm(self) -> None:
+        """Detach the program, and wait until it does not run any more."""
+        self.unpatch()
+        self._wait_for_hits()
+
+    def remove(self) -> None:
+        """Detach the program, and let the kernel free it."""
+        self.unpatch()
+        if not self.is_gone:
+            self.is_gone = True
+            os.close(self._program)
+
+
+def link_call(program: int, attach_type: int, cookie: int) -> int:
+    """Run a program at the function that it was loaded for. Return the link's descriptor. Raises OSError."""
+    return create_link(program, 0, attach_type, CookieOptions(cookie=cookie))
+
+
+def link_entries(program: int, functions: Sequence[str], cookies: Sequence[int]) -> int:
+    """Run a program at the entries of functions, which are not of modules. Return the link's descriptor.
+
+    Raises OSError if ftrace cannot patch one of them.
+    """
+    symbols = (ctypes.c_char_p * len(functions))(*(name.encode() for name in functions))
+    numbers = (ctypes.c_uint64 * len(cookies))(*cookies)
+    options = MultiOptions(
+        count=len(functions),
+        symbols=ctypes.addressof(symbols),
+        cookies=ctypes.addressof(numbers),
+    )
+    return create_link(program, 0, MULTI_TYPE, options)
+
+
+def missed_entries(link: int) -> int:
+    """Return how many calls a link to many functions could not hit. Raises OSError."""
+    info, size = _LinkInfo(), ctypes.c_uint32(ctypes.sizeof(_LinkInfo))
+    if library().bpf_obj_get_info_by_fd(link, ctypes.byref(info), ctypes.byref(size)):
+        raise last_error()
+    return int(info.missed)
+
+
+def tells_missed_entries(release: str) -> bool:
+    """release: as printed by `uname -r`. An older kernel has links to many functions, too."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= _MULTI_SINCE

@@ -1,0 +1,103 @@
+"""Kernel functions are traced alike whichever way they are attached to, and whatever else the host would offer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stapsdtd.aggregate.aggregation import Aggregation, Function
+from stapsdtd.capture.bpf.engine import BpfEngine
+from stapsdtd.capture.bpf.groups import Attachments
+from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.paging import Paging
+from stapsdtd.capture.engine import LossStage, Target, TargetSite
+from stapsdtd.capture.names import Owner
+from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
+from stapsdtd.functions.kernel import make_kernel_functions, ways_to_attach
+from stapsdtd.functions.probes import objects_of
+from stapsdtd.functions.selectors import parse
+from stapsdtd.kernel.function_hooks import HookTrials
+from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.model import Object
+from stapsdtd.query.actions import Aggregate
+from stapsdtd.query.parse import parse as parse_condition
+from tests.kernel.test_function_tracing import calls, program, with_kprobes
+from tests.kernel.test_kernel_aggregation import AddingSink
+from tests.support import Ticker, wait_for
+
+__all__ = ["calls", "program"]
+
+pytestmark = [pytest.mark.kernel, *with_kprobes]
+
+THREADS, TIMES, BYTES = 4, 5000, 100
+NAMES = "vfs_read", "vfs_statx"
+PATIENCE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def hooks() -> HookTrials:
+    return HookTrials()
+
+
+@pytest.fixture(scope="module")
+def functions(hooks: HookTrials) -> Object:
+    found = make_kernel_functions(hooks)
+    try:
+        looked_up = found.functions("test", [parse(name) for name in NAMES]).result(PATIENCE_SECONDS)
+    finally:
+        found.stop()
+    (made,) = objects_of(looked_up.functions, looked_up.ways, "x86-64")
+    return made
+
+
+@pytest.fixture(params=[FENTRY, MULTI, KPROBE])
+def way(request: pytest.FixtureRequest, hooks: HookTrials) -> str:
+    way: str = request.param
+    if way not in ways_to_attach(hooks):
+        pytest.skip(f"this kernel has no {way}")
+    return way
+
+
+@pytest.fixture
+def engine(way: str) -> Iterator[BpfEngine]:
+    loaded, paging = Loaded(), Paging(lambda *_: None, lambda _: 0, lambda *_: 0)
+    attachments = Attachments.of(loaded, Tracefs.locate(), lambda: {way})
+    made = BpfEngine(Tracefs.locate(), Owner.this_process(), loaded, paging, attachments=attachments)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def patched() -> set[str]:
+    """The functions that ftrace patches at present."""
+    return {line.split()[0] for line in Tracefs.locate().read("enabled_functions").splitlines()} & {*NAMES}
+
+
+def test_calls_are_exact(engine: BpfEngine, way: str, functions: Object, calls: Ticker) -> None:
+    """What a task misses since another one, interrupted, is in the program there is told, and not added up."""
+    added = Aggregate(Aggregation((Function("count"),)))
+    sinks = []
+    for subscription_key, (name, argument) in enumerate({"entry": "arg2", "return": "arg0"}.items(), 1):
+        of_reads = parse_condition(f"pid == {calls.pid} && {argument} == {BYTES}", lambda _: None)
+        none = parse_condition("pid == 0", lambda _: None)
+        sites = [site for site in functions.parsed.sites if site.name == name]
+        wanted = [
+            TargetSite(site, number, added, predicate=of_reads if site.function == "vfs_read" else none)
+            for number, site in enumerate(sites, 1)
+        ]
+        sinks.append(AddingSink())
+        engine.open(subscription_key, sinks[-1], 64, "client", sinks[-1])
+        assert engine.arm(subscription_key, Target(functions, functions.path, tuple(wanted))) == []
+    assert patched() == {*NAMES}
+    of_events = {FENTRY: 0, MULTI: 2, KPROBE: 4}
+    assert len(Tracefs.locate().kprobe_events()) == of_events[way]
+    assert calls.do(f"read {BYTES} {TIMES} {THREADS}") == BYTES * TIMES * THREADS
+    for subscription_key, sink in enumerate(sinks, 1):
+        engine.close(subscription_key).result(PATIENCE_SECONDS)
+        missed = sink.losses[LossStage.MISSED]
+        assert sink.counted + missed == TIMES * THREADS
+        assert sink.fired_count == sink.counted + sink.filtered_count + missed
+        assert sink.losses.total() == missed
+    wait_for(lambda: not patched() and not Tracefs.locate().kprobe_events(), "the functions to be detached from")

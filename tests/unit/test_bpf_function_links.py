@@ -1,0 +1,212 @@
+"""How kernel functions are attached to: few by programs of their own, many together, and the rest by events."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import closing
+
+import pytest
+
+from stapsdtd.capture.bpf import function_links
+from stapsdtd.capture.bpf.function_links import MOST_AT_ONCE, MOST_PROGRAMS, FunctionLinks, Part
+from stapsdtd.capture.engine import Target
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI, Attachability
+from stapsdtd.functions.model import FunctionArgument, KernelFunction
+from stapsdtd.functions.passing import Passed
+from stapsdtd.functions.probes import objects_of
+from stapsdtd.kernel.function_links import FunctionLink, tells_missed_entries
+from stapsdtd.kernel.places import FunctionPlace
+from tests.unit.bpf_rig import made_engine, opened, refused
+from tests.unit.fake_bpf import FakeKernel
+from tests.unit.kernel_types import BOTH_WAYS
+from tests.unit.samples import captured, wanted_site
+
+ALL = frozenset([FENTRY, KPROBE, MULTI])
+
+
+class Programs:
+    """Descriptors of pipes stand for programs. refused: functions that the kernel takes none for."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, int] = {}
+        self.refused: set[str] = set()
+        self.waits = 0
+
+    def program_of_call(self, function: str, *, is_return: bool) -> int:
+        return self._load(f"{function}:{'return' if is_return else 'entry'}")
+
+    def program_of_entries(self) -> int:
+        return self._load("entries")
+
+    def _load(self, name: str) -> int:
+        if name in self.refused:
+            raise KernelFeatureError("bpf", f"no {name}", "")
+        self.loaded[name] = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        return self.loaded[name]
+
+    def wait_for_hits(self) -> None:
+        self.waits += 1
+
+    @property
+    def alive(self) -> set[str]:
+        return {name for name, descriptor in self.loaded.items() if os.path.exists(f"/proc/self/fd/{descriptor}")}
+
+    def close(self) -> None:
+        for name in self.alive:
+            os.close(self.loaded[name])
+
+
+@pytest.fixture
+def programs() -> Iterator[Programs]:
+    with closing(Programs()) as made:
+        yield made
+
+
+def entries(count: int, module: str = "") -> list[FunctionPlace]:
+    return [FunctionPlace(module, f"f{number}", is_return=False) for number in range(count)]
+
+
+def returns(count: int) -> list[FunctionPlace]:
+    return [place._replace(is_return=True) for place in entries(count)]
+
+
+FEW, MANY = MOST_AT_ONCE, MOST_AT_ONCE + 1
+
+
+@pytest.mark.parametrize(
+    ("ways", "places", "expected"),
+    [
+        (ALL, entries(FEW), [Part(FENTRY, [each]) for each in range(FEW)]),
+        (ALL, entries(MANY), [Part(MULTI, range(MANY))]),
+        (ALL, returns(MANY), [Part(KPROBE, [each]) for each in range(MANY)]),
+        (ALL, entries(2, "ext4"), [Part(KPROBE, [0]), Part(KPROBE, [1])]),
+        (ALL, [*entries(MANY), *entries(1, "ext4")], [Part(MULTI, range(MANY)), Part(KPROBE, [MANY])]),
+        (ALL, [*entries(1, "ext4"), *returns(1)], [Part(FENTRY, [1]), Part(KPROBE, [0])]),
+        ({FENTRY, KPROBE}, entries(MANY), [Part(KPROBE, [each]) for each in range(MANY)]),
+        ({KPROBE, MULTI}, entries(2), [Part(MULTI, [0, 1])]),
+        ({KPROBE}, entries(2), [Part(KPROBE, [0]), Part(KPROBE, [1])]),
+        ({FENTRY}, entries(MANY), [Part(FENTRY, [each]) for each in range(MANY)]),
+        (set(), entries(1), [Part(KPROBE, [0])]),
+    ],
+)
+def test_which_way(
+    programs: Programs, ways: Collection[str], places: list[FunctionPlace], expected: list[Part]
+) -> None:
+    found = FunctionLinks(programs, lambda: ways).parts(places)
+    assert [(part.way, list(part.positions)) for part in found] == [(way, list(each)) for way, each in expected]
+
+
+def linked(links: FunctionLinks, places: list[FunctionPlace]) -> list[FunctionLink]:
+    parts = links.parts(places)
+    return [links.link(way, [places[each] for each in positions], [0]) for way, positions in parts if way == FENTRY]
+
+
+def test_programs_go_with_their_links_and_make_room(programs: Programs) -> None:
+    links = FunctionLinks(programs, lambda: ALL)
+    held = [link for number in range(MOST_PROGRAMS // FEW) for link in linked(links, entries(FEW))]
+    assert len(held) == MOST_PROGRAMS
+    assert links.parts(entries(1)) == [Part(MULTI, [0])]
+    for link in held[:2]:
+        link.disarm()
+        link.remove()
+        # the reaper may try again
+        link.remove()
+    assert programs.waits == 2
+    assert links.parts(entries(2)) == [Part(FENTRY, [0]), Part(FENTRY, [1])]
+
+
+def test_programs_of_what_was_never_attached_are_freed(programs: Programs) -> None:
+    links = FunctionLinks(programs, lambda: ALL)
+    links.parts(entries(2))
+    assert programs.alive == {"f0:entry", "f1:entry"}
+    links.parts([])
+    assert not programs.alive
+
+
+def test_a_function_that_the_kernel_refuses_concerns_no_other(programs: Programs) -> None:
+    programs.refused = {"f0:entry"}
+    links, places = FunctionLinks(programs, lambda: ALL), entries(2)
+    parts = links.parts(places)
+    with pytest.raises(OSError, match="no f0:entry"):
+        links.link(*parts[0][:1], places[:1], [1])
+    assert links.link(FENTRY, places[1:], [2]).missed(dict) == 0
+    # nor later ones
+    assert links.parts(places) == [Part(FENTRY, [0]), Part(FENTRY, [1])]
+
+
+def test_a_program_for_many_is_tried_once(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs.refused = {"entries"}
+    links, places = FunctionLinks(programs, lambda: ALL), entries(MANY)
+    assert links.parts(places)[0].way == MULTI
+    for message in ("no entries", "refuses the program for kprobe.multi"):
+        with pytest.raises(OSError, match=message):
+            links.link(MULTI, places, range(MANY))
+    assert {part.way for part in links.parts(places)} == {KPROBE}
+    monkeypatch.setattr(function_links, "MOST_AT_ONCE", MANY)
+    assert {part.way for part in links.parts(places)} == {FENTRY}
+
+
+@pytest.mark.parametrize(
+    ("release", "tells"),
+    [
+        ("6.6.90-amd64", False),
+        ("6.7.0", True),
+        ("6.12.117+deb12-amd64", True),
+        ("5.19", False),
+        ("10.0.1", True),
+        ("x", False),
+    ],
+)
+def test_kernels_that_tell_what_a_link_missed(release: str, tells: bool) -> None:
+    assert tells_missed_entries(release) is tells
+
+
+FUNCTIONS = [
+    KernelFunction(
+        name, "vmlinux", "", (), FunctionArgument("return", "void", 0, Passed()), Attachability(("kprobe",), ())
+    )
+    for name in ("one", "two")
+]
+
+
+def kernel_target(names: Collection[str]) -> Target:
+    (kernel,) = objects_of(FUNCTIONS, BOTH_WAYS, "x86-64")
+    wanted = [site for site in kernel.parsed.sites if site.name in names]
+    return Target(
+        kernel, kernel.path, tuple(wanted_site(captured(each), number) for number, each in enumerate(wanted, 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("ways", "names", "programs_wanted"),
+    [
+        (ALL, ("entry", "return"), {"one:entry", "one:return", "two:entry", "two:return"}),
+        ({MULTI, KPROBE}, ("entry",), {"entries"}),
+    ],
+)
+def test_what_the_kernel_refuses_to_link_gets_kprobes(
+    kernel: FakeKernel, programs: Programs, ways: Collection[str], names: Collection[str], programs_wanted: set[str]
+) -> None:
+    # that what stands for programs is none
+    engine = made_engine(kernel, has_links=True, functions=FunctionLinks(programs, lambda: ways))
+    opened(engine, 1)
+    assert engine.arm(1, kernel_target(names)) == []
+    assert programs.loaded.keys() == programs_wanted
+    assert not programs.alive
+    steps = kernel.steps()
+    assert [step for step in steps if step.startswith("define")] == [
+        f"define g{number} {name}" for number, name in enumerate(["one", "two"] * len(names))
+    ]
+    engine.shutdown()
+    assert not kernel.events
+
+
+def test_a_function_is_refused_where_there_is_no_kprobe_either(kernel: FakeKernel, programs: Programs) -> None:
+    kernel.fail = lambda step: OSError("no kprobes") if step == "define g1 two" else None
+    engine = made_engine(kernel, has_links=True, functions=FunctionLinks(programs, lambda: {FENTRY}))
+    opened(engine, 1)
+    assert refused(engine.arm(1, kernel_target(["entry"]))) == {"entry": "no kprobes"}
+    assert kernel.events.keys() == {"g0"}
+    engine.shutdown()
