@@ -14,6 +14,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
+from stapsdtd.cli.d_functions import function_probes, functions_of
 from stapsdtd.cli.d_hits import Hits
 from stapsdtd.cli.d_prepared import prepare
 from stapsdtd.cli.d_run import Output, Runner, tell_fault
@@ -24,6 +25,7 @@ from stapsdtd.client import AsyncClient, ClientError, SubscribeOptions
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.interpret import Program as Running
+from stapsdtd.query.d.kernel_functions import with_results
 from stapsdtd.query.d.macros import substituted
 from stapsdtd.query.d.nodes import NOWHERE, Option, Part, Program
 from stapsdtd.query.d.options import options_of
@@ -131,7 +133,7 @@ class _Wanted:
                 part = each.parsed()
                 settings = options_of([*part.options, *self.settings])
                 values = _macros(self.arguments, target, is_lenient=settings.has_default_arguments)
-                parts.append(substituted(part, values))
+                parts.append(with_results(substituted(part, values)))
             except DError as error:
                 raise each.failed(error) from None
         return parts
@@ -170,7 +172,8 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
         parts = wanted.parsed(target)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-            probes = await _probes(client, scope)
+            functions = functions_of(parts)
+            probes = [*await _probes(client, scope), *await function_probes(client, functions)]
             prepared = wanted.prepared(parts, probes)
             if wanted.lists:
                 prepared.print_list(is_verbose=wanted.is_verbose)
@@ -179,7 +182,7 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
             if wanted.lists or wanted.explains or wanted.compiles:
                 return 0
             # a program's clauses are about whomever they name, not about the command alone
-            scope = replace(scope, pids=(), follow=False)
+            scope = replace(scope, pids=(), follow=False, functions=functions)
             if pid is not None:
                 stack.callback(_stop_with(pid, stop))
             failure, status = await _trace(client, prepared, scope, run, stop)

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from stapsdtd.cli.d_functions import is_function
 from stapsdtd.query.d.machine import Hit
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class Hits:
             probe, function = event.probe, event.site.function or ""
             module = os.path.basename(probe.path)
             number = self._ids.id_of(probe.provider, module, function, probe.name)
-            known = self._probes[key] = number, f"{probe.provider}{event.pid}", module, function, probe.name
+            provider = probe.provider if is_function(probe) else f"{probe.provider}{event.pid}"
+            known = self._probes[key] = number, provider, module, function, probe.name
         return known
 
     def own(self, provider: str, name: str) -> Hit:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import Selector, parse
+from stapsdtd.cli.d_functions import is_function
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.probes import meaning, selector_of
 from stapsdtd.query.d.values import Integer, String
@@ -129,8 +131,13 @@ class Known:
         )
 
     def are_apart(self, clause: Clause, other: Clause) -> bool:
-        one, another = ({(probe.path, site.offset) for probe, site in self._sites(each)} for each in (clause, other))
+        one, another = (set(starmap(_place, self._sites(each))) for each in (clause, other))
         return bool(one and another) and one.isdisjoint(another)
+
+
+def _place(probe: Probe, site: Site) -> tuple[str, int | str]:
+    """Return what two descriptions of one place have in common."""
+    return probe.path, f"{site.function}:{probe.name}" if is_function(probe) else site.offset
 
 
 def _type_of(probe: Probe, site: Site, index: int, signatures: Catalog) -> Type | None:

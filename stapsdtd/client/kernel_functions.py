@@ -23,6 +23,7 @@ class KernelArgument:
     registers: tuple[str, ...]
     refused: str = ""
     record_size: int = 0
+    signed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,15 @@ def _function(message: pb.KernelFunction, table: Sequence[Shape]) -> KernelFunct
 
 
 def _argument(message: pb.KernelArgument) -> KernelArgument:
-    registers = tuple(message.registers)
-    return KernelArgument(message.name, message.type, message.size, registers, message.refused, message.record_size)
+    return KernelArgument(
+        message.name,
+        message.type,
+        message.size,
+        tuple(message.registers),
+        message.refused,
+        message.record_size,
+        message.signed,
+    )
 
 
 def _value(message: pb.KernelValue, table: Sequence[Shape]) -> KernelValue:

@@ -137,8 +137,11 @@ def test_meanings_of_descriptions(text: str, meant: object) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("syscall::read:entry", "provider syscall: stapsdt has static probes of programs alone; for system calls"),
-        ("fbt:::entry", "for the kernel use bpftrace or perf"),
+        (
+            "syscall::read:entry",
+            "provider syscall: stapsdt has static probes of programs, and kernel functions as fbt; for system calls",
+        ),
+        ("rawfbt:::entry", "for the kernel use bpftrace or perf"),
         ("pid123::malloc:entry", "for any function of a program use bpftrace's uprobe"),
         ("profile-997", "samples are not taken; tick-N is there"),
         ("tick-0s", "tick-0s is no timer; write tick-1s or tick-100ms"),

@@ -18,7 +18,7 @@ _NANOSECONDS = {
     "d": 86400 * 10**9, "day": 86400 * 10**9,
 }  # fmt: skip
 _SHORTEST_NS = 1_000_000
-_OF_KERNEL = "stapsdt has static probes of programs alone"
+_OF_KERNEL = "stapsdt has static probes of programs, and kernel functions as fbt"
 _REFUSED = {
     "syscall": f"{_OF_KERNEL}; for system calls use bpftrace, or strace for one process",
     "pid": f"{_OF_KERNEL}; for any function of a program use bpftrace's uprobe",
@@ -26,7 +26,6 @@ _REFUSED = {
     "profile": "samples are not taken; tick-N is there, and perf for profiles",
     **dict.fromkeys(
         (
-            "fbt",
             "rawfbt",
             "rawtp",
             "sdt",

@@ -1,0 +1,73 @@
+"""D programs over kernel functions, as DTrace's fbt has them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stapsdtd.client import Client
+from tests.kernel.test_function_tracing import SIZE, calls, program, with_kprobes
+from tests.support import Daemon, Ticker, stapsdt, stapsdt_command, wait_for
+
+__all__ = ["calls", "program"]
+
+pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("engine", ["bpf"], indirect=True), *with_kprobes]
+
+READS = """
+    BEGIN { printf("armed\\n"); }
+    fbt::vfs_read:entry /pid == $target && arg2 == 5000/
+    { @calls[probefunc, probemod] = count(); self->at = timestamp; }
+    fbt::vfs_read:return /self->at/ { @ns = sum(timestamp - self->at); INTERPRETED self->at = 0; }
+    fbt::vfs_read:return /pid == $target && arg1 == 1000/ { @bytes = sum(arg1); }
+    fbt::do_sys_openat2:entry /pid == $target/ { printf("open %s\\n", copyinstr(arg1)); }
+    fbt::do_sys_openat2:return /pid == $target && args[1] < 0/ { printf("%s%s %d\\n", probeprov, probefunc, arg1); }
+    END { printa("%s in %s %@d\\n", @calls); printa("ns %@d\\n", @ns); printa("bytes %@d\\n", @bytes); }
+"""
+
+
+@pytest.mark.parametrize("interpreted", ["", "x++;"], ids=["lowered", "interpreted"])
+def test_calls_and_their_results(daemon: Daemon, calls: Ticker, tmp_path: Path, interpreted: str) -> None:
+    options = ["-q", "-p", str(calls.pid), "-n", READS.replace("INTERPRETED", interpreted)]
+    with (
+        subprocess.Popen(
+            [*stapsdt_command(daemon.target, "d"), *options], stdout=subprocess.PIPE, text=True
+        ) as tracing,
+        Client(daemon.target) as client,
+    ):
+        assert tracing.stdout is not None
+        assert tracing.stdout.readline() == "armed\n"
+        wait_for(lambda: not (arming := client.info().arming).waiting and not arming.running, "it to be armed")
+        assert calls.do("read 5000 10 2") == 20 * SIZE
+        calls.do(f"open {tmp_path}/missing")
+        tracing.send_signal(signal.SIGINT)
+        output, _ = tracing.communicate(timeout=60)
+    assert tracing.returncode == 0
+    lines = output.split("\n")
+    assert [f"open {tmp_path}/missing", "fbtdo_sys_openat2 -2"] == [each for each in lines if "open" in each]
+    assert {"vfs_read in vmlinux 20", f"bytes {20 * SIZE}"} <= {*lines}
+    (nanoseconds,) = [int(each.split()[1]) for each in lines if each.startswith("ns ")]
+    assert nanoseconds > 0
+
+
+def test_list(daemon: Daemon) -> None:
+    listed = stapsdt(daemon.target, "d", "-l", "-v", "-n", "fbt::vfs_read:").stdout.split("\n")
+    assert listed[1].split() == ["4", "fbt", "vmlinux", "vfs_read", "entry"]
+    assert {"\t\targs[2]: uint64_t", "\t\targs[0]: int64_t"} <= {*listed}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("fbt::no_such_function:entry", "probe description fbt::no_such_function:entry does not match any probes"),
+        ("fbt::vfs_read:return { trace(arg0) }", "at returns of functions, there is the result alone: arg1 or args[1]"),
+        ("fbt::vfs_read: { trace(arg0) }", "write a clause of its own for these"),
+        ("fbt:::entry", "too many match; name fewer"),
+    ],
+)
+def test_errors(daemon: Daemon, text: str, reason: str) -> None:
+    done = stapsdt(daemon.target, "d", "-n", text, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
