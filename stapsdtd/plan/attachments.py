@@ -24,8 +24,8 @@ Scope = frozenset[int] | None
 
 
 class Site(Protocol):
-    """A site that may be wanted. unit: sites of different ones are not attached together. scope: for which processes it
-    is wanted.
+    """A site that may be wanted. unit: sites of different ones are not attached together. has_offset: whether its
+    offset tells it apart, rather than who attaches it. scope: for which processes it is wanted.
     """
 
     @property
@@ -33,6 +33,9 @@ class Site(Protocol):
 
     @property
     def site_offset(self) -> int: ...
+
+    @property
+    def has_offset(self) -> bool: ...
 
     @property
     def is_wanted(self) -> bool: ...
@@ -93,7 +96,8 @@ def changes(
     for site in sorted(unattached, key=lambda site: site.site_offset):
         together[site.unit, site.scope].append(site)
     for (_, scope), sites in together.items():
-        shared = [sites] if has_links and scope is None else share_groups(sites)
+        needs_offsets = sites[0].has_offset and not (has_links and scope is None)
+        shared = share_groups(sites) if needs_offsets else [sites]
         result.attach += [Attach(tuple(members), scope) for members in shared]
     return result
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stapsdtd.aggregate.aggregation import Aggregation, Function
+from stapsdtd.arch.registry import of_host
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.kernel import Loaded
@@ -47,7 +48,9 @@ def functions(hooks: HookTrials) -> Object:
         looked_up = found.functions("test", [parse(name) for name in NAMES]).result(PATIENCE_SECONDS)
     finally:
         found.stop()
-    (made,) = objects_of(looked_up.functions, looked_up.ways, "x86-64")
+    architecture = of_host()
+    assert architecture is not None
+    (made,) = objects_of(looked_up.functions, looked_up.ways, architecture.name)
     return made
 
 
@@ -90,7 +93,9 @@ def test_calls_are_exact(engine: BpfEngine, way: str, functions: Object, calls: 
         sinks.append(AddingSink())
         engine.open(subscription_key, sinks[-1], 64, "client", sinks[-1])
         assert engine.arm(subscription_key, Target(functions, functions.path, tuple(wanted))) == []
-    assert patched() == {*NAMES}
+    if way != KPROBE:
+        # not all machines have ftrace patch for these, too
+        assert patched() == {*NAMES}
     of_events = {FENTRY: 0, MULTI: 2, KPROBE: 4}
     assert len(Tracefs.locate().kprobe_events()) == of_events[way]
     assert calls.do(f"read {BYTES} {TIMES} {THREADS}") == BYTES * TIMES * THREADS

@@ -21,6 +21,7 @@ class Site:
     site_offset: int
     scopes: dict[int, Scope] = field(default_factory=dict)
     unit: str = "file"
+    has_offset: bool = True
 
     @property
     def is_wanted(self) -> bool:
@@ -150,3 +151,9 @@ def test_sites_of_different_files_are_attached_apart(has_links: bool) -> None:
     one, other, gone = (Site(0x10, {1: None}, "one"), Site(0x20, {1: None}, "other"), Site(0x30, {}, "other"))
     needed = changes([Group([other, gone], None)], [one], has_links=has_links)
     assert [each.sites for each in needed.attach] == [(one,), (other,)]
+
+
+def test_what_has_no_offset_is_attached_together() -> None:
+    functions = [Site(0, {1: None}, has_offset=False) for _ in range(3)]
+    needed = changes([Group([], None)], functions)
+    assert [attach.sites for attach in needed.attach] == [tuple(functions)]

@@ -113,8 +113,9 @@ def _provide(share: Path) -> None:
     headers.mkdir(parents=True, exist_ok=True)
     for header in SDT_HEADERS.glob("sdt*.h"):
         shutil.copy(header, headers)
-    source, output = TARGETS / "ticker.c", share / "ticker"
-    _run("aarch64-linux-gnu-gcc", "-O2", "-g", f"-I{headers.parent}", "-o", str(output), str(source), "-lpthread")
+    compiler = ("aarch64-linux-gnu-gcc", "-O2", "-g", f"-I{headers.parent}")
+    for name in ("ticker", "calls"):
+        _run(*compiler, "-o", str(share / name), str(TARGETS / f"{name}.c"), "-lpthread")
 
 
 def _run(*command: str) -> None:

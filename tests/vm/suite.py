@@ -121,7 +121,7 @@ def _script(machine: Machine) -> str:
 def _tests(machine: Machine) -> str:
     if machine.architecture != "x86-64":
         # a smoke run: there is no compiler in the guest
-        return "tests/kernel/test_capture.py -k bpf"
+        return "tests/kernel/test_capture.py tests/kernel/test_function_ways.py -k 'bpf or fentry or kprobe'"
     # the others take as long to import as a test takes
     files = sorted(ROOT.glob("tests/kernel/test_*.py"))
     return " ".join(str(path.relative_to(ROOT)) for path in files if "mark.vm" in path.read_text())

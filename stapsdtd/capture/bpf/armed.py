@@ -133,6 +133,10 @@ class ArmedSite:
         return self.site.site_offset
 
     @property
+    def has_offset(self) -> bool:
+        return not self.object.is_kernel
+
+    @property
     def is_wanted(self) -> bool:
         return bool(self.consumers)
 
