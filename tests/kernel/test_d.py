@@ -184,7 +184,7 @@ def test_timers(daemon: Daemon) -> None:
             1,
             "failed to compile 'BEGIN { x = ; }': line 1, column 13: syntax error near \";\"",
         ),
-        (["-n", "syscall::read:entry"], 1, "stapsdt has static probes of programs alone"),
+        (["-n", "syscall::read:entry"], 1, "stapsdt has static probes of programs, and kernel functions as fbt"),
         (["-n", "BEGIN { trace($1); }"], 1, "macro argument $1 is not defined"),
         (["-n", "BEGIN x = 1;"], 1, 'line 1, column 7: syntax error near "x"'),
         (
