@@ -36,11 +36,8 @@ from tests.users import ANNE, public_folder
 HAS_KPROBES = os.path.exists("/sys/bus/event_source/devices/kprobe/type")
 
 pytestmark = [pytest.mark.kernel, pytest.mark.parametrize("engine", ["bpf"], indirect=True)]
-with_kprobes = [
-    pytest.mark.vm,
-    # the virtual machines have them
-    pytest.mark.skipif(not HAS_KPROBES and TIME_FACTOR == 1, reason="this kernel has no kprobes"),
-]
+# the virtual machines have them
+with_kprobes = pytest.mark.skipif(not HAS_KPROBES and TIME_FACTOR == 1, reason="this kernel has no kprobes")
 
 SIZE = 1000
 THREADS, TIMES = 4, 25_000
@@ -75,7 +72,7 @@ def traced(daemon: Daemon, *arguments: str) -> Iterator[list[dict[str, Any]]]:
 
 
 class TestCalls:
-    pytestmark = with_kprobes
+    pytestmark = (pytest.mark.vm, with_kprobes)
 
     def test_entry_and_return_have_what_the_call_had(self, daemon: Daemon, calls: Ticker) -> None:
         values = "vfs_read(str(file->f_path.dentry->d_name.name), file->f_inode->i_size, count, return)"

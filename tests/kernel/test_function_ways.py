@@ -29,7 +29,7 @@ from tests.support import Ticker, wait_for
 
 __all__ = ["calls", "program"]
 
-pytestmark = [pytest.mark.kernel, *with_kprobes]
+pytestmark = [pytest.mark.kernel, pytest.mark.vm, with_kprobes]
 
 THREADS, TIMES, BYTES = 4, 5000, 100
 NAMES = "vfs_read", "vfs_statx"

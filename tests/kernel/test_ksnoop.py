@@ -21,7 +21,8 @@ from tests.support import Daemon, require, stapsdt, stapsdt_command, wait_for
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.parametrize("engine", ["bpf"], indirect=True),
-    *with_kprobes,
+    pytest.mark.vm,
+    with_kprobes,
 ]
 
 SEND = """
