@@ -71,9 +71,9 @@ def traced(daemon: Daemon, *arguments: str) -> Iterator[list[dict[str, Any]]]:
     assert process.returncode == 0
 
 
+@pytest.mark.vm
+@with_kprobes
 class TestCalls:
-    pytestmark = (pytest.mark.vm, with_kprobes)
-
     def test_entry_and_return_have_what_the_call_had(self, daemon: Daemon, calls: Ticker) -> None:
         values = "vfs_read(str(file->f_path.dentry->d_name.name), file->f_inode->i_size, count, return)"
         with traced(daemon, values, "--pid", str(calls.pid)) as records:
