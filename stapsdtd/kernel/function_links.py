@@ -13,17 +13,17 @@ import ctypes
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from stapsdtd.kernel.bpf_links import CookieOptions, MultiOptions, create_link
 from stapsdtd.kernel.libbpf import last_error, library
+from stapsdtd.kernel.own_programs import OwnProgram
 
 FENTRY_TYPE, FEXIT_TYPE, MULTI_TYPE = 24, 25, 42
 """BPF_TRACE_FENTRY, BPF_TRACE_FEXIT and BPF_TRACE_KPROBE_MULTI (include/uapi/linux/bpf.h)."""
 
 _MULTI_SINCE = (6, 7)
-
-_SKIPPED = re.compile(r"^recursion_misses:\s*(\d+)$", re.MULTILINE)
 
 
 class _LinkInfo(ctypes.Structure):
@@ -47,20 +47,23 @@ class FunctionLink:
 
     def __init__(
         self,
-        program: int,
+        program: OwnProgram,
         link: Callable[[int], int],
         wait_for_hits: Callable[[], None],
         missed_by: Callable[[int], int] = lambda _: 0,
     ) -> None:
-        """program: a descriptor, which is closed with this. link: attaches it, and returns the link's descriptor.
-        wait_for_hits: returns when no program runs that ran when it was called. missed_by: how many calls a link
-        missed. is_gone: whether it was removed.
+        """program: released with this. link: attaches it, and returns the link's descriptor. wait_for_hits: returns
+        when no program runs that ran when it was called. missed_by: how many calls a link missed. is_gone: whether
+        it was removed.
         """
         self._program = program
         self._attach = link
         self._wait_for_hits = wait_for_hits
         self._missed_by = missed_by
         self._link: int | None = None
+        self._skipped = self._by_link = 0
+        # `missed` is called while another thread removes it
+        self._lock = threading.Lock()
         self.is_gone = False
 
     def arm(self, pid: int | None) -> None:
@@ -68,22 +71,25 @@ class FunctionLink:
         if pid is not None:
             raise OSError(errno.EOPNOTSUPP, "a kernel function is the same for all processes")
         if self._link is None:
-            self._link = self._attach(self._program)
+            self._link = self._attach(self._program.descriptor)
 
     def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:  # noqa: ARG002 - it is none of these
-        """Return how many calls the program did not run for, since it or another one was running on that CPU."""
-        if self.is_gone:
-            return 0
-        with open(f"/proc/self/fdinfo/{self._program}", encoding="ascii") as file:
-            skipped = _SKIPPED.search(file.read())
-        by_link = 0 if self._link is None else self._missed_by(self._link)
-        return by_link + (int(skipped[1]) if skipped else 0)
+        """Return how many calls it did not run for, as far as the kernel told that while it was attached."""
+        with self._lock:
+            self._look()
+            return self._by_link + self._skipped
+
+    def _look(self) -> None:
+        self._skipped += self._program.take_skipped()
+        if self._link is not None:
+            self._by_link = self._missed_by(self._link)
 
     def unpatch(self) -> None:
         """Detach the program. It may still run for calls that have begun."""
-        link, self._link = self._link, None
-        if link is not None:
-            os.close(link)
+        with self._lock:
+            link, self._link = self._link, None
+            if link is not None:
+                os.close(link)
 
     def unpatch_in(self, pid: int) -> None:
         """Do nothing: it is for all processes."""
@@ -101,7 +107,7 @@ class FunctionLink:
         self.unpatch()
         if not self.is_gone:
             self.is_gone = True
-            os.close(self._program)
+            self._program.release()
 
 
 def link_call(program: int, attach_type: int, cookie: int) -> int:

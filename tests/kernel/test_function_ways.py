@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +24,14 @@ from stapsdtd.functions.kernel import make_kernel_functions, ways_to_attach
 from stapsdtd.functions.probes import objects_of
 from stapsdtd.functions.selectors import parse
 from stapsdtd.kernel.function_hooks import HookTrials
+from stapsdtd.kernel.function_links import tells_missed_entries
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Object
 from stapsdtd.query.actions import Aggregate
 from stapsdtd.query.parse import parse as parse_condition
 from tests.kernel.test_function_tracing import calls, program, with_kprobes
 from tests.kernel.test_kernel_aggregation import AddingSink
-from tests.support import Ticker, wait_for
+from tests.support import Ticker, require, wait_for
 
 __all__ = ["calls", "program"]
 
@@ -43,29 +49,36 @@ def hooks() -> HookTrials:
 
 @pytest.fixture(scope="module")
 def functions(hooks: HookTrials) -> Object:
+    return looked_up(hooks, *NAMES)
+
+
+def looked_up(hooks: HookTrials, *texts: str) -> Object:
     found = make_kernel_functions(hooks)
     try:
-        looked_up = found.functions("test", [parse(name) for name in NAMES]).result(PATIENCE_SECONDS)
+        lookup = found.functions("test", [parse(text) for text in texts]).result(PATIENCE_SECONDS)
     finally:
         found.stop()
     architecture = of_host()
     assert architecture is not None
-    (made,) = objects_of(looked_up.functions, looked_up.ways, architecture.name)
+    (made,) = objects_of(lookup.functions, lookup.ways, architecture.name)
     return made
 
 
-@pytest.fixture(params=[FENTRY, MULTI, KPROBE])
-def way(request: pytest.FixtureRequest, hooks: HookTrials) -> str:
-    way: str = request.param
-    if way not in ways_to_attach(hooks):
-        pytest.skip(f"this kernel has no {way}")
-    return way
+WAYS = [{FENTRY}, {MULTI}, {KPROBE}]
+
+
+@pytest.fixture(params=WAYS)
+def ways(request: pytest.FixtureRequest, hooks: HookTrials) -> set[str]:
+    ways: set[str] = request.param
+    if missing := ways - {*ways_to_attach(hooks)}:
+        pytest.skip(f"this kernel has no {missing.pop()}")
+    return ways
 
 
 @pytest.fixture
-def engine(way: str) -> Iterator[BpfEngine]:
+def engine(ways: set[str]) -> Iterator[BpfEngine]:
     loaded, paging = Loaded(), Paging(lambda *_: None, lambda _: 0, lambda *_: 0)
-    attachments = Attachments.of(loaded, Tracefs.locate(), lambda: {way})
+    attachments = Attachments.of(loaded, Tracefs.locate(), lambda: ways)
     made = BpfEngine(Tracefs.locate(), Owner.this_process(), loaded, paging, attachments=attachments)
     try:
         yield made
@@ -78,7 +91,7 @@ def patched() -> set[str]:
     return {line.split()[0] for line in Tracefs.locate().read("enabled_functions").splitlines()} & {*NAMES}
 
 
-def test_calls_are_exact(engine: BpfEngine, way: str, functions: Object, calls: Ticker) -> None:
+def test_calls_are_exact(engine: BpfEngine, ways: set[str], functions: Object, calls: Ticker) -> None:
     """What a task misses since another one, interrupted, is in the program there is told, and not added up."""
     added = Aggregate(Aggregation((Function("count"),)))
     sinks = []
@@ -93,6 +106,7 @@ def test_calls_are_exact(engine: BpfEngine, way: str, functions: Object, calls: 
         sinks.append(AddingSink())
         engine.open(subscription_key, sinks[-1], 64, "client", sinks[-1])
         assert engine.arm(subscription_key, Target(functions, functions.path, tuple(wanted))) == []
+    (way,) = ways
     if way != KPROBE:
         # not all machines have ftrace patch for these, too
         assert patched() == {*NAMES}
@@ -106,3 +120,33 @@ def test_calls_are_exact(engine: BpfEngine, way: str, functions: Object, calls: 
         assert sink.fired_count == sink.counted + sink.filtered_count + missed
         assert sink.losses.total() == missed
     wait_for(lambda: not patched() and not Tracefs.locate().kprobe_events(), "the functions to be detached from")
+
+
+@pytest.mark.parametrize("ways", [{KPROBE}], indirect=True)
+def test_what_kprobes_skip_is_told(engine: BpfEngine, hooks: HookTrials, calls: Ticker, tmp_path: Path) -> None:
+    """The kernel runs no program of a kprobe in the middle of one of a tracepoint."""
+    if not tells_missed_entries(os.uname().release):
+        pytest.skip("this kernel does not count that")
+    require(shutil.which("bpftrace") is not None, "bpftrace")
+    reading = looked_up(hooks, "strncpy_from_user_nofault")
+    sink = AddingSink()
+    engine.open(1, sink, 64, "client", sink)
+    counting = Aggregate(Aggregation((Function("count"),)))
+    sites = tuple(TargetSite(site, 1, counting) for site in reading.parsed.sites if site.name == "entry")
+    assert engine.arm(1, Target(reading, reading.path, sites)) == []
+    program = (
+        'BEGIN { printf("ready\\n") } '
+        f"tracepoint:syscalls:sys_enter_openat /pid == {calls.pid}/ {{ @ = str(args->filename) }}"
+    )
+    with subprocess.Popen(["bpftrace", "-e", program], stdout=subprocess.PIPE, text=True) as other:
+        output = other.stdout
+        assert output is not None
+        try:
+            wait_for(lambda: "ready" in output.readline(), "bpftrace to be ready", PATIENCE_SECONDS)
+            for _ in range(TIMES // 100):
+                assert calls.do(f"open {tmp_path / 'known'}") > 0
+        finally:
+            other.send_signal(signal.SIGINT)
+    engine.close(1).result(PATIENCE_SECONDS)
+    assert sink.losses[LossStage.MISSED] >= TIMES // 100
+    assert sink.fired_count == sink.counted + sink.losses[LossStage.MISSED]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from typing import cast
 
 import pytest
 
 from stapsdtd.capture.bpf import function_links
-from stapsdtd.capture.bpf.function_links import MOST_AT_ONCE, MOST_PROGRAMS, FunctionLinks, Part
+from stapsdtd.capture.bpf.function_links import MOST_AT_ONCE, MOST_PROGRAMS, FunctionLinks, MakeFunctionEvent, Part
 from stapsdtd.capture.engine import Target
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI, Attachability
@@ -17,6 +18,7 @@ from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.passing import Passed
 from stapsdtd.functions.probes import objects_of
 from stapsdtd.kernel.function_links import FunctionLink, tells_missed_entries
+from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.places import FunctionPlace
 from tests.unit.bpf_rig import made_engine, opened, refused
 from tests.unit.fake_bpf import FakeKernel
@@ -39,6 +41,9 @@ class Programs:
 
     def program_of_entries(self) -> int:
         return self._load("entries")
+
+    def program_of_kprobes(self) -> int:
+        return self._load("kprobes")
 
     def _load(self, name: str) -> int:
         if name in self.refused:
@@ -98,6 +103,37 @@ def test_which_way(
     assert [(part.way, list(part.positions)) for part in found] == [(way, list(each)) for way, each in expected]
 
 
+def test_kprobes_that_are_attached_together_have_a_program(programs: Programs) -> None:
+    """Which goes with the last one of them, and is no later one's."""
+    shared: list[OwnProgram] = []
+
+    class Event:
+        def __init__(self, program: OwnProgram, *_: object) -> None:
+            shared.append(program.shared())
+
+    links = FunctionLinks(programs, lambda: {KPROBE}, cast("MakeFunctionEvent", Event))
+    for places in (entries(2), returns(1)):
+        links.parts(places)
+        for place in places:
+            links.event("name", [place], 1)
+    first, *others = shared
+    assert all(each is first for each in others)
+    links.forget_unused()
+    for each in shared:
+        assert programs.alive == {"kprobes"}
+        each.release()
+    assert not programs.alive
+    links.event("name", entries(1), 1)
+    links.forget_unused()
+    assert shared[-1] is not first
+    shared[-1].release()
+
+
+def test_without_a_count_of_what_is_skipped_kprobes_share_the_program_of_all(programs: Programs) -> None:
+    assert FunctionLinks(programs, lambda: ALL).event("name", entries(1), 1) is None
+    assert not programs.loaded
+
+
 def linked(links: FunctionLinks, places: list[FunctionPlace]) -> list[FunctionLink]:
     parts = links.parts(places)
     return [links.link(way, [places[each] for each in positions], [0]) for way, positions in parts if way == FENTRY]
@@ -121,7 +157,7 @@ def test_programs_of_what_was_never_attached_are_freed(programs: Programs) -> No
     links = FunctionLinks(programs, lambda: ALL)
     links.parts(entries(2))
     assert programs.alive == {"f0:entry", "f1:entry"}
-    links.parts([])
+    links.forget_unused()
     assert not programs.alive
 
 

@@ -333,11 +333,12 @@ def test_replaced_and_deleted_files_are_forgotten_as_others_come(tmp_path: Path)
         other.write_bytes(image(b"probe"))
         found.append(resolved(store, other))
     assert len({obj.key for obj in found if files.get(obj.key)}) < 10
+    again = resolved(store, path)
     for _ in range(10):
-        again = resolved(store, path)
         store.mapped(again)
         store.unmapped(again)
-    assert files.get(resolved(store, path).key) == again.parsed
+        again = resolved(store, path)
+    assert files.get(again.key) == again.parsed
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
+from stapsdtd.kernel.function_events import FunctionEvent
 from stapsdtd.kernel.function_links import (
     FENTRY_TYPE,
     FEXIT_TYPE,
@@ -27,8 +28,9 @@ from stapsdtd.kernel.function_links import (
     link_entries,
     missed_entries,
 )
+from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.perf import online_cpus
-from stapsdtd.kernel.places import FunctionPlace
+from stapsdtd.kernel.places import FunctionPlace, Place
 
 MOST_AT_ONCE = 8
 """Programs that are verified for what is attached at once, while other subscriptions wait to be armed."""
@@ -37,12 +39,18 @@ MOST_PROGRAMS = 64
 """At a time, of some 100 KB each."""
 
 
+MakeFunctionEvent = Callable[[OwnProgram, str, Sequence[Place | FunctionPlace], int], FunctionEvent]
+"""See `FunctionEvent`, without tracefs."""
+
+
 class Programs(Protocol):
     """See `kernel.Loaded`."""
 
     def program_of_call(self, function: str, *, is_return: bool) -> int: ...
 
     def program_of_entries(self) -> int: ...
+
+    def program_of_kprobes(self) -> int: ...
 
     def wait_for_hits(self) -> None: ...
 
@@ -57,10 +65,16 @@ class Part(NamedTuple):
 class FunctionLinks:
     """Called from one thread, but for the links that it makes."""
 
-    def __init__(self, programs: Programs, ways: Callable[[], Collection[str]]) -> None:
-        """ways: names of those that this host has."""
+    def __init__(
+        self, programs: Programs, ways: Callable[[], Collection[str]], make_event: MakeFunctionEvent | None = None
+    ) -> None:
+        """ways: names of those that this host has. make_event: None where the kernel does not tell what kprobes skip,
+        so that they need no program of their own.
+        """
         self._programs = programs
         self._ways = ways
+        self._make_event = make_event
+        self._of_kprobes: OwnProgram | None = None
         self._of_calls: list[FunctionLink] = []
         self._refused: set[str] = set()
         self._loaded: dict[FunctionPlace, Future[int]] = {}
@@ -87,9 +101,6 @@ class FunctionLinks:
 
     def _load(self, places: Sequence[FunctionPlace]) -> None:
         """Load programs on several CPUs at once."""
-        left = [self._loaded.pop(place) for place in list(self._loaded)]
-        for descriptor in (each.result() for each in left if not each.exception()):
-            os.close(descriptor)
         if places:
             with ThreadPoolExecutor(min(len(places), len(online_cpus())), "stapsdtd-verify") as pool:
                 for place in places:
@@ -108,8 +119,30 @@ class FunctionLinks:
                 self._refused.add(way)
             raise OSError(errno.EOPNOTSUPP, error.reason) from error
 
+    def event(self, name: str, places: Sequence[Place | FunctionPlace], cookie: int) -> FunctionEvent | None:
+        """Return a kprobe's event with a program for those that are attached together; None if that is of no use.
+
+        Raises OSError and TracefsRejectedError.
+        """
+        if self._make_event is None:
+            return None
+        try:
+            self._of_kprobes = self._of_kprobes or OwnProgram(self._programs.program_of_kprobes())
+        except KernelFeatureError as error:
+            raise OSError(errno.EOPNOTSUPP, error.reason) from error
+        return self._make_event(self._of_kprobes, name, places, cookie)
+
+    def forget_unused(self) -> None:
+        """Free programs that were loaded for what is attached by now, or was refused. Events and links keep theirs."""
+        loaded = [self._loaded.pop(place) for place in list(self._loaded)]
+        for descriptor in (each.result() for each in loaded if not each.exception()):
+            os.close(descriptor)
+        program, self._of_kprobes = self._of_kprobes, None
+        if program is not None:
+            program.release()
+
     def _link_of_call(self, place: FunctionPlace, cookie: int) -> FunctionLink:
-        program = self._loaded.pop(place).result()
+        program = OwnProgram(self._loaded.pop(place).result())
         attach = partial(link_call, attach_type=FEXIT_TYPE if place.is_return else FENTRY_TYPE, cookie=cookie)
         link = FunctionLink(program, attach, self._programs.wait_for_hits)
         self._of_calls.append(link)
@@ -117,5 +150,5 @@ class FunctionLinks:
 
     def _link_of_entries(self, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
         attach = partial(link_entries, functions=[place.function for place in places], cookies=cookies)
-        program = self._programs.program_of_entries()
+        program = OwnProgram(self._programs.program_of_entries())
         return FunctionLink(program, attach, self._programs.wait_for_hits, missed_entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
@@ -19,6 +20,8 @@ from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
+from stapsdtd.kernel.function_events import FunctionEvent
+from stapsdtd.kernel.function_links import tells_missed_entries
 from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
@@ -52,7 +55,9 @@ class Attachments(NamedTuple):
         """ways: to attach to kernel functions that this host has."""
         linked = loaded.linked_program
         make_link = partial(UprobeLink, linked) if linked else None
-        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, FunctionLinks(loaded, ways))
+        tells_skipped = tells_missed_entries(os.uname().release)
+        functions = FunctionLinks(loaded, ways, partial(FunctionEvent, tracefs) if tells_skipped else None)
+        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, functions)
 
 
 class Groups:
@@ -80,9 +85,13 @@ class Groups:
         needed = changes(groups, ungrouped, has_links=has_links)
         if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
             needed = changes(groups, ungrouped, fixed, has_links=has_links)
-        for attach in needed.attach:
-            for way, members in self._parts(attach.sites):
-                self._attach(way, members, attach.scope, plans, refused)
+        try:
+            for attach in needed.attach:
+                for way, members in self._parts(attach.sites):
+                    self._attach(way, members, attach.scope, plans, refused)
+        finally:
+            if self._functions is not None:
+                self._functions.forget_unused()
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
             group.sites = [site for site in group.sites if site.group is group]
@@ -193,7 +202,9 @@ class Groups:
             return make_link([place for place in places if isinstance(place, Place)], cookies)
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
-        return self._make_event(self._next_name(), places, cookie)
+        name = self._next_name()
+        of_function = self._functions.event(name, places, cookie) if way == KPROBE and self._functions else None
+        return of_function or self._make_event(name, places, cookie)
 
     def _patch(self, group: Group, pid: int | None) -> None:
         # the process may have ended

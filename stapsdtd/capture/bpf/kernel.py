@@ -26,7 +26,7 @@ from stapsdtd.kernel.number_map import NumberMap
 from stapsdtd.kernel.perf import possible_cpus
 
 _OBJECT = "stapsdt.bpf.o"
-_LINKED, _OF_ENTRIES = "on_linked_hit", "on_function_entries"
+_OF_EVENTS, _LINKED, _OF_ENTRIES = "on_hit", "on_linked_hit", "on_function_entries"
 _OF_CALLS = {False: "on_function_entry", True: "on_function_return"}
 """By whether they are of returns."""
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -61,7 +61,7 @@ class Loaded:
             self._object = BpfObject(
                 path, sizes, {".rodata": constants}, {".rodata.fingerprint": _fingerprint()}, attach_types
             )
-        self.program = self._object.program("on_hit")
+        self.program = self._object.program(_OF_EVENTS)
         self.linked_program = self._object.program(_LINKED) if takes_links else None
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
@@ -92,6 +92,11 @@ class Loaded:
         """The same for entries of many kernel functions."""
         with self._file() as path:
             return self._object.instance(path, _OF_ENTRIES)
+
+    def program_of_kprobes(self) -> int:
+        """The same for kprobes that are attached together."""
+        with self._file() as path:
+            return self._object.instance(path, _OF_EVENTS)
 
     def table(self, name: str) -> mmap.mmap:
         return self._object.table(name)

@@ -1,0 +1,33 @@
+"""Kprobes' events that run a program of their own, which tells what the kernel skipped. See `probe_events`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from stapsdtd.kernel.own_programs import OwnProgram
+from stapsdtd.kernel.places import FunctionPlace, Place
+from stapsdtd.kernel.probe_events import ProbeEvent
+from stapsdtd.kernel.tracefs import Tracefs
+
+
+class FunctionEvent(ProbeEvent):
+    """A kprobe or a kretprobe. Several that are attached together share a program, and one of them tells for all."""
+
+    def __init__(
+        self, tracefs: Tracefs, program: OwnProgram, name: str, places: Sequence[Place | FunctionPlace], cookie: int
+    ) -> None:
+        """See `ProbeEvent`. program: released with this."""
+        self._own = program.shared()
+        self._skipped = 0
+        self._is_released = False
+        super().__init__(tracefs, program.descriptor, name, places, cookie)
+
+    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:
+        self._skipped += self._own.take_skipped()
+        return super().missed(of_events) + self._skipped
+
+    def remove(self) -> None:
+        super().remove()
+        if not self._is_released:
+            self._is_released = True
+            self._own.release()
