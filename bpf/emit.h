@@ -4,7 +4,7 @@
 
 /* One record of a hit, for all subscriptions that want it. */
 
-#include "fetch.h"
+#include "start.h"
 
 #define NS_PER_SECOND 1000000000ULL
 #define PAGE_BYTES 4096 /* where pages are larger, a byte too many is touched, which does no harm */
@@ -92,6 +92,24 @@ static __always_inline void release(struct scratch *scratch)
 	*(volatile __u32 *)&scratch->busy = 0;
 }
 
+/* Put the record of a start into the record, where it ends, as a text; return whether there is one. */
+static __always_inline bool take_start(const struct hit *hit, const struct operand *op, __u64 *out)
+{
+	struct scratch *scratch = hit->scratch;
+	__u32 used = (*(const volatile __u32 *)&scratch->used + sizeof(__u64) - 1) & -sizeof(__u64);
+	long length;
+
+	*out = 0;
+	if (used > CLASS_7 - START_4)
+		return false;
+	length = copy_start(hit, op, scratch->bytes + used);
+	if (length < 0)
+		return false;
+	scratch->used = used + length;
+	*out = (__u64)length << 32 | used;
+	return true;
+}
+
 /* Put one value into the record; return whether it could be had, as fetch() does. */
 static __always_inline bool take(const struct hit *hit, const struct operand *op, __u64 *out)
 {
@@ -99,6 +117,9 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 	__u32 used;
 	__u64 value = 0;
 	long length;
+
+	if (op->take == TAKE_START)
+		return take_start(hit, op, out);
 
 	if (!fetch(hit, op, &value)) {
 		*out = value;
@@ -130,7 +151,7 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
  */
 static long take_next(__u32 number, struct hit *hit)
 {
-	const struct operand *op = &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)];
+	const struct operand *op = &operands[(hit->first_operand + number) & (MAX_OPERANDS - 1)];
 	struct record *record = &hit->scratch->record;
 
 	if (number >= MAX_VALUES)
@@ -140,11 +161,10 @@ static long take_next(__u32 number, struct hit *hit)
 	return 0;
 }
 
-/* Fetch all values. */
-static __always_inline void fill(struct hit *hit)
+/* Fetch values. first: their operands. */
+static __always_inline void fill(struct hit *hit, __u32 first, __u32 values)
 {
-	__u32 values = hit->plan->values;
-
+	hit->first_operand = first;
 	hit->scratch->used = sizeof(struct record) + values * sizeof(__u64);
 	bpf_loop(values, take_next, hit, 0);
 }
@@ -269,7 +289,7 @@ static __noinline bool write_any(struct hit *hit)
 	if (!hit->scratch)
 		return false;
 	describe(hit, &hit->scratch->record);
-	fill(hit);
+	fill(hit, hit->plan->operands, hit->plan->values);
 	if (is_intact(hit))
 		is_written = !output(hit, hit->scratch);
 	release(hit->scratch);

@@ -36,13 +36,20 @@
 #endif
 #define REG_ZERO REG_COUNT
 
-/* Where the kernel's own functions have their arguments, in order, and their result (CallingConvention in stapsdtd/arch). */
+/*
+ * Where the kernel's own functions have their arguments, in order, and their result; and what a return takes off the stack
+ * (CallingConvention in stapsdtd/arch).
+ */
 #if defined(__TARGET_ARCH_x86)
 #define ARGUMENT_REGISTERS { 14, 13, 12, 11, 9, 8 }
 #define REG_RESULT 10
+#define REG_SP 19
+#define RETURN_POPS 8
 #elif defined(__TARGET_ARCH_arm64)
 #define ARGUMENT_REGISTERS { 0, 1, 2, 3, 4, 5, 6, 7 }
 #define REG_RESULT 0
+#define REG_SP 31
+#define RETURN_POPS 0
 #endif
 
 /* Tables, written by the daemon through mmap. */
@@ -104,7 +111,10 @@ struct hit {
 	struct hit_space *space; /* or NULL, where there is at most one pair, of which there is no more than: */
 	__u64 elapsed_ns;
 	__u32 next_test;
-	__u32 bank;
+	union {
+		__u32 bank;
+		__u32 first_operand; /* of what is recorded */
+	};
 };
 
 static __always_inline __u64 register_of(const struct hit *hit, __u32 number)

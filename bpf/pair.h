@@ -18,7 +18,7 @@ struct span_entry {
  */
 struct hit_space {
 	__u32 busy;
-	__u32 unused;
+	__u32 found; /* a bit for each of the plan's pairings whose start was kept as a record, and is to be let go */
 	__u64 key[PAIR_KEY_WORDS];
 	struct span_entry start;
 	union {

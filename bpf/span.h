@@ -10,14 +10,14 @@
  *     end ───► key ─► entry, which one hit takes out ─► struct hit_space ─► operands: words of both
  *
  * The key is the thread by default, known by its task. What a thread began ends with it, and when it executes another
- * program: two programs see to that, which are attached while there are such spans.
+ * program: two programs see to that, which are attached while there are such spans. Calls of kernel functions have keys of
+ * their own; see start.h for that, and for what is kept of them.
  */
 
 #include "aggregate.h"
+#include "emit.h"
 
 #define EEXIST 17 /* include/uapi/asm-generic/errno-base.h */
-
-struct pairing pairings[MAX_PAIRING_ROWS] SEC(".bss.pairings");
 
 struct open_spans {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -53,7 +53,7 @@ struct {
 __u64 spans_of_threads SEC(".bss.threads");
 
 /* By span: starts whose threads ended. */
-__u64 died[MAX_SPANS] SEC(".bss.died");
+__u64 died[THREAD_SPANS] SEC(".bss.died");
 
 static __always_inline void count_span(const struct hit *hit, const struct pairing *pairing, enum span_counter counter)
 {
@@ -63,6 +63,10 @@ static __always_inline void count_span(const struct hit *hit, const struct pairi
 /* Return whether all of the key could be read. */
 static __always_inline bool make_pair_key(const struct hit *hit, const struct pairing *pairing, __u64 *key)
 {
+	if (pairing->is_of_call) {
+		make_call_key(hit, pairing, key);
+		return true;
+	}
 	key[0] = pairing->is_of_thread ? (__u64)hit->task : 0;
 	key[1] = 0;
 	key[2] = 0;
@@ -189,6 +193,97 @@ static __always_inline void carry_out_any(struct hit *hit, const struct pairing 
 	}
 }
 
+/* What an entry keeps of itself is seen to later, by keep_starts(). */
+static __always_inline void carry_out_recorded(struct hit *hit, const struct pairing *pairing, __u32 number, __u64 *elapsed)
+{
+	struct hit_space *space = hit->space;
+	const struct record *start;
+	bool is_timely = true;
+	__u64 begin_ns;
+
+	if (!pairing->is_end)
+		return;
+	make_call_key(hit, pairing, space->key);
+	start = find_start(pairing, space->key);
+	if (start) {
+		begin_ns = start->time_ns;
+		*elapsed = bpf_ktime_get_ns() - begin_ns;
+		space->found |= 1U << (number & (MAX_PAIRINGS - 1));
+		is_timely = !is_late(pairing, begin_ns, begin_ns + *elapsed);
+		count_span(hit, pairing, is_timely ? SPAN_PAIRED : SPAN_TIMED_OUT);
+	}
+	if (!start || !is_timely) {
+		count_span(hit, pairing, SPAN_UNMATCHED);
+		reject(hit, pairing);
+	}
+}
+
+#define BEGIN_SPAN_IN(class)                                                        \
+	do {                                                                        \
+		void *starts = bpf_map_lookup_elem(&starts_##class, &span);         \
+		if (starts)                                                         \
+			begin_span(hit, pairing, starts, hit->space->key, time_ns); \
+		else                                                                \
+			count_span(hit, pairing, SPAN_LOST);                        \
+	} while (0)
+
+/* time_ns: the first word of what is kept. */
+static __always_inline void put_start(const struct hit *hit, const struct pairing *pairing, __u64 *time_ns)
+{
+	__u32 span = pairing->span;
+
+	switch (pairing->start_class) {
+	case 1: BEGIN_SPAN_IN(1); break;
+	case 2: BEGIN_SPAN_IN(2); break;
+	case 3: BEGIN_SPAN_IN(3); break;
+	default: BEGIN_SPAN_IN(4); break;
+	}
+}
+
+static __noinline void keep_start(struct hit *hit, const struct pairing *pairing)
+{
+	struct scratch *scratch;
+
+	/* which carry_out() has counted */
+	if (!hit->space)
+		return;
+	scratch = claim();
+	hit->scratch = scratch;
+	if (!scratch) {
+		count_span(hit, pairing, SPAN_LOST);
+		return;
+	}
+	scratch->record.missing = 0;
+	fill(hit, pairing->operands + pairing->parts, pairing->words);
+	scratch->record.matched = scratch->used;
+	make_call_key(hit, pairing, hit->space->key);
+	put_start(hit, pairing, &scratch->record.time_ns);
+	release(scratch);
+}
+
+/* For all pairings of whose starts records are kept. Not where the others are carried out: the stack would not do. */
+static __always_inline void keep_starts(struct hit *hit)
+{
+	for (__u32 number = 0; number < MAX_PAIRINGS && number < hit->plan->pairing_count; number++) {
+		const struct pairing *pairing = pairing_of(hit, number);
+
+		if (pairing->start_class && !pairing->is_end && hit->matched >> (pairing->filter & 63) & 1)
+			keep_start(hit, pairing);
+	}
+}
+
+/* Once the pairs are recorded. */
+static __noinline void let_go_of_starts(const struct hit *hit)
+{
+	struct hit_space *space = hit->space;
+
+	for (__u32 number = 0; space && number < MAX_PAIRINGS; number++)
+		if (space->found >> number & 1) {
+			make_call_key(hit, pairing_of(hit, number), space->key);
+			delete_start(pairing_of(hit, number), space->key);
+		}
+}
+
 /* The plan's only pairing. */
 static __noinline void carry_out_alone(struct hit *hit, const struct pairing *pairing)
 {
@@ -199,7 +294,7 @@ static __noinline void carry_out_alone(struct hit *hit, const struct pairing *pa
 /* A hit that is nothing else, of which only the task, the counters and the plan are known. */
 static __noinline void begin_alone(const struct hit *hit)
 {
-	const struct pairing *pairing = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
+	const struct pairing *pairing = pairing_of(hit, 0);
 	__u32 span = pairing->span;
 	void *entries = bpf_map_lookup_elem(&spans_small, &span);
 	__u64 key = (__u64)hit->task, start;
@@ -213,7 +308,7 @@ static __noinline void begin_alone(const struct hit *hit)
 /* Carry out one pairing. An end that ends nothing is over for its subscription. */
 static __noinline long carry_out(__u32 number, struct hit *hit)
 {
-	const struct pairing *pairing = &pairings[(hit->plan->pairings + number) & (MAX_PAIRING_ROWS - 1)];
+	const struct pairing *pairing = pairing_of(hit, number);
 	struct span_entry *pair;
 
 	if (!(hit->matched >> (pairing->filter & 63) & 1))
@@ -224,7 +319,9 @@ static __noinline long carry_out(__u32 number, struct hit *hit)
 		return 0;
 	}
 	pair = &hit->space->pairs[number & (MAX_PAIRINGS - 1)];
-	if (pairing->is_small)
+	if (pairing->start_class)
+		carry_out_recorded(hit, pairing, number, pair->words);
+	else if (pairing->is_small)
 		carry_out_small(hit, pairing, pair->words);
 	else
 		carry_out_any(hit, pairing, pair);
@@ -233,13 +330,15 @@ static __noinline long carry_out(__u32 number, struct hit *hit)
 
 static __always_inline void pair(struct hit *hit)
 {
-	const struct pairing *first = &pairings[hit->plan->pairings & (MAX_PAIRING_ROWS - 1)];
+	const struct pairing *first = pairing_of(hit, 0);
 
 	if (hit->plan->pairing_count == 1 && first->is_small && !hit->plan->uses_words) {
 		carry_out_alone(hit, first);
 	} else {
 		if (!hit->plan->uses_words)
 			hit->space = claim_space();
+		if (hit->space)
+			hit->space->found = 0;
 		bpf_loop(hit->plan->pairing_count, carry_out, hit, 0);
 	}
 	run_behind(hit, hit->plan->pair_tests);
@@ -249,12 +348,12 @@ static long end_in(__u32 span, __u64 *key)
 {
 	void *entries, *small;
 
-	if (!(spans_of_threads >> (span & (MAX_SPANS - 1)) & 1))
+	if (!(spans_of_threads >> (span & (THREAD_SPANS - 1)) & 1))
 		return 0;
 	entries = bpf_map_lookup_elem(&spans, &span);
 	small = bpf_map_lookup_elem(&spans_small, &span);
 	if ((entries && !bpf_map_delete_elem(entries, key)) || (small && !bpf_map_delete_elem(small, key)))
-		__sync_fetch_and_add(&died[span & (MAX_SPANS - 1)], 1);
+		__sync_fetch_and_add(&died[span & (THREAD_SPANS - 1)], 1);
 	return 0;
 }
 
@@ -262,7 +361,7 @@ static __always_inline void end_all_of(__u64 task)
 {
 	__u64 key[PAIR_KEY_WORDS] = { task };
 
-	bpf_loop(MAX_SPANS, end_in, key, 0);
+	bpf_loop(THREAD_SPANS, end_in, key, 0);
 }
 
 /* args: the task. */

@@ -112,6 +112,8 @@ static __always_inline void take_arguments(struct hit *hit, void *call, bool has
 		bpf_get_func_arg(call, number, &hit->registers[places[number]]);
 	if (has_result)
 		bpf_get_func_ret(call, &hit->registers[REG_RESULT]);
+	/* a call has the same place for its arguments at both ends; as if that were where its frame is */
+	hit->registers[REG_SP] = (__u64)call + (has_result ? RETURN_POPS : 0);
 }
 #else
 #define take_arguments(hit, call, has_result)
@@ -173,11 +175,15 @@ static __always_inline void carry_out_plan(void *given, enum context kind, __u32
 #endif
 	if (hit.plan->pairing_count)
 		pair(&hit);
+	if (hit.plan->keeps_records)
+		keep_starts(&hit);
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
 	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
+	if (hit.plan->keeps_records)
+		let_go_of_starts(&hit);
 out:
 	if (hit.plan->pairing_count || hit.plan->uses_words)
 		release_space(&hit);

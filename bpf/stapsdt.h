@@ -35,11 +35,16 @@ enum limit {
 	KEY_CLASSES = 6,	/* sizes of keys: 2, 4, 8, 10, 16, 34 words; 10 for a string of 64 bytes, 34 for D's of 255 */
 	WORKSPACES = 16,	/* of a CPU, where keys are made */
 
-	MAX_SPANS = 64,		/* tables of starts */
+	MAX_SPANS = 320,	/* tables of starts */
+	THREAD_SPANS = 64,	/* the first of them, which alone may be of threads */
 	MAX_PAIRING_ROWS = 1 << 13,
 	MAX_PAIRINGS = 4,	/* of one plan */
 	PAIR_KEY_WORDS = 3,
 	PAIR_WORDS = 5,		/* the time, and what is kept of a start; one less than a power of two */
+	START_1 = 512,		/* sizes of starts that are kept as records */
+	START_2 = 2048,
+	START_3 = 8192,
+	START_4 = 32768,
 	HIT_SPACES = 16,	/* of a CPU, where pairs and words are made */
 	MAX_WORDS = 128,	/* of a hit, where numbers are calculated */
 	MAX_CELLS = 256,	/* of pairs and words of a hit */
@@ -68,6 +73,7 @@ enum operand_take {
 	TAKE_STRING = 1,	/* the operand points to it */
 	TAKE_BYTES = 2,		/* the same, `limit` bytes with NULs and all */
 	TAKE_COMM = 3,		/* the thread's name, in keys alone */
+	TAKE_START = 4,		/* the record of the start that pairing `index` of the plan has kept, in records alone */
 };
 
 struct operand {
@@ -203,7 +209,8 @@ struct plan {
 	__u32 pair_tests;	/* the test where those of pairs begin, or JUMP_END */
 	__u32 calculations;	/* the same of what its recipes calculate */
 	__u8 is_single;		/* one filter, for which there is always space: what it rejects is not counted twice */
-	__u8 unused[7];
+	__u8 keeps_records;	/* of starts, for some of its pairings */
+	__u8 unused[6];
 };
 
 enum bucket_kind {
@@ -262,7 +269,9 @@ struct pairing {
 	__u8 words;
 	__u8 is_small;		/* its table is for threads, and nothing but times */
 	__u8 takes_latest;	/* a start replaces the one that waits */
-	__u8 unused[5];
+	__u8 is_of_call;	/* the key, of two parts: where the frame of a kernel function is, and the function's number */
+	__u8 start_class;	/* 1 to 4: a record of this size is kept of a start of such a key, rather than words */
+	__u8 unused[3];
 };
 
 /* Cells from plan.counters + pairing.cells on. The last one is for hits whose key could not be read. */

@@ -104,7 +104,15 @@ def _parse(clause: pb.Clause, limits: Limits, find_cgroup: FindCgroup, of_scope:
         of_scope.and_also(of_hits),
         fields=_parse_fields(clause.fields, find_cgroup, in_span=clause.HasField("span")),
         aggregation=aggregation,
-        span=parse_span(clause, limits, find_cgroup, of_scope.and_also, of_pairs=of_pairs, aggregation=aggregation),
+        span=parse_span(
+            clause,
+            limits,
+            find_cgroup,
+            of_scope.and_also,
+            ends=parsed,
+            of_pairs=of_pairs,
+            aggregation=aggregation,
+        ),
         tag=clause.tag,
     )
 

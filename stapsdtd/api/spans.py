@@ -10,6 +10,7 @@ from stapsdtd.api.aggregations import check_no_captures, parse_key
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.functions.probes import ENTRY, PROVIDER, RETURN
 from stapsdtd.model import Capture, StartArgument
 from stapsdtd.query.expression import Condition, Field, all_of, conjuncts, walk
 from stapsdtd.query.parse import parse
@@ -42,12 +43,14 @@ def parse_span(
     find_cgroup: FindCgroup,
     in_scope: Callable[[Condition | None], Condition | None],
     *,
+    ends: Sequence[selectors.Selector],
     of_pairs: Condition | None,
     aggregation: Aggregation | None,
 ) -> SpanSpec | None:
     """Return what is to be paired; None if nothing is.
 
-    in_scope: adds what the scope requires. of_pairs: what is required of pairs. aggregation: of pairs, if any.
+    in_scope: adds what the scope requires. ends: choose the ends. of_pairs: what is required of pairs. aggregation: of
+    pairs, if any.
     """
     if not clause.HasField("span"):
         if of_pairs is not None:
@@ -64,15 +67,26 @@ def parse_span(
         raise InvalidArgumentError("span.max_open", f"{wanted.max_open} is more than the {_MAX_OPEN} allowed")
     if wanted.nested and wanted.latest:
         raise InvalidArgumentError("span.latest", "it cannot be combined with nested")
+    key = _key(wanted.key, find_cgroup)
     span = Span(
-        _key(wanted.key, find_cgroup),
+        key,
         _start_captures(starts, aggregation),
         timeout_ns=wanted.timeout_ms * 1_000_000,
         is_nested=wanted.nested,
         max_open=wanted.max_open or _MAX_OPEN,
         takes_latest=wanted.latest,
+        is_of_calls=key == _OF_THREAD and not wanted.latest and _are_of_calls(starts, ends),
+        is_added=aggregation is not None,
     )
     return SpanSpec(span, starts, in_scope(where), of_pairs)
+
+
+def _are_of_calls(starts: Sequence[selectors.Selector], ends: Sequence[selectors.Selector]) -> bool:
+    """Report whether spans are calls of kernel functions, all of which begin and end in the same one."""
+    of_starts, of_ends = ({(each.module.text, each.function.text) for each in some} for some in (starts, ends))
+    are_entries = all((each.provider.text, each.name.text) == (PROVIDER, ENTRY) for each in starts)
+    are_returns = all((each.provider.text, each.name.text) == (PROVIDER, RETURN) for each in ends)
+    return of_starts == of_ends and are_entries and are_returns
 
 
 def _selectors(texts: Sequence[str], limits: Limits) -> tuple[selectors.Selector, ...]:

@@ -85,6 +85,7 @@ def _parse_displacement(text: str, base: str) -> Operand | None:
 _CALLS = CallingConvention(
     arguments=tuple(f"x{number}" for number in range(8)),
     results=("x0", "x1"),
+    stack_pointer="sp",
     has_copy_pointers=True,
     is_stack_final=True,
     has_even_pairs=True,

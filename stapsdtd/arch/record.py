@@ -23,10 +23,13 @@ class CallingConvention:
     has_result_pointer: the first register points to where such a result is to be written.
     is_stack_final: when an argument did not fit into registers, none of the later ones is in a register either.
     has_even_pairs: what is aligned to two registers begins in one with an even number.
+    return_pops: bytes that a return takes off the stack, above what stack_pointer was when the function was entered.
     """
 
     arguments: tuple[str, ...]
     results: tuple[str, str]
+    stack_pointer: str
+    return_pops: int = 0
     has_copy_pointers: bool = False
     has_result_pointer: bool = False
     is_stack_final: bool = False

@@ -72,7 +72,11 @@ _TRACEFS = {
 }
 
 _CALLS = CallingConvention(
-    arguments=("rdi", "rsi", "rdx", "rcx", "r8", "r9"), results=("rax", "rdx"), has_result_pointer=True
+    arguments=("rdi", "rsi", "rdx", "rcx", "r8", "r9"),
+    results=("rax", "rdx"),
+    stack_pointer="rsp",
+    return_pops=_WORD_BYTES,
+    has_result_pointer=True,
 )
 
 X86_64 = Architecture(

@@ -139,7 +139,7 @@ def _paired(traced: Traced) -> Clause:
     elapsed < 0 never holds.
     """
     start, end = traced.selector(ENTRY), traced.selector(RETURN)
-    span = Span(start_selectors=[start], start_where=_all(traced.at_entry or ()), nested=True)
+    span = Span(start_selectors=[start], start_where=_all(traced.at_entry or ()))
     return Clause(selectors=[end], where=f"elapsed < 0 || ({_all(traced.at_return or ())})", span=span, tag=end)
 
 

@@ -53,6 +53,19 @@ class EntryMap:
             found.append((keys[: count.value].copy(), entries[: count.value].copy()))
         return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
 
+    def all_keys(self) -> list[bytes]:
+        """Return keys without their entries, which may be large. While some come and go, others may be left out."""
+        found: dict[bytes, None] = {}
+        before, key = None, ctypes.create_string_buffer(self._sizes[0])
+        for _ in range(2 * self.max_entries):
+            if library().bpf_map_get_next_key(self.descriptor, before, key):
+                if ctypes.get_errno() == errno.ENOENT:
+                    break
+                raise last_error()
+            before = key.raw
+            found[before] = None
+        return list(found)
+
     def take(self, key: bytes) -> bytes | None:
         """Remove an entry, and return it as it was then, or None if there is none."""
         entry = ctypes.create_string_buffer(self._sizes[1])

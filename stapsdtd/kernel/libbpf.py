@@ -93,6 +93,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_map_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer),
     "bpf_map_lookup_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_and_delete_elem": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
+    "bpf_map_get_next_key": (ctypes.c_int, ctypes.c_int, _Pointer, _Pointer),
     "bpf_map_lookup_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_map_lookup_and_delete_batch": (ctypes.c_int, ctypes.c_int, *[_Pointer] * 6),
     "bpf_prog_load": (ctypes.c_int, ctypes.c_int, *[ctypes.c_char_p] * 3, ctypes.c_size_t, _Pointer),

@@ -27,7 +27,13 @@ class OfPair(NamedTuple):
     is_signed: bool
 
 
-ValueKey = tuple[Subject | OfPair, bool, int]
+class OfStart(NamedTuple):
+    """All that was kept of a span's start, where that is a record of its own. pairing: as `OfPair`."""
+
+    pairing: int
+
+
+ValueKey = tuple[Subject | OfPair | OfStart, bool, int]
 """What tells a value from a record's others."""
 
 
@@ -38,7 +44,7 @@ class Value(NamedTuple):
     subject: the argument's index, the built-in, or what is of a pair. limit: of a string or raw bytes, in bytes.
     """
 
-    subject: Subject | OfPair
+    subject: Subject | OfPair | OfStart
     is_string: bool = False
     limit: int = 0
     is_buffer: bool = False

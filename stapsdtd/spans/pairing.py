@@ -14,7 +14,7 @@ from stapsdtd.aggregate.aggregation import HitField, KeySource
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import I64, Numbers, Strings, ValueColumn
 from stapsdtd.model import BuiltIn, Capture, SiteCapture, StartArgument
-from stapsdtd.spans.span import MAX_DEPTH, Span, SpanCounts
+from stapsdtd.spans.span import Span, SpanCounts
 
 _Value = int | float | bytes | None
 _Values = tuple[_Value, ...]
@@ -93,7 +93,7 @@ class Pairer:
             counts["nested"] += 1
             self._drop(key, waiting)
             waiting = []
-        if len(waiting) >= (MAX_DEPTH if self._span.is_nested else 1):
+        if len(waiting) >= self._span.most_waiting:
             counts["nested"] += 1
             return
         nbytes = start.nbytes + _text_bytes(key)

@@ -19,7 +19,9 @@ class Span:
     can tell. timeout_ns: a start waits no longer for its end; 0 for no limit. is_nested: an end belongs to the last
     start that has none yet, to a depth of MAX_DEPTH; otherwise to the first, and starts until then are nested.
     max_open: how many keys may wait for their ends. takes_latest: a start replaces the one that waits, which counts as
-    nested then.
+    nested then. is_of_calls: starts and ends are entries and returns of the same kernel functions, and the key is the
+    thread. Then a return belongs to its own entry, however calls are nested; where the daemon pairs, to the last one.
+    is_added: pairs are added up, and what is kept of starts serves as keys.
     """
 
     key: tuple[KeySource, ...] = (HitField.TID,)
@@ -28,6 +30,13 @@ class Span:
     is_nested: bool = False
     max_open: int = 10_000
     takes_latest: bool = False
+    is_of_calls: bool = False
+    is_added: bool = False
+
+    @property
+    def most_waiting(self) -> int:
+        """Return how many starts with the same key may wait, where the daemon pairs."""
+        return MAX_DEPTH if self.is_nested or self.is_of_calls else 1
 
     @property
     def is_of_thread(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from stapsdtd.aggregate.aggregation import Aggregation, Function
 from stapsdtd.arch.registry import of_host
+from stapsdtd.capture.bpf import function_links
 from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.kernel import Loaded
@@ -26,11 +28,13 @@ from stapsdtd.functions.selectors import parse
 from stapsdtd.kernel.function_hooks import HookTrials
 from stapsdtd.kernel.function_links import tells_missed_entries
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.model import Object
-from stapsdtd.query.actions import Aggregate
+from stapsdtd.model import Capture, Object
+from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.parse import parse as parse_condition
-from tests.kernel.test_function_tracing import calls, program, with_kprobes
+from stapsdtd.spans.span import Span, of_start
+from tests.kernel.test_function_tracing import SIZE, calls, program, with_kprobes
 from tests.kernel.test_kernel_aggregation import AddingSink
+from tests.kernel.test_kernel_spans import SpanSink
 from tests.support import Ticker, require, wait_for
 
 __all__ = ["calls", "program"]
@@ -120,6 +124,49 @@ def test_calls_are_exact(engine: BpfEngine, ways: set[str], functions: Object, c
         assert sink.fired_count == sink.counted + sink.filtered_count + missed
         assert sink.losses.total() == missed
     wait_for(lambda: not patched() and not Tracefs.locate().kprobe_events(), "the functions to be detached from")
+
+
+@pytest.mark.parametrize("ways", [*WAYS, {FENTRY, KPROBE}], indirect=True)
+def test_returns_tell_of_their_entries(
+    engine: BpfEngine, ways: set[str], hooks: HookTrials, calls: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls that satisfy a condition on their result alone, also if an entry was attached to before its return."""
+    reads = looked_up(hooks, "vfs_read(file->f_path.dentry->d_name.name, file->f_inode->i_size, file->f_path)")
+    entry, returns = reads.parsed.sites
+    counting = TargetSite(entry, 1, Aggregate(Aggregation((Function("count"),))))
+    if len(ways) > 1:
+        monkeypatch.setattr(function_links, "MOST_AT_ONCE", 0)
+        engine.open(1, AddingSink(), 64, "other client", AddingSink())
+        assert engine.arm(1, Target(reads, reads.path, (counting,))) == []
+        monkeypatch.undo()
+    count, name, size, path = Capture(2), Capture(4, is_string=True, max_bytes=32), Capture(5), Capture(6)
+    span = Span(start_captures=(name, count, size, path), is_of_calls=True)
+    assert engine.why_not_paired(span) is None
+    wanted = parse_condition(f"elapsed < 0 || arg0 == {BYTES}", lambda _: None)
+    end = EndSpan(span, Emit((Capture(0), *map(of_start, span.start_captures))), wanted)
+    of_process = parse_condition(f"pid == {calls.pid}", lambda _: None)
+    sites = [
+        TargetSite(site, 7, action, predicate=of_process) for site, action in ((returns, end), (entry, BeginSpan(span)))
+    ]
+    sink = SpanSink()
+    engine.open(2, sink, 1024, "client", sink)
+    assert engine.arm(2, Target(reads, reads.path, tuple(sites))) == []
+    for each, threads in ((BYTES - 1, THREADS), (BYTES, 1)):
+        assert calls.do(f"read {each} {TIMES // 10} {threads}") == each * TIMES // 10 * threads
+    for subscription_key in range(2, 2 - len(ways), -1):
+        engine.close(subscription_key).result(PATIENCE_SECONDS)
+    # other calls are of the orders to the program, which come through a pipe
+    times, missed = TIMES // 10, sink.losses[LossStage.MISSED]
+    known = [values for values in sink.values if values[1] == b"known"]
+    assert len(sink.values) == len(known) <= times <= len(known) + missed
+    assert {values[:4] for values in known} == {(BYTES, b"known", BYTES, SIZE)}
+    # struct path: two pointers of the kernel's
+    assert {struct.unpack("=qq", values[4]) < (0, 0) for values in known} == {True}
+    assert sink.counts.paired >= (THREADS + 1) * times - missed
+    assert sink.counts.paired == sink.filtered_count + len(known)
+    assert sink.counts.starts == sink.counts.paired + sink.counts.nested + sink.counts.open
+    assert sink.counts.nested + sink.counts.open + sink.counts.unmatched <= missed + 2
+    assert sink.fired_count == sink.told
 
 
 @pytest.mark.parametrize("ways", [{KPROBE}], indirect=True)

@@ -122,7 +122,7 @@ class Pairing:
     @property
     def entries(self) -> list[int]:
         """How many starts wait, by subscription."""
-        return [len(table.entries.look_up_all()[0]) for table in self._engine._spans.all()]
+        return [len(table.entries.look_up_all()[0]) for table in self._engine._spans.all() if table.entries]
 
 
 def target(path: Path, actions: Mapping[str, Action], where: str = "") -> Target:

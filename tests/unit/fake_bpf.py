@@ -27,6 +27,7 @@ from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.rings import Records, Ring
+from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SPAN_OF_WORDS, SPANS_OF_RECORDS, SpanKind
 from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanId, PlanSpec, Pools, Slot, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
@@ -55,6 +56,7 @@ UID, GID = 1000, 1001
 """Of all threads that hit."""
 
 _ALL_BITS = (1 << 64) - 1
+_TID = 11
 
 
 class RecordingSink:
@@ -116,7 +118,7 @@ def record(
     missing: int = 0,
 ) -> bytes:
     """Of a thread 11 named app, as it is in a ring of this stride, behind the kernel's header."""
-    head = np.array([(time_ns, 11, pid, matched, generation, missing, cpu, b"app")], layout.RECORD)
+    head = np.array([(time_ns, _TID, pid, matched, generation, missing, cpu, b"app")], layout.RECORD)
     body = head.tobytes() + struct.pack(f"={len(values)}Q", *(value & _ALL_BITS for value in values))
     return body.ljust(stride - layout.RECORD_HEADER, b"\0")
 
@@ -276,21 +278,21 @@ class FakeLoaded(Loaded):
     def set_empty(self, bank: int) -> None:
         self.row_tables.filled[bank] = 0
 
-    def make_span(self, max_entries: int, *, is_small: bool) -> MemoryEntries:
+    def make_span(self, max_entries: int, kind: SpanKind) -> MemoryEntries:
         if self.spans.refuse is not None:
             raise self.spans.refuse
-        return MemoryEntries(max_entries, is_small=is_small)
+        return MemoryEntries(max_entries, kind)
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None:
+    def put_span(self, span: int, entries: EntryMap, kind: SpanKind, *, is_of_thread: bool) -> None:
         assert isinstance(entries, MemoryEntries)
-        assert entries.is_small == is_small
+        assert entries.kind == kind
         self.spans.tables[span] = entries
-        self.spans.died[span] = 0
         if is_of_thread:
+            self.spans.died[span] = 0
             self.spans.of_threads.add(span)
 
-    def take_span(self, span: int, *, is_small: bool) -> None:
-        assert self.spans.tables.pop(span).is_small == is_small
+    def take_span(self, span: int, kind: SpanKind) -> None:
+        assert self.spans.tables.pop(span).kind == kind
         self.spans.of_threads.discard(span)
 
     def died(self, span: int) -> int:
@@ -553,6 +555,7 @@ class _Hit:
         self._generation = self._parity = 0
         # what is known of each pair that it makes: time elapsed, words of the start, and which are missing
         self._pairs: dict[int, tuple[int, ...]] = {}
+        self._starts: dict[int, bytes] = {}
         # None where there is none
         self._made: dict[int, int | None] = {}
 
@@ -596,27 +599,38 @@ class _Hit:
             if missing:
                 counted = [layout.SpanCounter.LOST]
             else:
-                small = bool(pairing["is_small"])
-                assert small == self._loaded.spans.tables[int(pairing["span"])].is_small
-                as_key = packed([self._pid] if pairing["is_of_thread"] else key, layout.SPAN_BYTES[small][0] // 8)
+                kind = _kind_of(pairing)
+                if pairing["is_of_call"]:
+                    key = [self._pid, key[0], key[1] | _TID << 32]
+                as_key = packed([self._pid] if pairing["is_of_thread"] else key, kind.key_bytes // 8)
                 if pairing["is_end"]:
                     counted, pair = self._loaded.spans.end(pairing, as_key, time.monotonic_ns())
+                    self._starts[number] = struct.pack(f"={len(pair or ())}Q", *(pair or ()))
                 else:
-                    kept, missing = self._words(behind, behind + int(pairing["words"]))
-                    entry = packed([time.monotonic_ns(), *kept], layout.PAIR_WORDS) + packed([missing << 1], 1)
-                    entry = entry[: layout.SPAN_BYTES[small][1]]
-                    counted = self._loaded.spans.begin(pairing, as_key, entry)
+                    assert self._loaded.spans.tables[int(pairing["span"])].kind == kind
+                    operands = range(behind, behind + int(pairing["words"]))
+                    counted = self._loaded.spans.begin(pairing, as_key, self._kept(kind, operands))
             for counter in counted:
                 self._count_cell(int(self._plan["counters"]) + cells + counter)
             if pair is not None:
-                self._pairs[number] = pair
+                self._pairs[number] = pair[:1] if pairing["start_class"] else pair
             elif pairing["is_end"]:
                 matched &= ~(1 << bit)
         return matched
 
+    def _kept(self, kind: SpanKind, operands: range) -> bytes:
+        if kind.start_class:
+            head, texts = self._record(
+                [self._row(".bss.operands", layout.OPERAND, each) for each in operands], matched=0
+            )
+            return (head + texts).ljust(kind.entry_bytes, b"\0")
+        kept, missing = self._words(operands.start, operands.stop)
+        entry = packed([time.monotonic_ns(), *kept], layout.PAIR_WORDS) + packed([missing << 1], 1)
+        return entry[: kind.entry_bytes]
+
     def _words(self, first: int, end: int) -> tuple[list[int], int]:
         """The numbers of some operands, and a bit for each that could not be read."""
-        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
+        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, _TID, self._cpu), strict=True)}
         words: list[int] = []
         missing = 0
         for number in range(first, end):
@@ -630,7 +644,7 @@ class _Hit:
         """Answer the filters that accepted the hit, without those of recipes that added it to a row of their own."""
         matched = self._run(matched, int(self._plan["calculations"]))
         edges = np.frombuffer(self._loaded.tables[".bss.edges"], "i8").tolist()
-        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, 11, self._cpu), strict=True)}
+        head = {int(kind): own for kind, own in zip(HIT_KINDS, (self._pid, _TID, self._cpu), strict=True)}
         for number in range(int(self._plan["recipe_count"])):
             recipe = self._row(".bss.recipes", layout.RECIPE, int(self._plan["recipes"]) + number)
             if not matched >> int(recipe["filter"]) & 1:
@@ -747,10 +761,13 @@ class _Hit:
 
     def _taken(self, operand: Any, at: int) -> tuple[int, bool, bytes]:
         """The value, or what could not be read and False; and the text that is to stand at a place in the record."""
+        if operand["take"] == Take.START:
+            start = self._starts[int(operand["index"])][: int(operand["limit"])]
+            padding = bytes(-at % 8)
+            return len(start) << 32 | at + len(padding), bool(start), padding + start
         value, is_there = self._fetched(operand)
         if not is_there or operand["take"] == Take.NUMBER:
             return value, is_there, b""
-        assert self._plan["has_texts"]
         text = self._text(operand, value)
         if text is None:
             return value & layout.ADDRESS_MASK, False, b""
@@ -762,23 +779,29 @@ class _Hit:
         self._count_cell(layout.STRAY_HITS)
         return False
 
-    def _write(self, matched: int) -> bool:
-        count = int(self._plan["values"])
-        begin = layout.RECORD.itemsize + 8 * count
+    def _record(self, operands: Sequence[Any], matched: int) -> tuple[bytes, bytes]:
+        """Answer the record of some values, and their texts."""
+        begin = layout.RECORD.itemsize + 8 * len(operands)
         values, missing, texts = [], 0, b""
-        for number in range(count):
-            value, is_there, text = self._taken(self._operand(number), begin + len(texts))
+        for number, operand in enumerate(operands):
+            value, is_there, text = self._taken(operand, begin + len(texts))
             texts += text
             missing |= (not is_there) << number
             values.append(value)
-        record_class = layout.record_class(begin + len(texts))
-        ring = self._loaded.rings.get(record_class)
-        if ring is None:
-            return False
         head = record(
             begin + layout.RECORD_HEADER, self._generation, *values,
             time_ns=time.monotonic_ns(), pid=self._pid, cpu=self._cpu, matched=matched, missing=missing,
         )  # fmt: skip
+        return head, texts
+
+    def _write(self, matched: int) -> bool:
+        operands = [self._operand(number) for number in range(int(self._plan["values"]))]
+        assert self._plan["has_texts"] or all(operand["take"] == Take.NUMBER for operand in operands)
+        head, texts = self._record(operands, matched)
+        record_class = layout.record_class(len(head) + len(texts))
+        ring = self._loaded.rings.get(record_class)
+        if ring is None:
+            return False
         if not self._is_intact():
             return True
         body = (head + texts).ljust(ring.stride - layout.RECORD_HEADER, b"\0")
@@ -788,6 +811,12 @@ class _Hit:
         if is_written:
             self._loaded.wake_up(ring)
         return is_written
+
+
+def _kind_of(pairing: Any) -> SpanKind:
+    if pairing["start_class"]:
+        return SPANS_OF_RECORDS[int(pairing["start_class"]) - 1]
+    return SMALL_SPAN if pairing["is_small"] else SPAN_OF_WORDS
 
 
 def _memory(size: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.layout import SpanCounter
+from stapsdtd.capture.bpf.span_kinds import SpanKind
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import Octets
 
@@ -18,8 +19,8 @@ from stapsdtd.kernel.bpf_rows import Octets
 class MemoryEntries(EntryMap):
     """by_key: what is kept of each start, its time first. before_take and after_take are called around each."""
 
-    def __init__(self, max_entries: int, *, is_small: bool) -> None:
-        self.is_small = is_small
+    def __init__(self, max_entries: int, kind: SpanKind) -> None:
+        self.kind = kind
         self.max_entries = max_entries
         self.by_key: dict[bytes, bytes] = {}
         self.is_closed = False
@@ -28,9 +29,13 @@ class MemoryEntries(EntryMap):
         self.after_take: Callable[[], None] = lambda: None
 
     def look_up_all(self) -> tuple[Octets, Octets]:
-        parts = zip((self.by_key, self.by_key.values()), layout.SPAN_BYTES[self.is_small], strict=True)
+        sizes = self.kind.key_bytes, self.kind.entry_bytes
+        parts = zip((self.by_key, self.by_key.values()), sizes, strict=True)
         keys, entries = (np.frombuffer(b"".join(part), np.uint8).reshape(-1, size) for part, size in parts)
         return keys, entries
+
+    def all_keys(self) -> list[bytes]:
+        return list(self.by_key)
 
     def take(self, key: bytes) -> bytes | None:
         self.before_take()
@@ -54,14 +59,14 @@ class FakeSpans:
 
     tables: dict[int, MemoryEntries] = field(default_factory=dict)
     of_threads: set[int] = field(default_factory=set)
-    died: list[int] = field(default_factory=lambda: [0] * layout.MAX_SPANS)
+    died: list[int] = field(default_factory=lambda: [0] * layout.THREAD_SPANS)
     attached: list[int] = field(default_factory=list)
     refuse: OSError | None = None
 
     def end_thread(self, task: int) -> None:
         for number in self.of_threads:
             table = self.tables[number]
-            key = packed([task], layout.SPAN_BYTES[table.is_small][0] // 8)
+            key = packed([task], table.kind.key_bytes // 8)
             if table.by_key.pop(key, None) is not None:
                 self.died[number] += 1
 
@@ -74,6 +79,8 @@ class FakeSpans:
             counted.append(SpanCounter.TIMED_OUT)
         if key in table.by_key:
             counted.append(SpanCounter.NESTED)
+            if pairing["takes_latest"]:
+                table.by_key[key] = entry
         elif len(table.by_key) == table.max_entries:
             counted.append(SpanCounter.TABLE_FULL)
         else:
@@ -82,12 +89,14 @@ class FakeSpans:
 
     def end(self, pairing: Any, key: bytes, now_ns: int) -> tuple[list[SpanCounter], tuple[int, ...] | None]:
         """Return what is counted, and the pair if there is one."""
-        start = self.tables[int(pairing["span"])].by_key.pop(key, None)
+        # there is none as long as it is not known what to keep
+        table = self.tables.get(int(pairing["span"]))
+        start = table.by_key.pop(key, None) if table else None
         if start is None:
             return [SpanCounter.UNMATCHED], None
         if is_late(pairing, start, struct.pack("=Q", now_ns)):
             return [SpanCounter.TIMED_OUT, SpanCounter.UNMATCHED], None
-        begun_ns, *words = struct.unpack(f"={len(start) // 8}Q", start)
+        begun_ns, *words = struct.unpack_from(f"={len(start) // 8}Q", start)
         return [SpanCounter.PAIRED], (now_ns - begun_ns, *words)
 
 

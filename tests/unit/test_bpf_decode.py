@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.decode import RecordDecoder
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Fixed, Layout, NoText, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
 from stapsdtd.capture.bpf.rings import record_dtype
+from stapsdtd.capture.bpf.sources import Fixed, Layout, NoText, NumberAt, Source, TextAt
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch

@@ -15,6 +15,7 @@ from elftools.elf.elffile import ELFFile
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.fingerprint import fingerprint
+from stapsdtd.capture.bpf.span_kinds import SPANS_OF_RECORDS
 from stapsdtd.query import program
 from tests.support import ROOT
 from tests.unit.btf import Btf, Member
@@ -99,7 +100,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "MAX_VALUES", "MAX_FILTERS", "MAX_STEPS", "MAX_TEXT", "JUMP_EXCLUDE", "JUMP_END", "RECORD_HEADER",
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
         "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
-        "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING", "MAX_WORDS", "MAX_CELLS", "JUMP_LOST",
+        "THREAD_SPANS", "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING", "MAX_WORDS", "MAX_CELLS", "JUMP_LOST",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert layout.FIRST_MISSING_CELL + layout.MAX_WORDS // 64 <= layout.MAX_CELLS <= 1 << 8
@@ -107,6 +108,8 @@ def test_constants_are_the_same(btf: Btf) -> None:
     strides = [enumerators[f"CLASS_{number}"] + layout.RECORD_HEADER for number in range(len(layout.STRIDES))]
     assert tuple(strides) == layout.STRIDES
     assert enumerators["RECORD_CLASSES"] == len(layout.STRIDES)
+    for number, kind in enumerate(SPANS_OF_RECORDS, 1):
+        assert (kind.start_class, kind.entry_bytes) == (number, enumerators[f"START_{number}"])
 
 
 @pytest.mark.parametrize("name", ["STRAY_HITS", "UNREAD_OPERAND", "ADDRESS_MASK", "VALUE_MISSING"])
@@ -156,7 +159,7 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
         (".bss.unfollowed", 8 * layout.MAX_FOLLOWING), (".bss.recipes", layout.RECIPE.itemsize * layout.MAX_RECIPES),
         (".bss.edges", 8 * layout.MAX_EDGES), (".bss.filled", 16 * layout.MAX_TABLES), (".bss.epoch", 4),
         (".bss.pairings", layout.PAIRING.itemsize * layout.MAX_PAIRING_ROWS), (".bss.threads", 8),
-        (".bss.died", 8 * layout.MAX_SPANS),
+        (".bss.died", 8 * layout.THREAD_SPANS),
     ],
 )  # fmt: skip
 def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:

@@ -19,7 +19,8 @@ from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.reader import Reader
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
+from stapsdtd.capture.bpf.sources import NumberAt
 from stapsdtd.capture.bpf.tables import PlanSpec
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.model import Memory, Operand

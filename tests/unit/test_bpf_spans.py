@@ -310,7 +310,7 @@ class Watched:
         self.sink = SpanSink()
         self.tables = SpanTables(kernel.loaded, TableMemory())
         self.table = self.tables.open(Channel(1, self.sink), "me", Span((NUMBER,), timeout_ns=100))
-        self.entries = kernel.loaded.spans.tables[0]
+        (self.entries,) = kernel.loaded.spans.tables.values()
 
     def put(self, number: int, begun_ns: int) -> None:
         key = number.to_bytes(8 * layout.PAIR_KEY_WORDS, "little")

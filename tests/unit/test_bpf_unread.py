@@ -19,8 +19,9 @@ from stapsdtd.capture.bpf import layout, unread
 from stapsdtd.capture.bpf.constants import ReadOnlyFile, SiteConstants
 from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.operands import encode_value
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, NumberAt, Reading, Source, TextAt
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
 from stapsdtd.capture.bpf.rings import record_dtype
+from stapsdtd.capture.bpf.sources import NumberAt, Source, TextAt
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.events.columns import Strings
 from stapsdtd.model import Argument, FileOffset, Memory, ReadOnlySegment, Register, Vaddr

@@ -82,9 +82,7 @@ def test_conditions_are_about_their_own_hits() -> None:
 
 def test_arguments_of_calls_by_their_result() -> None:
     (clause,) = plan("open_it(mode & 0x2, return < 0)").clauses()
-    assert clause.span == Span(
-        start_selectors=["fbt:vmlinux:open_it:entry(arg3)"], start_where="(arg3 & 0x2)", nested=True
-    )
+    assert clause.span == Span(start_selectors=["fbt:vmlinux:open_it:entry(arg3)"], start_where="(arg3 & 0x2)")
     assert (clause.selectors, clause.where) == (["fbt:vmlinux:open_it:return(arg1)"], "elapsed < 0 || ((arg1 < 0))")
 
 

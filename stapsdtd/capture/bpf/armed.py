@@ -179,7 +179,8 @@ class ArmedSite:
 @dataclass(slots=True, eq=False)
 class Group:
     """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it.
-    missed: how many calls it did not hit, of which its subscriptions were told.
+
+    way: to attach to kernel functions. missed: how many calls it did not hit, of which its subscriptions were told.
     """
 
     event: Event
@@ -187,6 +188,7 @@ class Group:
     first: int
     scope: Scope
     sites: list[ArmedSite]
+    way: str = ""
     missed: int = 0
 
     @property

@@ -9,15 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from stapsdtd.capture.bpf.cgroup_names import MOST_LOOKUPS, CgroupNames
-from stapsdtd.capture.bpf.layout import RECORD_HEADER
-from stapsdtd.capture.bpf.reading import ActivePlan, CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.capture.bpf.layout import RECORD, RECORD_HEADER
+from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.rings import Records
+from stapsdtd.capture.bpf.sources import CgroupAt, Fixed, NoText, NumberAt, OfStartAt, Source, TextAt
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.capture.bpf.unread import Unread
 from stapsdtd.events.columns import U64, Bools, Indices, Numbers, Strings, ValueColumn, floats
 
 _BYTES_FOR_SLICE = 2048
 """What can be copied in the time by which a slice of bytes is faster than one of a memoryview."""
+
+_FIRST_VALUE = RECORD.itemsize // 8
+_MISSING = RECORD.fields["missing"][1] // 4 if RECORD.fields else 0
+"""Of a record, in words of 8 and of 4 bytes."""
 
 Rows = Indices | None
 """Records of a ring by their positions, in rising order; None is all of them."""
@@ -79,6 +84,8 @@ class ColumnReader:
                 return Numbers(numbers.view(np.int64) if is_signed else numbers, missing)
             case TextAt():
                 return self._texts(rows, source)
+            case OfStartAt(position, of_start):
+                return self._of_start(rows, position, of_start)
             case Fixed(value, is_signed, is_float):
                 missing = np.ones(count, np.bool_) if value is None else None
                 if is_float:
@@ -100,13 +107,8 @@ class ColumnReader:
         if missing is not None:
             constants = self._unread.texts(offsets, missing, source, rows)
             offsets[missing] = 0
-        lengths = np.minimum(offsets >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
-        firsts = (np.arange(len(offsets)) if rows is None else rows) * self._stride + RECORD_HEADER
-        begins = firsts + (offsets & np.uint64(0xFFFFFFFF)).astype(np.intp)
-        content = self._content(len(offsets))
-        texts: list[bytes | memoryview] = [
-            content[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)
-        ]
+        lengths, begins = self._found(offsets, self._begins(rows), source)
+        texts = self._sliced(begins, lengths)
         for row, text in constants.items():
             texts[row] = text
             lengths[row] = len(text)
@@ -115,6 +117,41 @@ class ColumnReader:
             missing[list(constants)] = False
             self._count(before, missing)
         return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), missing, source.is_raw)
+
+    def _begins(self, rows: Rows) -> Indices:
+        """Return where records begin in the memory of the ring."""
+        return (np.arange(len(self._records)) if rows is None else rows) * self._stride + RECORD_HEADER
+
+    @staticmethod
+    def _found(places: U64, begins: Indices, source: TextAt) -> tuple[Indices, Indices]:
+        """Return lengths of texts, and where they begin. places: as records that begin there have them."""
+        lengths = np.minimum(places >> np.uint64(32), np.uint64(source.max_bytes)).astype(np.intp)
+        return lengths, begins + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
+
+    def _sliced(self, begins: Indices, lengths: Indices) -> list[bytes | memoryview]:
+        content = self._content(len(begins))
+        return [content[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
+
+    def _of_start(self, rows: Rows, position: int, source: NumberAt | TextAt) -> ValueColumn:
+        """Return a value of the records that are kept of starts, which pairs' records have as a value."""
+        places, missing = self._values(position, rows), self._missing(position, rows)
+        begins = self._begins(rows) + (places & np.uint64(0xFFFFFFFF)).astype(np.intp)
+        words: U64 = np.frombuffer(self._raw, np.uint64, len(self._records) * self._stride // 8)
+        # there may be none, and then not so many words behind it either
+        values = words.take(begins // 8 + _FIRST_VALUE + source.position, mode="clip")
+        of_start = words.view(np.uint32).take(begins // 4 + _MISSING, mode="clip")
+        unread = (of_start >> np.uint32(source.position) & np.uint32(1)).astype(np.bool_)
+        unread = unread if missing is None else unread | missing
+        self.unavailable += int(np.count_nonzero(unread))
+        values[unread] = 0
+        unavailable = unread if unread.any() else None
+        if isinstance(source, TextAt):
+            lengths, begins = self._found(values, begins, source)
+            texts = self._sliced(begins, lengths)
+            return Strings(np.cumsum(lengths, dtype=np.uint32), b"".join(texts), unavailable, source.is_raw)
+        if source.float_bytes:
+            return Numbers(floats(values, source.float_bytes), unavailable)
+        return Numbers(values.view(np.int64) if source.is_signed else values, unavailable)
 
     def _content(self, texts: int) -> bytes | memoryview:
         """Return the memory of the records, copied if so many slices of bytes are worth it."""

@@ -33,12 +33,12 @@ class Consumers:
         hit_filter, pair_filter = filter_of(target, wanted), filter_of_pairs(wanted)
         span = self._span_for(channel, owner, wanted, architecture)
         table = self._drainer.table_for(channel, owner, wanted, architecture)
-        if span is not None and span.signs is None and isinstance(wanted.action, BeginSpan):
-            span.signs = span.kept_of(wanted.site, architecture).signs
+        if span is not None and span.kept is None and isinstance(wanted.action, BeginSpan):
+            self._spans.keep(span, span.kept_of(wanted.site, architecture))
             try:
                 plan_ends()
             except BaseException:
-                span.signs = None
+                span.kept = None
                 raise
         return Consumer(channel, wanted, hit_filter, table, span, pair_filter)
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.column_reader import ColumnReader, Rows
-from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Layout, Reading
+from stapsdtd.capture.bpf.reading import ActivePlan, Channel, Reading
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
+from stapsdtd.capture.bpf.sources import Layout
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.events.batch import EventBatch, ValueTable, unite
 from stapsdtd.events.columns import I32, I64, U16, U64, Comms, Indices, ValueColumn

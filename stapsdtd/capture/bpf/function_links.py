@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -79,22 +79,30 @@ class FunctionLinks:
         self._refused: set[str] = set()
         self._loaded: dict[FunctionPlace, Future[int]] = {}
 
-    def parts(self, places: Sequence[FunctionPlace]) -> list[Part]:
-        """Partition functions that are to be attached, and load the programs for single ones."""
+    def parts(self, places: Sequence[FunctionPlace], attached: Mapping[str, str]) -> list[Part]:
+        """Partition functions that are to be attached, and load programs for single ones.
+
+        attached: the ways of functions to whose other end something is attached already. What the program takes for a
+        call's frame is the same for fentry and fexit, and for all other ways; see take_arguments() in
+        bpf/stapsdt.bpf.c.
+        """
         self._of_calls = [link for link in self._of_calls if not link.is_gone]
         ways = set(self._ways()) - self._refused
         room = MOST_PROGRAMS - len(self._of_calls) if FENTRY in ways else 0
         if KPROBE in ways:
             room = min(room, MOST_AT_ONCE)
         of_kernel = [position for position, place in enumerate(places) if not place.module]
-        parts = []
-        if len(of_kernel) <= room:
-            parts = [Part(FENTRY, [position]) for position in of_kernel]
-        elif MULTI in ways:
-            entries = [position for position in of_kernel if not places[position].is_return]
-            parts = [Part(MULTI, entries)] if entries else []
-        elif KPROBE not in ways:
-            parts = [Part(FENTRY, [position]) for position in of_kernel[:room]]
+        single = [position for position in of_kernel if attached.get(places[position].function) == FENTRY]
+        free = [position for position in of_kernel if places[position].function not in attached]
+        room -= len(single)
+        if len(free) <= room:
+            single += free
+        elif KPROBE not in ways and MULTI not in ways:
+            single += free[: max(room, 0)]
+        parts = [Part(FENTRY, [position]) for position in single]
+        entries = [position for position in of_kernel if position not in single and not places[position].is_return]
+        if entries and MULTI in ways:
+            parts.append(Part(MULTI, entries))
         self._load([places[part.positions[0]] for part in parts if part.way == FENTRY])
         taken = {position for part in parts for position in part.positions}
         return parts + [Part(KPROBE, [position]) for position in range(len(places)) if position not in taken]

@@ -129,7 +129,13 @@ class Groups:
             return [(_IN_FILES, sites)]
         if self._functions is None:
             return [(KPROBE, [site]) for site in sites]
-        parts = self._functions.parts([place for site in sites if isinstance(place := site.place, FunctionPlace)])
+        places = [place for site in sites if isinstance(place := site.place, FunctionPlace)]
+        attached = {
+            each.site.function: each.group.way
+            for each in sites[0].object.sites.values()
+            if each.group is not None and each.site.function and each.site.name != sites[0].site.name
+        }
+        parts = self._functions.parts(places, attached)
         return [(part.way, [sites[position] for position in part.positions]) for part in parts]
 
     def _attach(
@@ -168,7 +174,7 @@ class Groups:
             undo.callback(self._tables.free_group, first, window)
             event = self._made_event(way, sites, scope, first, window)
             undo.callback(event.remove)
-            group = Group(event, window, first, scope, list(sites))
+            group = Group(event, window, first, scope, list(sites), way)
             for site in sites:
                 if site.group is None:
                     # before patching, so that the first hit finds its plan

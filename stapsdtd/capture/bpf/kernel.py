@@ -14,6 +14,7 @@ import numpy as np
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.fingerprint import fingerprint
 from stapsdtd.capture.bpf.rings import Ring
+from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SPAN_OF_WORDS, SPANS_OF_RECORDS, SpanKind
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs, uprobe_links
 from stapsdtd.kernel.bpf_entries import EntryMap
@@ -71,9 +72,10 @@ class Loaded:
         self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
         self._epoch = np.frombuffer(self.table(".bss.epoch"), "u4", 1)
         self._filled = np.frombuffer(self.table(".bss.filled"), "u8", 2 * layout.MAX_TABLES)
-        self._spans = {is_small: self._object.map(name) for name, is_small in (("spans", False), ("spans_small", True))}
+        kinds = SMALL_SPAN, SPAN_OF_WORDS, *SPANS_OF_RECORDS
+        self._spans = {kind: self._object.map(kind.table) for kind in kinds}
         self._spans_of_threads = np.frombuffer(self.table(".bss.threads"), "u8", 1)
-        self._died = np.frombuffer(self.table(".bss.died"), "u8", layout.MAX_SPANS)
+        self._died = np.frombuffer(self.table(".bss.died"), "u8", layout.THREAD_SPANS)
         self._hits_to_wait_for = self._object.map("hits_to_wait_for")
         self._any_map = create_ring(mmap.PAGESIZE)
 
@@ -173,24 +175,24 @@ class Loaded:
         """Note that a bank that no hit uses has no rows."""
         self._filled[bank] = 0
 
-    def make_span(self, max_entries: int, *, is_small: bool) -> EntryMap:
+    def make_span(self, max_entries: int, kind: SpanKind) -> EntryMap:
         """Raises OSError where the kernel has no memory for it."""
-        return EntryMap(*layout.SPAN_BYTES[is_small], max_entries)
+        return EntryMap(kind.key_bytes, kind.entry_bytes, max_entries)
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None:
-        """Keep starts in a table. is_small: its kind. Raises OSError."""
-        self._died[span] = 0
+    def put_span(self, span: int, entries: EntryMap, kind: SpanKind, *, is_of_thread: bool) -> None:
+        """Keep starts in a table. is_of_thread: their keys are threads. Raises OSError."""
         if is_of_thread:
+            self._died[span] = 0
             self._spans_of_threads[0] |= np.uint64(1 << span)
-        put_map(self._spans[is_small], span, entries.descriptor)
+        put_map(self._spans[kind], span, entries.descriptor)
 
-    def take_span(self, span: int, *, is_small: bool) -> None:
+    def take_span(self, span: int, kind: SpanKind) -> None:
         """Have hits find no such table. Raises OSError."""
-        self._spans_of_threads[0] &= np.uint64(~(1 << span) & (1 << layout.MAX_SPANS) - 1)
-        remove_map(self._spans[is_small], span)
+        self._spans_of_threads[0] &= np.uint64(~(1 << span) & (1 << layout.THREAD_SPANS) - 1)
+        remove_map(self._spans[kind], span)
 
     def died(self, span: int) -> int:
-        """Return how many starts were taken out of a table because their threads ended."""
+        """Return how many starts were taken out of a table of threads because these ended."""
         return int(self._died[span])
 
     @property

@@ -29,7 +29,8 @@ KEY_WORDS = 64
 KEY_CLASSES = 6
 WORKSPACES = 16
 
-MAX_SPANS = 64
+MAX_SPANS = 320
+THREAD_SPANS = 64
 MAX_PAIRING_ROWS = 1 << 13
 MAX_PAIRINGS = 4
 PAIR_KEY_WORDS = 3
@@ -64,6 +65,7 @@ class Take(IntEnum):
     STRING = 1
     BYTES = 2
     COMM = 3
+    START = 4
 
 
 class Counter(IntEnum):
@@ -163,7 +165,8 @@ PLAN = np.dtype(
         ("pair_tests", "u4"),
         ("calculations", "u4"),
         ("is_single", "u1"),
-        ("unused", "u1", 7),
+        ("keeps_records", "u1"),
+        ("unused", "u1", 6),
     ]
 )
 
@@ -203,7 +206,9 @@ PAIRING = np.dtype(
         ("words", "u1"),
         ("is_small", "u1"),
         ("takes_latest", "u1"),
-        ("unused", "u1", 5),
+        ("is_of_call", "u1"),
+        ("start_class", "u1"),
+        ("unused", "u1", 3),
     ]
 )
 
@@ -219,17 +224,14 @@ FIRST_WORD_CELL = MAX_PAIRINGS * (PAIR_WORDS + 1)
 FIRST_MISSING_CELL = FIRST_WORD_CELL + MAX_WORDS
 """Where the words of a hit's space are, and the bits of those that there are not, behind the pairs."""
 
-SPAN_BYTES = (8 * PAIR_KEY_WORDS, SPAN_ENTRY.itemsize), (8, 8)
-"""Of a key and an entry of a span's table, and of a small one's, which knows threads and times alone."""
-
 KEY_BYTES = (16, 32, 64, 80, 128, 272)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI12B4i")
 PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
-PACKED_PLAN = struct.Struct("=QQQ6I8B2IB7x")
+PACKED_PLAN = struct.Struct("=QQQ6I8B2I2B6x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
-PACKED_PAIRING = struct.Struct("=Q3I7B5x")
+PACKED_PAIRING = struct.Struct("=Q3I9B3x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
 SLOT = np.dtype([("plan", "u4"), ("group", "u4")])

@@ -18,7 +18,7 @@ from stapsdtd.capture.bpf.layout import (
 )
 from stapsdtd.functions.probes import KernelArgument
 from stapsdtd.model import Address, Argument, BuiltIn, Constant, Memory, Register, Unavailable
-from stapsdtd.plan.values import OfPair, Value
+from stapsdtd.plan.values import OfPair, OfStart, Value
 
 _NO_REGISTER = 0xFF
 """The program reads any index beyond the registers as 0."""
@@ -81,6 +81,28 @@ def encode_of_pair(value: OfPair) -> bytes:
     """Encode a number that is known of a span's start and end."""
     first = value.pairing * (PAIR_WORDS + 1)
     return _made(first + value.word, first + PAIR_WORDS, value.word)
+
+
+def encode_start(start: OfStart, limit: int) -> bytes:
+    """Encode the record that was kept of a span's start. limit: of its bytes."""
+    # nobody brings in what the program finds in its own tables
+    return _Operand(OperandKind.CONSTANT, Take.START, limit=limit, index=start.pairing, is_kernel=True).packed()
+
+
+def encode_frame(architecture: str, *, is_return: bool) -> bytes:
+    """Encode the address of a kernel function's frame, which is the same when it is entered and when it returns.
+
+    Raises NotEncodableError.
+    """
+    calls = ARCHITECTURES[architecture].calls
+    if calls is None:
+        raise NotEncodableError(f"how functions are called on {architecture} is not known")
+    popped = -calls.return_pops % (1 << _BITS) if is_return else 0
+    return _Operand(OperandKind.ADDRESS, constant=popped, base=_register(calls.stack_pointer, architecture)).packed()
+
+
+def encode_number(number: int) -> bytes:
+    return _Operand(OperandKind.CONSTANT, constant=number).packed()
 
 
 def encode_word(word: int) -> bytes:

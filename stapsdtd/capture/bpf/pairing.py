@@ -39,7 +39,7 @@ class Pairing:
         if len(pairing) > layout.MAX_PAIRINGS:
             raise ValueError(f"the bpf engine pairs hits of a site for at most {layout.MAX_PAIRINGS} subscriptions")
         return {
-            consumer.channel.subscription_key: Pair(number, table.span, table.known_signs)
+            consumer.channel.subscription_key: Pair(number, table.span, table.kept)
             for number, (consumer, table) in enumerate(pairing)
             if consumer.is_end
         }
@@ -52,7 +52,8 @@ class Pairing:
             bit, architecture = bits[consumer.channel.subscription_key], site.object.architecture
             key = key_of(table.span, site.site, architecture)
             kept = () if consumer.is_end else table.kept_of(site.site, architecture).operands
-            is_of_thread = HitField.TID in table.span.key
+            is_of_call = table.span.is_of_calls
+            is_of_thread = HitField.TID in table.span.key and not is_of_call
             specs.append(
                 PairingSpec(
                     table.number,
@@ -62,8 +63,10 @@ class Pairing:
                     key.operands,
                     kept,
                     table.span.timeout_ns,
-                    table.is_small,
-                    table.span.takes_latest,
+                    table.kind,
+                    # of two calls in the same place, the first one is over
+                    takes_latest=table.span.takes_latest or is_of_call,
+                    is_of_call=is_of_call,
                 )
             )
             counted = _counted(site, consumer, bit)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.pool import Pool
+from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SpanKind
 
 
 @dataclass(frozen=True, slots=True)
 class PairingSpec:
     """bit: of the filter that chooses the hits. span: the number of its table. parts: operands of the key, none if that
-    is the thread. words: operands of what is kept of a start. is_small: the table's kind.
+    is the thread. words: operands of what is kept of a start. is_of_call: the parts are those of a call. kind: of the
+    table.
     """
 
     span: int
@@ -23,8 +25,13 @@ class PairingSpec:
     parts: tuple[bytes, ...]
     words: tuple[bytes, ...]
     timeout_ns: int
-    is_small: bool
+    kind: SpanKind
     takes_latest: bool = False
+    is_of_call: bool = False
+
+    @property
+    def is_small(self) -> bool:
+        return self.kind == SMALL_SPAN
 
     @property
     def operands(self) -> tuple[bytes, ...]:
@@ -61,9 +68,10 @@ class PairingRows:
         operand, cell = first_operand, first_cell
         for number, spec in enumerate(specs, first):
             counts = len(spec.parts), len(spec.words)
-            flags = spec.bit, spec.is_end, spec.is_of_thread, *counts, spec.is_small, spec.takes_latest
+            flags = spec.bit, spec.is_end, spec.is_of_thread, *counts, spec.is_small, spec.takes_latest, spec.is_of_call
+            numbers = spec.timeout_ns, spec.span, operand, cell
             begin = number * layout.PACKED_PAIRING.size
-            layout.PACKED_PAIRING.pack_into(self._rows, begin, spec.timeout_ns, spec.span, operand, cell, *flags)
+            layout.PACKED_PAIRING.pack_into(self._rows, begin, *numbers, *flags, spec.kind.start_class)
             operand += len(spec.operands)
             cell += layout.COUNTERS_OF_PAIRING
         return PairingRun(first, len(specs))

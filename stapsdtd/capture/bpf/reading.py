@@ -11,59 +11,13 @@ import numpy as np
 
 from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.bpf.constants import SiteConstants
+from stapsdtd.capture.bpf.sources import Layout
 from stapsdtd.capture.bpf.tables import PlanEntry
 from stapsdtd.capture.engine import LossStage, RowSink, Sink, SubscriptionKey
 from stapsdtd.events.batch import EventBatch, merge
 from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NumberAt:
-    """The number at a position of the record's values, which the program extended to 64 bits.
-
-    float_bytes: the size of a floating-point number, whose bytes these are; 0 for an integer.
-    """
-
-    position: int
-    is_signed: bool
-    float_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TextAt:
-    """A string or raw bytes. max_bytes is this subscription's limit; the record may hold more for another one."""
-
-    position: int
-    max_bytes: int
-    is_raw: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """A constant, which is not in the record. value is None if the argument is unavailable."""
-
-    value: int | None
-    is_signed: bool
-    is_float: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NoText:
-    """A string that is unavailable."""
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupAt:
-    """The path of the cgroup whose id is at a position of the record's values, or the container that it is part of."""
-
-    position: int
-    is_container: bool = False
-
-
-Source = NumberAt | TextAt | Fixed | NoText | CgroupAt
-Layout = tuple[Source, ...]
 
 
 @dataclass(slots=True, eq=False)

@@ -184,7 +184,7 @@ class _Maker:
 
     def _of_pair(self, capture: Capture) -> bool:
         """Return whether the number is signed."""
-        value = self._pair.value_of(capture) if self._pair else OfPair(0, 0, is_signed=True)
+        value = self._pair.word_of(capture) if self._pair else OfPair(0, 0, is_signed=True)
         self.operands.append(encode_of_pair(value))
         return value.is_signed
 

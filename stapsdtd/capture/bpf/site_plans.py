@@ -20,22 +20,18 @@ from stapsdtd.capture.bpf.encode import Calculations, Filter
 from stapsdtd.capture.bpf.operands import encode_abs_ip
 from stapsdtd.capture.bpf.pairing import Pairing
 from stapsdtd.capture.bpf.pairs import Pair
-from stapsdtd.capture.bpf.reading import (
-    ActivePlan,
-    Added,
-    Counted,
-    Layout,
-    Reading,
-)
+from stapsdtd.capture.bpf.reading import ActivePlan, Added, Counted, Reading
 from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
-from stapsdtd.capture.bpf.subjects import Subjects, hands_over
+from stapsdtd.capture.bpf.sources import Layout
+from stapsdtd.capture.bpf.subjects import Subjects
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
 from stapsdtd.capture.bpf.words import Words
 from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.model import Capture, Constant, Unavailable
 from stapsdtd.plan.values import Value, united
 from stapsdtd.query.actions import Aggregate, Emit
+from stapsdtd.spans.span import is_of_pair
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only if there is room for the longest one."""
@@ -66,7 +62,7 @@ class SitePlan:
         """Raises ValueError if the consumers want more than the program can do at one site."""
         consumers = tuple(site.consumers.values())
         _check_shares(consumers)
-        subjects = Subjects(site)
+        subjects = Subjects(site.site, site.object.architecture)
         pairs = Pairing.pairs_of(site)
         emission = Emission.of(site, subjects, pairs)
         # a record that one consumer's sum lacks is for this one alone, and an end may not be one, so that the filter of
@@ -75,7 +71,7 @@ class SitePlan:
             (
                 consumer.filter,
                 consumer.is_added,
-                consumer if consumer.is_end or hands_over(consumer, subjects) else None,
+                consumer if consumer.is_end or _hands_over(consumer, subjects) else None,
             )
             for consumer in consumers
         ]
@@ -161,7 +157,7 @@ class Emission:
         sources: list[tuple[Consumer, list[tuple[Capture, Value | Constant | Unavailable]]]] = []
         for consumer in site.consumers.values():
             outcome = consumer.outcome
-            if isinstance(outcome, Emit) or (outcome is not None and hands_over(consumer, subjects)):
+            if isinstance(outcome, Emit) or (outcome is not None and _hands_over(consumer, subjects)):
                 pair = pairs.get(consumer.channel.subscription_key)
                 sources.append((consumer, [(each, subjects.source_of(each, pair)) for each in outcome.captures]))
         values = united(source for _, each in sources for _, source in each if isinstance(source, Value))
@@ -182,7 +178,13 @@ class Emission:
             raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
         by_argument = {value.key: position for position, value in enumerate(values)}
         layouts = tuple(
-            (consumer, tuple(subjects.reading_of(capture, source, by_argument) for capture, source in each))
+            (
+                consumer,
+                tuple(
+                    subjects.reading_of(capture, source, by_argument, pairs.get(consumer.channel.subscription_key))
+                    for capture, source in each
+                ),
+            )
             for consumer, each in sources
         )
         positions = {value: position for position, value in enumerate(values)}
@@ -231,7 +233,7 @@ class Summing:
                     if table is None:
                         continue
                     variant = table.variant(recipe.layout)
-                    is_recorded = hands_over(consumer, subjects)
+                    is_recorded = _hands_over(consumer, subjects)
                     recipes.append(RecipeSpec(recipe, bit, table.number, variant, table.key_class, is_recorded))
                     added.append(Added(consumer.channel, table.number))
                     words.take(recipe, consumer, bit, pair.pairing if pair else 0)
@@ -256,3 +258,12 @@ def _check_shares(consumers: Sequence[Consumer]) -> None:
             f"the bpf engine pairs a site's hits at most {_RESTRICTED_PAIRINGS} times for clients that may not trace"
             " everybody's processes"
         )
+
+
+def _hands_over(consumer: Consumer, subjects: Subjects) -> bool:
+    """Report whether something that a consumer adds up may not be in memory."""
+    if not consumer.is_added or consumer.table is None:
+        return False
+    of_hits = (capture for capture in consumer.target.action.captures if not is_of_pair(capture))
+    sources = map(subjects.source_of, of_hits)
+    return any(isinstance(source, Value) and subjects.reads_memory(source) for source in sources)

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.kept import kept_of, kind_for
 from stapsdtd.capture.bpf.operands import NotEncodableError
-from stapsdtd.capture.bpf.pairs import Numbers, is_small
+from stapsdtd.capture.bpf.pairs import Kept, keeps_records, kind_of
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.sources import NumberAt, Source, TextAt
+from stapsdtd.capture.bpf.span_kinds import SPANS_OF_RECORDS, SpanKind
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.model import Site
@@ -27,7 +30,13 @@ from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
 
-_PER_OWNER = layout.MAX_SPANS // 4
+_OF_THREADS = range(layout.THREAD_SPANS)
+_OTHERS = range(layout.THREAD_SPANS, layout.MAX_SPANS)
+_SHARE = 4
+"""One owner may have so large a part of either, ..."""
+
+_LEFT_SHARE = 16
+"""... and a table of records may take so large a part of the memory that its owner has left."""
 _ENTRY_BYTES = 64
 """struct htab_elem and its share of the buckets, without key and entry."""
 
@@ -35,11 +44,11 @@ _ENTRY_BYTES = 64
 class Kernel(Protocol):
     """See `capture.bpf.kernel.Loaded`."""
 
-    def make_span(self, max_entries: int, *, is_small: bool) -> EntryMap: ...
+    def make_span(self, max_entries: int, kind: SpanKind) -> EntryMap: ...
 
-    def put_span(self, span: int, entries: EntryMap, *, is_of_thread: bool, is_small: bool) -> None: ...
+    def put_span(self, span: int, entries: EntryMap, kind: SpanKind, *, is_of_thread: bool) -> None: ...
 
-    def take_span(self, span: int, *, is_small: bool) -> None: ...
+    def take_span(self, span: int, kind: SpanKind) -> None: ...
 
     def died(self, span: int) -> int: ...
 
@@ -48,49 +57,60 @@ class Kernel(Protocol):
 
 @dataclass(slots=True, eq=False)
 class SpanTable:
-    """users: how many plans name it. signs: which of the words kept of starts are signed; None before there is a start.
-    died: how many starts ended with their threads, as far as that was told. lock: held until it is.
+    """entries: None as long as it is not known how large they are, for want of starts. users: how many plans name it.
+    kept: None before there is a start. died: how many starts ended with their threads, as far as that was told. lock:
+    held until it is.
     """
 
     number: int
     channel: Channel
     owner: str
     span: Span
-    entries: EntryMap
+    kind: SpanKind
+    entries: EntryMap | None = None
     users: int = 0
     is_closed: bool = False
     is_unused: bool = False
     is_removed: bool = False
-    signs: tuple[bool, ...] | None = None
+    kept: Kept | None = None
     died: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def kept_of(self, site: Site, architecture: str) -> Numbers:
+    def kept_of(self, site: Site, architecture: str) -> Kept:
         """Return what is kept of starts at a site.
 
-        Raises NotEncodableError, also if a word's sign is not that of other starts: ends cannot tell which it was.
+        Raises NotEncodableError, also if that differs from other starts: ends cannot tell which it was.
         """
-        kept = Numbers.of(self.span.start_captures, site, architecture)
-        for capture, is_signed, known in zip(
-            self.span.start_captures, kept.signs, self.signs or kept.signs, strict=True
-        ):
-            if is_signed is not known:
-                this, other = ("signed", "unsigned") if is_signed else ("unsigned", "signed")
-                raise NotEncodableError(f"arg{capture.subject} is {this}, and that of another start {other}")
+        kept = kept_of(self.span, site, architecture)
+        known = kept if self.kept is None else self.kept
+        for capture, source, other in zip(self.span.start_captures, kept.sources, known.sources, strict=True):
+            if source != other:
+                this, that = _kind(source), _kind(other)
+                raise NotEncodableError(f"arg{capture.subject} is {this}, and that of another start {that}")
         return kept
 
     @property
-    def known_signs(self) -> tuple[bool, ...]:
-        """Return which words are signed; any, as long as there are no starts and thus no pairs."""
-        return (False,) * len(self.span.start_captures) if self.signs is None else self.signs
+    def ends_with_threads(self) -> bool:
+        return ends_with_threads(self.span)
 
     @property
     def byte_count(self) -> int:
-        return _byte_count(self.span)
+        return 0 if self.entries is None else _byte_count(self.kind, self.entries.max_entries)
 
-    @property
-    def is_small(self) -> bool:
-        return is_small(self.span)
+
+def ends_with_threads(span: Span) -> bool:
+    """Report whether the program removes what threads that end have begun. Calls are looked for; see span_watch.py."""
+    return span.is_of_thread and not span.is_of_calls
+
+
+def _kind(source: Source) -> str:
+    match source:
+        case NumberAt(is_signed=is_signed):
+            return "signed" if is_signed else "unsigned"
+        case TextAt(is_raw=is_raw):
+            return "bytes" if is_raw else "a string"
+        case _:
+            return "unavailable"
 
 
 class SpanTables:
@@ -116,29 +136,57 @@ class SpanTables:
             if table.span != span:
                 raise ValueError("a subscription has one span")
             return table
-        number = self._free_number(owner)
-        byte_count = _byte_count(span)
-        self._memory.take(owner, byte_count)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._memory.give_back, owner, byte_count)
-            entries = self._kernel.make_span(span.max_open, is_small=is_small(span))
-            undo.callback(entries.close)
-            table = SpanTable(number, channel, owner, span, entries)
-            with self._lock:
-                # each thread that ends from now on is seen
-                if span.is_of_thread and not self._links:
-                    self._links = self._kernel.attach_to_ends_of_threads()
-                self._kernel.put_span(number, entries, is_of_thread=span.is_of_thread, is_small=is_small(span))
-                self._tables[number] = table
-            undo.pop_all()
+        table = SpanTable(self._free_number(owner, span), channel, owner, span, kind_of(span))
+        if keeps_records(span):
+            table.kind = SPANS_OF_RECORDS[0]
+        else:
+            self._make(table, span.max_open)
+        with self._lock:
+            self._tables[table.number] = table
         return table
 
-    def _free_number(self, owner: str) -> int:
+    def keep(self, table: SpanTable, kept: Kept) -> None:
+        """Make room in a table for starts, of which nothing was known yet.
+
+        Raises TableFullError, ValueError and OSError.
+        """
+        if keeps_records(table.span):
+            kind = kind_for(kept)
+            if table.entries is None:
+                table.kind = kind
+                self._make(table, self._most_records(table))
+            elif table.kind != kind:
+                raise NotEncodableError("its start is not as large as an earlier one, which could not be armed")
+        table.kept = kept
+
+    def _most_records(self, table: SpanTable) -> int:
+        """Return for how many there is room. Each waits as long as a call takes, which for most is short."""
+        room = self._memory.left(table.owner) // _LEFT_SHARE // _byte_count(table.kind, 1)
+        return min(table.span.max_open, max(room, 1))
+
+    def _make(self, table: SpanTable, max_entries: int) -> None:
+        byte_count = _byte_count(table.kind, max_entries)
+        self._memory.take(table.owner, byte_count)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._memory.give_back, table.owner, byte_count)
+            entries = self._kernel.make_span(max_entries, table.kind)
+            undo.callback(entries.close)
+            with self._lock:
+                # each thread that ends from now on is seen
+                if table.ends_with_threads and not self._links:
+                    self._links = self._kernel.attach_to_ends_of_threads()
+                self._kernel.put_span(table.number, entries, table.kind, is_of_thread=table.ends_with_threads)
+            table.entries = entries
+            undo.pop_all()
+
+    def _free_number(self, owner: str, span: Span) -> int:
         tables = self.all()
-        if sum(table.owner == owner for table in tables) >= _PER_OWNER:
-            raise TableFullError(f"{owner} have {_PER_OWNER} spans, which is the limit")
+        numbers = _OF_THREADS if ends_with_threads(span) else _OTHERS
+        most = len(numbers) // _SHARE
+        if sum(table.owner == owner and table.number in numbers for table in tables) >= most:
+            raise TableFullError(f"{owner} have {most} spans, which is the limit")
         used = {table.number for table in tables}
-        free = next((number for number in range(layout.MAX_SPANS) if number not in used), None)
+        free = next((number for number in numbers if number not in used), None)
         if free is None:
             raise TableFullError("the bpf engine's tables of spans are all in use")
         return free
@@ -168,7 +216,7 @@ class SpanTables:
 
     def take_died(self, table: SpanTable) -> int:
         """Return how many more starts ended with their threads. The table is locked."""
-        if table.is_removed:
+        if table.is_removed or not table.ends_with_threads:
             return 0
         before, table.died = table.died, self._kernel.died(table.number)
         return table.died - before
@@ -178,16 +226,20 @@ class SpanTables:
         for table in [table for table in self.all() if table.is_unused]:
             with table.lock:
                 table.is_removed = True
-                try:
-                    self._kernel.take_span(table.number, is_small=table.is_small)
-                except OSError as error:
-                    _log.warning("a table of spans stays in the kernel until its place is used again: %s", error)
-                table.entries.close()
+                if table.entries is not None:
+                    self._remove(table, table.entries)
             self._memory.give_back(table.owner, table.byte_count)
             with self._lock:
                 del self._tables[table.number]
-                if not any(table.span.is_of_thread for table in self._tables.values()):
+                if not any(table.ends_with_threads for table in self._tables.values()):
                     self._detach()
+
+    def _remove(self, table: SpanTable, entries: EntryMap) -> None:
+        try:
+            self._kernel.take_span(table.number, table.kind)
+        except OSError as error:
+            _log.warning("a table of spans stays in the kernel until its place is used again: %s", error)
+        entries.close()
 
     def _detach(self) -> None:
         while self._links:
@@ -197,9 +249,10 @@ class SpanTables:
         """Once there are no more hits."""
         self._detach()
         for table in self.all():
-            table.entries.close()
+            if table.entries is not None:
+                table.entries.close()
         self._tables.clear()
 
 
-def _byte_count(span: Span) -> int:
-    return span.max_open * (_ENTRY_BYTES + sum(layout.SPAN_BYTES[is_small(span)]))
+def _byte_count(kind: SpanKind, max_entries: int) -> int:
+    return max_entries * (_ENTRY_BYTES + kind.key_bytes + kind.entry_bytes)

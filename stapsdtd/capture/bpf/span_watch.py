@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 
 import numpy as np
 
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.bpf.span_tables import SpanTable, SpanTables
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.spans.span import SpanCounts
 
 _log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
+_TID = slice(20, 24) if sys.byteorder == "little" else slice(16, 20)
+"""In the key of a call; see make_call_key() in bpf/start.h."""
 
 
 class SpanWatch:
@@ -47,13 +51,13 @@ class SpanWatch:
         if is_due:
             self._swept_at = now
         for table in self._tables.all():
-            self._tell(table, is_swept=is_due and table.span.timeout_ns > 0)
+            self._tell(table, is_swept=is_due)
         self._tables.remove_unused()
 
     def look_last(self, channels: Collection[Channel]) -> None:
         """Tell of starts of subscriptions whose last hit is over."""
         for table in self._tables.of(channels):
-            self._tell(table, is_swept=False)
+            self._tell(table, is_swept=table.span.is_of_calls)
 
     def finish(self) -> None:
         self._tables.remove_all()
@@ -62,24 +66,30 @@ class SpanWatch:
         # until it is posted, so that nobody closes the subscription in between
         with table.lock:
             counts = Counter(died=self._tables.take_died(table))
-            if is_swept and not table.is_removed:
+            if is_swept and not table.is_removed and table.entries is not None:
                 try:
-                    self._sweep(table, counts)
+                    self._sweep(table, table.entries, counts)
                 except OSError:
                     _log.exception("starts that wait for too long could not be looked for, which is tried again")
             if counts.total():
                 told = SpanCounts(**counts)
                 self._post(lambda: table.channel.spanned(told))
 
-    def _sweep(self, table: SpanTable, counts: Counter[str]) -> None:
+    def _sweep(self, table: SpanTable, entries: EntryMap, counts: Counter[str]) -> None:
+        if table.span.is_of_calls:
+            _take_dead_calls(entries, counts)
+        if table.span.timeout_ns:
+            self._take_late(table, entries, counts)
+
+    def _take_late(self, table: SpanTable, waiting: EntryMap, counts: Counter[str]) -> None:
         """Take out starts that have waited for too long."""
         earliest_ns = self._now_ns() - table.span.timeout_ns
-        keys, entries = table.entries.look_up_all()
+        keys, entries = waiting.look_up_all()
         if not len(keys):
             return
         late = entries.view(np.int64)[:, 0] < earliest_ns
         for key in keys[late]:
-            entry = table.entries.take(key.tobytes())
+            entry = waiting.take(key.tobytes())
             if entry is None:
                 continue
             begun_ns = int.from_bytes(entry[:8], sys.byteorder)
@@ -88,7 +98,18 @@ class SpanWatch:
                 counts["timed_out"] += 1
                 continue
             try:
-                counts["nested"] += not table.entries.put(key.tobytes(), entry)
+                counts["nested"] += not waiting.put(key.tobytes(), entry)
             except OSError:
                 # others have taken its place
                 counts["table_full"] += 1
+
+
+def _take_dead_calls(waiting: EntryMap, counts: Counter[str]) -> None:
+    """Take out what threads were in when they ended, which never returns."""
+    by_thread: defaultdict[int, list[bytes]] = defaultdict(list)
+    for key in waiting.all_keys():
+        by_thread[int.from_bytes(key[_TID], sys.byteorder)].append(key)
+    for tid, keys in by_thread.items():
+        stat = procfs.stat(tid)
+        if stat is None or stat.state in procfs.DEAD:
+            counts["died"] += sum(waiting.take(key) is not None for key in keys)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stapsdtd.capture.bpf.armed import ArmedSite, Consumer
-from stapsdtd.capture.bpf.operands import NotEncodableError, encode_of_pair, encode_value
+from stapsdtd.capture.bpf.operands import NotEncodableError, encode_of_pair, encode_start, encode_value
 from stapsdtd.capture.bpf.pairs import Pair, subject_at
-from stapsdtd.capture.bpf.reading import CgroupAt, Fixed, NoText, NumberAt, Source, TextAt
+from stapsdtd.capture.bpf.sources import CgroupAt, Fixed, NoText, NumberAt, OfStartAt, Source, TextAt
 from stapsdtd.functions.probes import is_in_kernel
-from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Subject, Unavailable
-from stapsdtd.plan.values import OfPair, Value, ValueKey, value_of, value_of_built_in
+from stapsdtd.model import Argument, BuiltIn, Capture, Constant, Memory, Site, StartArgument, Subject, Unavailable
+from stapsdtd.plan.values import OfPair, OfStart, Value, ValueKey, value_of, value_of_built_in
 from stapsdtd.spans.span import is_of_pair
 
 
@@ -35,15 +34,15 @@ def _fetchable(
 class Subjects:
     """Encodes what can be captured at a site for the program, and tells how to read it from a record."""
 
-    def __init__(self, site: ArmedSite) -> None:
-        self._site = site.site
-        self._architecture = site.object.architecture
+    def __init__(self, site: Site, architecture: str) -> None:
+        self._site = site
+        self._architecture = architecture
         self._encoded: dict[Value, bytes] = {}
 
     def source_of(self, capture: Capture, pair: Pair | None = None) -> Value | Constant | Unavailable:
         """pair: what is known of pairs, if these are what is recorded. Raises NotEncodableError."""
         if pair is not None and is_of_pair(capture):
-            return Value(pair.value_of(capture))
+            return pair.value_of(capture)
         return _fetchable(value_of(capture, self._subject(capture.subject), self._architecture), self.encode)
 
     def encode(self, value: Value) -> bytes:
@@ -56,10 +55,12 @@ class Subjects:
     def _encode(self, value: Value) -> bytes:
         if isinstance(value.subject, OfPair):
             return encode_of_pair(value.subject)
+        if isinstance(value.subject, OfStart):
+            return encode_start(value.subject, value.limit)
         return encode_value(value, self._subject(value.subject), self._architecture)
 
     def reads_memory(self, value: Value) -> bool:
-        if isinstance(value.subject, OfPair):
+        if isinstance(value.subject, OfPair | OfStart):
             return False
         subject = self._subject(value.subject)
         return value.is_text or (isinstance(subject, Argument) and isinstance(subject.operand, Memory))
@@ -75,8 +76,14 @@ class Subjects:
         capture: Capture,
         source: Value | Constant | Unavailable,
         positions: Mapping[ValueKey, int],
+        pair: Pair | None = None,
     ) -> Source:
-        """positions: of the record's values."""
+        """positions: of the record's values. pair: as `source_of`."""
+        if isinstance(source, Value) and isinstance(source.subject, OfStart):
+            kept = None if pair is None else pair.source_of(capture)
+            return OfStartAt(positions[source.key], kept) if isinstance(kept, NumberAt | TextAt) else kept or NoText()
+        if isinstance(source, Unavailable) and isinstance(capture.subject, StartArgument):
+            return NoText() if capture.is_pointed_to else Fixed(None, is_signed=False)
         if isinstance(source, Value) and isinstance(source.subject, OfPair):
             return NumberAt(positions[source.key], source.subject.is_signed)
         argument = self._subject(capture.subject)
@@ -97,12 +104,3 @@ class Subjects:
                 return NoText()
             case Unavailable():
                 return Fixed(None, argument.signed, argument.is_float)
-
-
-def hands_over(consumer: Consumer, subjects: Subjects) -> bool:
-    """Report whether something that a consumer adds up may not be in memory."""
-    if not consumer.is_added or consumer.table is None:
-        return False
-    of_hits = (capture for capture in consumer.target.action.captures if not is_of_pair(capture))
-    sources = map(subjects.source_of, of_hits)
-    return any(isinstance(source, Value) and subjects.reads_memory(source) for source in sources)

@@ -24,6 +24,11 @@ class TableMemory:
         with self._lock:
             return self._taken.total()
 
+    def left(self, owner: str) -> int:
+        """Return how much an owner may take."""
+        with self._lock:
+            return min(_PER_OWNER_BYTES - self._taken[owner], _MAX_BYTES - self._taken.total())
+
     def take(self, owner: str, byte_count: int) -> None:
         """Raises TableFullError."""
         with self._lock:

@@ -234,9 +234,10 @@ class Tables:
         is_begun = is_simple and [(each.is_small, each.is_end) for each in plan.pairings] == [(True, False)]
         is_counted = is_simple and not plan.pairings
         flags = len(plan.values), bool(tested), plan.has_texts, is_counted, is_begun, plan.is_paired, plan.uses_words
+        keeps_records = any(each.kind.start_class for each in plan.pairings)
         begin = plan_id * layout.PACKED_PLAN.size
         layout.PACKED_PLAN.pack_into(
-            self._plans, begin, always, *numbers, *runs, *flags, *behind_filters, entry.is_single
+            self._plans, begin, always, *numbers, *runs, *flags, *behind_filters, entry.is_single, keeps_records
         )
         return entry
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.constants import SiteConstants
-from stapsdtd.capture.bpf.reading import ActivePlan, TextAt
+from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.rings import DISCARDED, Records
+from stapsdtd.capture.bpf.sources import TextAt
 from stapsdtd.capture.bpf.tables import Generation
 from stapsdtd.events.columns import U64, Bools, Indices
 
