@@ -17,7 +17,9 @@
 #include "aggregate.h"
 #include "emit.h"
 
-#define EEXIST 17 /* include/uapi/asm-generic/errno-base.h */
+/* include/uapi/asm-generic/errno-base.h */
+#define ENOENT 2
+#define EEXIST 17
 
 struct open_spans {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -218,70 +220,70 @@ static __always_inline void carry_out_recorded(struct hit *hit, const struct pai
 	}
 }
 
-#define BEGIN_SPAN_IN(class)                                                        \
-	do {                                                                        \
-		void *starts = bpf_map_lookup_elem(&starts_##class, &span);         \
-		if (starts)                                                         \
-			begin_span(hit, pairing, starts, hit->space->key, time_ns); \
-		else                                                                \
-			count_span(hit, pairing, SPAN_LOST);                        \
+#define PUT_START_IN(class, flags)                                                                       \
+	do {                                                                                             \
+		void *starts = bpf_map_lookup_elem(&starts_##class, &span);                              \
+		return starts ? bpf_map_update_elem(starts, hit->space->key, start, flags) : -ENOENT;    \
 	} while (0)
 
-/* time_ns: the first word of what is kept. */
-static __always_inline void put_start(const struct hit *hit, const struct pairing *pairing, __u64 *time_ns)
+static __always_inline long put_start(const struct hit *hit, const struct pairing *pairing, const void *start, __u64 flags)
 {
 	__u32 span = pairing->span;
 
 	switch (pairing->start_class) {
-	case 1: BEGIN_SPAN_IN(1); break;
-	case 2: BEGIN_SPAN_IN(2); break;
-	case 3: BEGIN_SPAN_IN(3); break;
-	default: BEGIN_SPAN_IN(4); break;
+	case 1: PUT_START_IN(1, flags);
+	case 2: PUT_START_IN(2, flags);
+	case 3: PUT_START_IN(3, flags);
+	default: PUT_START_IN(4, flags);
 	}
 }
 
-static __noinline void keep_start(struct hit *hit, const struct pairing *pairing)
+/* Keep what one pairing wants of a start. Not where the others are carried out: the stack would not do. */
+static long keep_start(__u32 number, struct hit *hit)
 {
+	const struct pairing *pairing = pairing_of(hit, number);
 	struct scratch *scratch;
+	long error;
 
+	if (!pairing->start_class || pairing->is_end || !(hit->matched >> (pairing->filter & 63) & 1))
+		return 0;
 	/* which carry_out() has counted */
 	if (!hit->space)
-		return;
+		return 1;
 	scratch = claim();
 	hit->scratch = scratch;
 	if (!scratch) {
 		count_span(hit, pairing, SPAN_LOST);
-		return;
+		return 0;
 	}
 	scratch->record.missing = 0;
 	fill(hit, pairing->operands + pairing->parts, pairing->words);
 	scratch->record.matched = scratch->used;
 	make_call_key(hit, pairing, hit->space->key);
-	put_start(hit, pairing, &scratch->record.time_ns);
-	release(scratch);
-}
-
-/* For all pairings of whose starts records are kept. Not where the others are carried out: the stack would not do. */
-static __always_inline void keep_starts(struct hit *hit)
-{
-	for (__u32 number = 0; number < MAX_PAIRINGS && number < hit->plan->pairing_count; number++) {
-		const struct pairing *pairing = pairing_of(hit, number);
-
-		if (pairing->start_class && !pairing->is_end && hit->matched >> (pairing->filter & 63) & 1)
-			keep_start(hit, pairing);
+	count_span(hit, pairing, SPAN_STARTS);
+	scratch->record.time_ns = bpf_ktime_get_ns();
+	error = put_start(hit, pairing, scratch->bytes, BPF_NOEXIST);
+	if (error == -EEXIST) {
+		/* of another call in this frame, which is over */
+		count_span(hit, pairing, SPAN_NESTED);
+		error = put_start(hit, pairing, scratch->bytes, BPF_ANY);
 	}
+	if (error)
+		count_span(hit, pairing, SPAN_TABLE_FULL);
+	release(scratch);
+	return 0;
 }
 
-/* Once the pairs are recorded. */
-static __noinline void let_go_of_starts(const struct hit *hit)
+/* Once the pair is recorded. */
+static long let_go_of_start(__u32 number, const struct hit *hit)
 {
 	struct hit_space *space = hit->space;
 
-	for (__u32 number = 0; space && number < MAX_PAIRINGS; number++)
-		if (space->found >> number & 1) {
-			make_call_key(hit, pairing_of(hit, number), space->key);
-			delete_start(pairing_of(hit, number), space->key);
-		}
+	if (space && space->found >> (number & (MAX_PAIRINGS - 1)) & 1) {
+		make_call_key(hit, pairing_of(hit, number), space->key);
+		delete_start(pairing_of(hit, number), space->key);
+	}
+	return 0;
 }
 
 /* The plan's only pairing. */

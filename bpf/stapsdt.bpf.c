@@ -176,14 +176,14 @@ static __always_inline void carry_out_plan(void *given, enum context kind, __u32
 	if (hit.plan->pairing_count)
 		pair(&hit);
 	if (hit.plan->keeps_records)
-		keep_starts(&hit);
+		bpf_loop(hit.plan->pairing_count, keep_start, &hit, 0);
 	if (hit.plan->recipe_count)
 		aggregate(&hit);
 	hit.matched &= hit.plan->emitted;
 	if (hit.matched)
 		emit(&hit);
 	if (hit.plan->keeps_records)
-		let_go_of_starts(&hit);
+		bpf_loop(hit.plan->pairing_count, let_go_of_start, &hit, 0);
 out:
 	if (hit.plan->pairing_count || hit.plan->uses_words)
 		release_space(&hit);

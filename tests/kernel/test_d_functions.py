@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.client import Client
-from tests.kernel.test_function_tracing import SIZE, calls, program, with_kprobes
-from tests.support import Daemon, Ticker, stapsdt, stapsdt_command, wait_for
+from tests.kernel.test_function_tracing import SIZE, all_are_armed, calls, program, with_kprobes
+from tests.support import Daemon, Ticker, stapsdt, stapsdt_command
 
 __all__ = ["calls", "program"]
 
@@ -44,7 +44,7 @@ def test_calls_and_their_results(daemon: Daemon, calls: Ticker, tmp_path: Path, 
     ):
         assert tracing.stdout is not None
         assert tracing.stdout.readline() == "armed\n"
-        wait_for(lambda: not (arming := client.info().arming).waiting and not arming.running, "it to be armed")
+        all_are_armed(client)
         assert calls.do("read 5000 10 2") == 20 * SIZE
         calls.do(f"open {tmp_path}/missing")
         tracing.send_signal(signal.SIGINT)

@@ -56,6 +56,11 @@ def calls(program: Path, tmp_path: Path) -> Iterator[Ticker]:
         yield running
 
 
+def all_are_armed(client: Client) -> None:
+    """Wait for what a subscription does not wait for on a slow host."""
+    wait_for(lambda: not (arming := client.info().arming).waiting and not arming.running, "all to be armed")
+
+
 @contextmanager
 def traced(daemon: Daemon, *arguments: str) -> Iterator[list[dict[str, Any]]]:
     """What `kernel trace` prints until the with statement ends."""
@@ -63,7 +68,7 @@ def traced(daemon: Daemon, *arguments: str) -> Iterator[list[dict[str, Any]]]:
     command = stapsdt_command(daemon.target, "kernel", "trace", "--json", *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(daemon.target) as client:
         wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the trace to run")
-        wait_for(lambda: not (arming := client.info().arming).waiting and not arming.running, "it to be armed")
+        all_are_armed(client)
         yield records
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
@@ -96,6 +101,7 @@ class TestCalls:
         options = SubscribeOptions(pids=[calls.pid], functions=["vfs_read"], where="elapsed > 0")
         with Client(daemon.target) as client:
             pairs = client.aggregate("fbt:vmlinux:vfs_read:return", Aggregate(), options, span)
+            all_are_armed(client)
             calls.do("read 100 1000 4")
             account = pairs.unsubscribe()
         assert (account.spans.starts, account.spans.paired, account.spans.open) == (4000, 4000, 0)
@@ -162,7 +168,7 @@ class TestCalls:
                 pytest.skip("a kprobe each takes minutes")
             options = SubscribeOptions(pids=[calls.pid], functions=["acpi_*", "tcp_*", "vfs_read"])
             with client.aggregate("fbt:vmlinux:*:entry", Aggregate(by=["function"]), options) as total:
-                wait_for(lambda: not client.info().arming.running, "all to be armed")
+                all_are_armed(client)
                 calls.do("read 100 50 2")
                 assert total.unsubscribe().sites > 1000
                 counts = Counter({row.key: row.values["count"] for each in total.snapshots() for row in each.rows})
@@ -173,6 +179,7 @@ class TestCalls:
         options = SubscribeOptions(pids=[calls.pid], functions=["vfs_read"], where="arg0 == 100")
         with Client(daemon.target) as client:
             total = client.aggregate("fbt:vmlinux:vfs_read:return", Aggregate(functions=["sum"], value="arg0"), options)
+            all_are_armed(client)
             assert calls.do(f"read 100 {TIMES} {THREADS}") == 100 * TIMES * THREADS
             account = total.unsubscribe()
             (row,) = [row for snapshot in total.snapshots() for row in snapshot.rows]
@@ -186,6 +193,7 @@ class TestCalls:
         with Client(daemon.target) as client:
             total = client.aggregate("fbt:vmlinux:vfs_read:entry", Aggregate(), options)
             with client.aggregate("fbt:vmlinux:*:entry", Aggregate(), options):
+                all_are_armed(client)
                 calls.do("read 100 10 1")
             calls.do("read 100 10 1")
             account = total.unsubscribe()

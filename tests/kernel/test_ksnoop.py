@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 
 from stapsdtd.client import Client
-from tests.kernel.test_function_tracing import with_kprobes
+from tests.kernel.test_function_tracing import all_are_armed, with_kprobes
 from tests.support import Daemon, require, stapsdt, stapsdt_command, wait_for
 
 pytestmark = [
@@ -76,7 +76,7 @@ def test_same_values(daemon: Daemon, what: str) -> None:
         Client(daemon.target) as client,
     ):
         wait_for(lambda: any(each.streaming for each in client.subscriptions()), "the trace to run")
-        wait_for(lambda: not (arming := client.info().arming).waiting and not arming.running, "it to be armed")
+        all_are_armed(client)
         send()
         own.send_signal(signal.SIGINT)
         output, _ = own.communicate(timeout=PATIENCE_SECONDS)
