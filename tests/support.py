@@ -238,6 +238,13 @@ def _may_have_inventory(commands: Path) -> bool:
     return "--no-inventory" in said
 
 
+def is_failure(line: str) -> bool:
+    """Report whether a daemon's line of its log is of an error that it should not have."""
+    # a program takes an emulated processor seconds to verify, and an arming several of them
+    is_slow = TIME_FACTOR > 1 and "the arming thread has been busy or hanging" in line
+    return " ERROR " in line and not is_slow
+
+
 @contextmanager
 def running_daemon(
     folder: Path,
@@ -255,7 +262,7 @@ def running_daemon(
         yield daemon
         assert daemon.stop() == 0
         assert "Traceback" not in daemon.log(), daemon.log()
-        assert " ERROR " not in daemon.log(), daemon.log()
+        assert not [line for line in daemon.log().splitlines() if is_failure(line)], daemon.log()
     finally:
         with suppress(ProcessLookupError):
             daemon.process.kill()

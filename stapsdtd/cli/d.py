@@ -14,7 +14,7 @@ import click
 
 from stapsdtd.cli import options
 from stapsdtd.cli.command import started
-from stapsdtd.cli.d_functions import function_probes, functions_of
+from stapsdtd.cli.d_functions import functions_of
 from stapsdtd.cli.d_hits import Hits
 from stapsdtd.cli.d_prepared import prepare
 from stapsdtd.cli.d_run import Output, Runner, tell_fault
@@ -85,7 +85,7 @@ def command(
     settings: tuple[str, ...],
     arguments: tuple[str, ...],
 ) -> int:
-    """Run programs in D, DTrace's language, over the static probes of this host.
+    """Run programs in D, DTrace's language, over the static probes and kernel functions of this host.
 
     ARGUMENTs are $1, $2, ... or, as strings, $$1, $$2, .... What D has here and what it has not is in docs/d.md.
     """
@@ -172,9 +172,9 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
         parts = wanted.parsed(target)
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(AsyncClient(server.address, tls=server.tls))
-            functions = functions_of(parts)
-            probes = [*await _probes(client, scope), *await function_probes(client, functions)]
-            prepared = wanted.prepared(parts, probes)
+            functions = await functions_of(client, parts, lambda part, error: wanted.sources[part].failed(error))
+            probes = [*await _probes(client, scope), *functions.probes]
+            prepared = wanted.prepared(functions.programs, probes)
             if wanted.lists:
                 prepared.print_list(is_verbose=wanted.is_verbose)
             if wanted.explains:
@@ -182,7 +182,7 @@ async def _run(server: options.Server, wanted: _Wanted, pid: int | None, command
             if wanted.lists or wanted.explains or wanted.compiles:
                 return 0
             # a program's clauses are about whomever they name, not about the command alone
-            scope = replace(scope, pids=(), follow=False, functions=functions)
+            scope = replace(scope, pids=(), follow=False, functions=functions.texts)
             if pid is not None:
                 stack.callback(_stop_with(pid, stop))
             failure, status = await _trace(client, prepared, scope, run, stop)

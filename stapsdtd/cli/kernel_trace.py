@@ -109,7 +109,7 @@ def command(
     With --stack, calls are printed once the last FUNCTION is entered, and then as they return: of those that led to it
     through all the others, directly or not.
 
-    That takes root, or a role with functions = true, and a kernel with kprobes; 'stapsdt doctor' tells.
+    That takes root, or a role with functions = true, and a kernel with fentry or kprobes; 'stapsdt doctor' tells.
     """
     wanted = [kernel_selectors.parse(each) for each in traced]
 

@@ -20,6 +20,10 @@ class OwnProgram:
         # a descriptor that was closed may be another program's at once
         self._lock = threading.Lock()
 
+    @property
+    def users(self) -> int:
+        return self._users
+
     def shared(self) -> Self:
         """Return this for one more user, which is to release it, too."""
         with self._lock:

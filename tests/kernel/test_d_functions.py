@@ -67,10 +67,50 @@ def test_list(daemon: Daemon) -> None:
     ("text", "reason"),
     [
         ("fbt::no_such_function:entry", "probe description fbt::no_such_function:entry does not match any probes"),
-        ("fbt:::entry", "too many match; name fewer"),
+        ("fbt:::entry", "over the limit match; name fewer"),
     ],
 )
 def test_errors(daemon: Daemon, text: str, reason: str) -> None:
+    done = stapsdt(daemon.target, "d", "-n", text, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert reason in done.stderr
+
+
+MEMBERS = """
+    BEGIN { printf("armed\\n"); }
+    fbt::vfs_read:entry
+    /pid == $target && args[0]->f_path.dentry->d_name.len == 5 && arg2 < 5000/
+    { @sizes[stringof(args[0]->f_path.dentry->d_name.name), args[0]->f_inode->i_size] = count(); }
+    fbt::vfs_read:entry /pid == $target && arg2 == 5000/
+    { printf("read of %s, %d bytes\\n", stringof(args[0]->f_path.dentry->d_name.name), args[0]->f_inode->i_size); }
+    END { printa("%s %d %@d\\n", @sizes); }
+"""
+
+
+def test_members(daemon: Daemon, calls: Ticker) -> None:
+    options = ["-q", "-p", str(calls.pid), "-n", MEMBERS]
+    command = [*stapsdt_command(daemon.target, "d"), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracing, Client(daemon.target) as client:
+        assert tracing.stdout is not None
+        assert tracing.stdout.readline() == "armed\n"
+        all_are_armed(client)
+        assert calls.do("read 100 10 2") == 2000
+        assert calls.do("read 5000 1 1") == SIZE
+        tracing.send_signal(signal.SIGINT)
+        output, _ = tracing.communicate(timeout=60)
+    assert tracing.returncode == 0
+    assert output.split("\n")[:2] == [f"read of known, {SIZE} bytes", f"known {SIZE} 20"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("fbt::vfs_read:entry { trace(args[0]->no_such); }", "no_such"),
+        ("fbt::vfs_read:entry { trace(args[0]->f_path); }", "file->f_path is a struct path; name a member of it"),
+        ("fbt::vfs_rea*:entry { trace(args[0]->f_pos); }", "named without a glob"),
+    ],
+)
+def test_members_that_there_are_not(daemon: Daemon, text: str, reason: str) -> None:
     done = stapsdt(daemon.target, "d", "-n", text, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert reason in done.stderr

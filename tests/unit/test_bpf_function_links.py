@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
@@ -262,4 +263,56 @@ def test_a_function_is_refused_where_there_is_no_kprobe_either(kernel: FakeKerne
     opened(engine, 1)
     assert refused(engine.arm(1, kernel_target(["entry"]))) == {"entry": "no kprobes"}
     assert kernel.events.keys() == {"g0"}
+    engine.shutdown()
+
+
+def test_a_function_that_is_wanted_twice_is_linked_to_once(programs: Programs) -> None:
+    """For different values, it is two sites. A link may name it once."""
+    links = FunctionLinks(programs, lambda: ALL)
+    few = [*entries(2), *entries(1)]
+    parts = links.parts(few, {})
+    assert parts == [Part(FENTRY, [0]), Part(FENTRY, [1]), Part(FENTRY, [2])]
+    made = [links.link(way, [few[each] for each in positions], [0]) for way, positions in parts]
+    links.forget_unused()
+    for link in made:
+        link.remove()
+    assert not programs.alive
+    many = links.parts([*entries(MANY), *entries(1)], {})
+    assert [(part.way, list(part.positions)) for part in many] == [(MULTI, [*range(MANY)]), (KPROBE, [MANY])]
+
+
+def test_a_program_for_many_that_was_not_attached_is_used_again(programs: Programs) -> None:
+    links, places = FunctionLinks(programs, lambda: ALL), entries(MANY)
+    first = links.link(MULTI, places, range(MANY))
+    first.remove()
+    loaded = programs.loaded.copy()
+    second = links.link(MULTI, places[:2], range(2))
+    assert programs.loaded == loaded
+    third = links.link(MULTI, places[2:], range(2, MANY))
+    assert programs.loaded != loaded
+    for link in (second, third):
+        link.remove()
+    links.forget_unused()
+    assert not programs.alive
+
+
+@pytest.mark.parametrize("error", [errno.ESRCH, errno.EINVAL])
+def test_a_function_that_ftrace_does_not_find_is_no_process_that_ended(
+    kernel: FakeKernel, programs: Programs, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """The kernel refuses both alike, and the others are attached all the same."""
+
+    def link(_program: int, functions: Collection[str], cookies: Collection[int]) -> int:
+        del cookies
+        if "two" in functions:
+            raise OSError(error, "as told")
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+    monkeypatch.setattr(function_links, "link_entries", link)
+    monkeypatch.setattr(function_links, "missed_entries", lambda _: 0)
+    engine = made_engine(kernel, functions=FunctionLinks(programs, lambda: {MULTI, KPROBE}))
+    opened(engine, 1)
+    assert engine.arm(1, kernel_target(("entry",))) == []
+    groups = engine._objects.groups()
+    assert sorted(group.way for group in groups) == [KPROBE, MULTI]
     engine.shutdown()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -77,13 +78,14 @@ class FunctionLinks:
         self._of_kprobes: OwnProgram | None = None
         self._of_calls: list[FunctionLink] = []
         self._refused: set[str] = set()
-        self._loaded: dict[FunctionPlace, Future[int]] = {}
+        self._loaded: defaultdict[FunctionPlace, list[Future[int]]] = defaultdict(list)
+        self._of_entries: OwnProgram | None = None
 
     def parts(self, places: Sequence[FunctionPlace], attached: Mapping[str, str]) -> list[Part]:
         """Partition functions that are to be attached, and load programs for single ones.
 
-        attached: the ways of functions to whose other end something is attached already. What the program takes for a
-        call's frame is the same for fentry and fexit, and for all other ways; see take_arguments() in
+        attached: the ways of functions to which something is attached already, at either end. What the program takes
+        for a call's frame is the same for fentry and fexit, and for all other ways; see take_arguments() in
         bpf/stapsdt.bpf.c.
         """
         self._of_calls = [link for link in self._of_calls if not link.is_gone]
@@ -97,10 +99,13 @@ class FunctionLinks:
         room -= len(single)
         if len(free) <= room:
             single += free
-        elif KPROBE not in ways and MULTI not in ways:
-            single += free[: max(room, 0)]
+        elif KPROBE not in ways:
+            only = [position for position in free if MULTI not in ways or places[position].is_return]
+            single += only[: max(room, 0)]
         parts = [Part(FENTRY, [position]) for position in single]
-        entries = [position for position in of_kernel if position not in single and not places[position].is_return]
+        # a link may name a function once
+        left = {places[each].function: each for each in reversed(of_kernel) if each not in single}
+        entries = [each for each in of_kernel if left.get(places[each].function) == each and not places[each].is_return]
         if entries and MULTI in ways:
             parts.append(Part(MULTI, entries))
         self._load([places[part.positions[0]] for part in parts if part.way == FENTRY])
@@ -113,7 +118,7 @@ class FunctionLinks:
             with ThreadPoolExecutor(min(len(places), len(online_cpus())), "stapsdtd-verify") as pool:
                 for place in places:
                     load = partial(self._programs.program_of_call, place.function, is_return=place.is_return)
-                    self._loaded[place] = pool.submit(load)
+                    self._loaded[place].append(pool.submit(load))
 
     def link(self, way: str, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
         """Return what is to be armed for a part. way: FENTRY or MULTI. Raises OSError."""
@@ -142,21 +147,31 @@ class FunctionLinks:
 
     def forget_unused(self) -> None:
         """Free programs that were loaded for what is attached by now, or was refused. Events and links keep theirs."""
-        loaded = [self._loaded.pop(place) for place in list(self._loaded)]
+        loaded = [each for place in list(self._loaded) for each in self._loaded.pop(place)]
         for descriptor in (each.result() for each in loaded if not each.exception()):
             os.close(descriptor)
-        program, self._of_kprobes = self._of_kprobes, None
-        if program is not None:
-            program.release()
+        for program in (self._of_kprobes, self._of_entries):
+            if program is not None:
+                program.release()
+        self._of_kprobes = self._of_entries = None
 
     def _link_of_call(self, place: FunctionPlace, cookie: int) -> FunctionLink:
-        program = OwnProgram(self._loaded.pop(place).result())
+        program = OwnProgram(self._loaded[place].pop().result())
         attach = partial(link_call, attach_type=FEXIT_TYPE if place.is_return else FENTRY_TYPE, cookie=cookie)
         link = FunctionLink(program, attach, self._programs.wait_for_hits)
         self._of_calls.append(link)
         return link
 
+    def _program_of_entries(self) -> OwnProgram:
+        """Return a program for a link, that of an earlier one if the kernel refused to attach that."""
+        if self._of_entries is None or self._of_entries.users > 1:
+            if self._of_entries is not None:
+                self._of_entries.release()
+                self._of_entries = None
+            self._of_entries = OwnProgram(self._programs.program_of_entries())
+        return self._of_entries.shared()
+
     def _link_of_entries(self, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
         attach = partial(link_entries, functions=[place.function for place in places], cookies=cookies)
-        program = OwnProgram(self._programs.program_of_entries())
+        program = self._program_of_entries()
         return FunctionLink(program, attach, self._programs.wait_for_hits, missed_entries)

@@ -133,7 +133,7 @@ class Groups:
         attached = {
             each.site.function: each.group.way
             for each in sites[0].object.sites.values()
-            if each.group is not None and each.site.function and each.site.name != sites[0].site.name
+            if each.group is not None and each.site.function
         }
         parts = self._functions.parts(places, attached)
         return [(part.way, [sites[position] for position in part.positions]) for part in parts]
@@ -156,7 +156,7 @@ class Groups:
                 self._attach(way, sites[middle:], scope, plans, refused)
                 return
             _log.info("%s: %s: %s", sites[0].object.path, sites[0].site.function or sites[0].site.name, error)
-            if way in {FENTRY, MULTI}:
+            if way in {FENTRY, MULTI} and not _has_calls_by_fentry(sites[0]):
                 self._attach(KPROBE, sites, scope, plans, refused)
             else:
                 refused[sites[0]] = str(error)
@@ -213,6 +213,20 @@ class Groups:
         return of_function or self._make_event(name, places, cookie)
 
     def _patch(self, group: Group, pid: int | None) -> None:
-        # the process may have ended
-        with contextlib.suppress(ProcessLookupError):
+        try:
             group.event.arm(pid)
+        except ProcessLookupError:
+            # the process has ended; without one, the kernel cannot find a function (ftrace_lookup_symbols)
+            if pid is None:
+                raise
+
+
+def _has_calls_by_fentry(site: ArmedSite) -> bool:
+    """Report whether a site's hits belong to those of the function's other end, which has fentry or fexit.
+
+    A kprobe would not find them; see take_arguments() in bpf/stapsdt.bpf.c.
+    """
+    if not any(each.span is not None and each.span.span.is_of_calls for each in site.consumers.values()):
+        return False
+    others = (each for each in site.object.sites.values() if each.site.function == site.site.function)
+    return any(each.group is not None and each.group.way == FENTRY for each in others)

@@ -24,17 +24,21 @@ from stapsdtd.capture.bpf.reading import ActivePlan, Added, Counted, Reading
 from stapsdtd.capture.bpf.recipe_rows import RecipeSpec
 from stapsdtd.capture.bpf.recipes import Recipe
 from stapsdtd.capture.bpf.sources import Layout
+from stapsdtd.capture.bpf.span_kinds import SPANS_OF_RECORDS
 from stapsdtd.capture.bpf.subjects import Subjects
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec
 from stapsdtd.capture.bpf.words import Words
 from stapsdtd.capture.engine import SubscriptionKey
 from stapsdtd.model import Capture, Constant, Unavailable
-from stapsdtd.plan.values import Value, united
+from stapsdtd.plan.values import OfStart, Value, united
 from stapsdtd.query.actions import Aggregate, Emit
 from stapsdtd.spans.span import is_of_pair
 
 _RECORD_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - layout.MAX_TEXT - 1
 """The program begins a string only if there is room for the longest one."""
+
+_STARTS_BYTES = layout.STRIDES[-1] - layout.RECORD_HEADER - SPANS_OF_RECORDS[-1].entry_bytes - 8 * layout.MAX_VALUES
+"""Nor does it copy a start where there would be no room for the longest one. Each begins at a word."""
 
 _RESTRICTED_FILTERS = 3 * layout.MAX_FILTERS // 4
 _RESTRICTED_STEPS = 3 * layout.MAX_STEPS // 4
@@ -174,6 +178,9 @@ class Emission:
             )
         min_bytes = layout.RECORD.itemsize + 8 * len(operands)
         max_bytes = min_bytes + sum(value.limit for value in values)
+        starts = [value.limit for value in values if isinstance(value.subject, OfStart)]
+        if starts and max_bytes - min(starts) > _STARTS_BYTES:
+            raise ValueError(f"a record has no room for {len(starts)} starts of so many bytes")
         if max_bytes > _RECORD_BYTES:
             raise ValueError(f"its captures take up to {max_bytes} bytes, and a record holds at most {_RECORD_BYTES}")
         by_argument = {value.key: position for position, value in enumerate(values)}

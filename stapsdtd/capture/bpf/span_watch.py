@@ -111,5 +111,6 @@ def _take_dead_calls(waiting: EntryMap, counts: Counter[str]) -> None:
         by_thread[int.from_bytes(key[_TID], sys.byteorder)].append(key)
     for tid, keys in by_thread.items():
         stat = procfs.stat(tid)
-        if stat is None or stat.state in procfs.DEAD:
+        # idle CPUs' tasks are 0, and nowhere in /proc
+        if tid and (stat is None or stat.state in procfs.DEAD):
             counts["died"] += sum(waiting.take(key) is not None for key in keys)

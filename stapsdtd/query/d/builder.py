@@ -20,6 +20,7 @@ from stapsdtd.query.d.nodes import (
     Expression,
     Integer,
     Macro,
+    Member,
     Position,
     Scope,
     Statement,
@@ -126,6 +127,11 @@ class Builder(Transformer_NonRecursive[Token, object]):
     def element(self, meta: Meta, parts: list[Expression]) -> Variable:
         name, *keys = parts
         return Variable(str(name), keys=tuple(keys), at=_at(meta))
+
+    def member(self, meta: Meta, parts: list[Expression]) -> Member:
+        name, *keys, path = parts
+        variable = Variable(str(name), keys=tuple(keys), at=_at(meta))
+        return Member(variable, "".join(str(path).split()), _at(meta))
 
     def scoped(self, meta: Meta, parts: list[Token]) -> Variable:
         scope, name = parts

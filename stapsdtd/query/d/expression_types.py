@@ -35,6 +35,7 @@ from stapsdtd.query.d.nodes import (
     Expression,
     Integer,
     Macro,
+    Member,
     Position,
     Scope,
     Step,
@@ -99,6 +100,8 @@ class ExpressionTypes:
                 return self._assignment(expression)
             case Cast(name, operand):
                 return self._cast(name, operand, expression.at)
+            case Member():
+                raise DError("only args[] of kernel functions, of the provider fbt, have members", expression.at)
 
     def _cast(self, name: str, operand: Expression, at: Position) -> Type:
         wanted, given = parse_type(name, at), self.type_of(operand)

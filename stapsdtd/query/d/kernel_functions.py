@@ -20,7 +20,8 @@ from stapsdtd.query.d.nodes import (
 from stapsdtd.query.d.rewriting import rewritten
 
 PROVIDER = "fbt"
-_ENTRY, _RETURN = "entry", "return"
+ENTRY, RETURN = "entry", "return"
+ELSEWHERE = "arguments differ at returns of functions; use a separate clause for these"
 _ARGUMENTS = frozenset(["args", *(f"arg{number}" for number in range(10))])
 
 
@@ -45,12 +46,12 @@ def with_results(program: Program) -> Program:
 
 
 def _with_results(clause: Clause) -> Clause:
-    of_returns = {each.provider == PROVIDER and each.name == _RETURN for each in clause.descriptions}
-    may_return = any(each.provider == PROVIDER and each.name != _ENTRY for each in clause.descriptions)
+    of_returns = {each.provider == PROVIDER and each.name == RETURN for each in clause.descriptions}
+    may_return = any(each.provider == PROVIDER and each.name != ENTRY for each in clause.descriptions)
     if not may_return or (at := _argument_in(clause)) is None:
         return clause
     if of_returns != {True}:
-        raise DError("arguments mean something else at returns of functions; write a clause of its own for these", at)
+        raise DError(ELSEWHERE, at)
     return rewritten(clause, _result)
 
 
@@ -71,6 +72,6 @@ def _result(given: Expression) -> Expression:
         case Variable("args", Scope.GLOBAL, (Integer(1) as index,)):
             return replace(given, keys=(replace(index, value=0),))
         case Variable(name, Scope.GLOBAL) if name in _ARGUMENTS:
-            raise DError("at returns of functions, there is the result alone: arg1 or args[1]", given.at)
+            raise DError("at a return, only the result is available: arg1 or args[1]", given.at)
         case _:
             return given

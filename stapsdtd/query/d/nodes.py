@@ -140,8 +140,29 @@ class Cast:
     at: Position = field(default=NOWHERE, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`args[0]->f_path.dentry`, of a kernel function. path: from the first `->` or `.` on, without spaces."""
+
+    variable: Variable
+    path: str
+    at: Position = field(default=NOWHERE, compare=False)
+
+
 Expression: TypeAlias = (
-    Integer | String | Macro | Variable | Aggregation | Call | Unary | Step | Binary | Conditional | Assignment | Cast
+    Integer
+    | String
+    | Macro
+    | Variable
+    | Aggregation
+    | Call
+    | Unary
+    | Step
+    | Binary
+    | Conditional
+    | Assignment
+    | Cast
+    | Member
 )
 
 

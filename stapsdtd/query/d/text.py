@@ -17,6 +17,7 @@ from stapsdtd.query.d.nodes import (
     Expression,
     Integer,
     Macro,
+    Member,
     Program,
     Scope,
     Statement,
@@ -27,7 +28,7 @@ from stapsdtd.query.d.nodes import (
 )
 
 _PLAIN = re.compile(rb"[ !#-\[\]-~]")
-_SIMPLE = (Integer, String, Macro, Variable, Aggregation, Call)
+_SIMPLE = (Integer, String, Macro, Variable, Aggregation, Call, Member)
 
 
 def text_of(program: Program) -> str:
@@ -89,6 +90,8 @@ def text_of_expression(expression: Expression) -> str:
             return f"{_within(target)} {operator} {text_of_expression(value)}"
         case Cast(name, operand):
             return f"({name}){_within(operand)}"
+        case Member(variable, path):
+            return text_of_expression(variable) + path
 
 
 def _keys(keys: tuple[Expression, ...]) -> str:
