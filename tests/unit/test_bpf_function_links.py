@@ -6,11 +6,13 @@ import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from stapsdtd.capture.bpf import function_links
+from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.function_links import MOST_AT_ONCE, MOST_PROGRAMS, FunctionLinks, MakeFunctionEvent, Part
 from stapsdtd.capture.engine import Target
 from stapsdtd.errors import KernelFeatureError
@@ -18,9 +20,12 @@ from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI, Attachability
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.passing import Passed
 from stapsdtd.functions.probes import objects_of
-from stapsdtd.kernel.function_links import FunctionLink, tells_missed_entries
+from stapsdtd.kernel import own_programs
+from stapsdtd.kernel.function_links import FEXIT_TYPE, MULTI_TYPE, FunctionLink, tells_missed_entries
 from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.places import FunctionPlace
+from stapsdtd.query.actions import Action, BeginSpan, Emit, EndSpan
+from stapsdtd.spans.span import Span
 from tests.unit.bpf_rig import made_engine, opened, refused
 from tests.unit.fake_bpf import FakeKernel
 from tests.unit.kernel_types import BOTH_WAYS
@@ -315,4 +320,61 @@ def test_a_function_that_ftrace_does_not_find_is_no_process_that_ended(
     assert engine.arm(1, kernel_target(("entry",))) == []
     groups = engine._objects.groups()
     assert sorted(group.way for group in groups) == [KPROBE, MULTI]
+    engine.shutdown()
+
+
+def attaching(monkeypatch: pytest.MonkeyPatch, refused: Collection[int] = ()) -> None:
+    """Have links be made, but for types of attachment that are refused."""
+
+    def link(_program: int, attach_type: int = MULTI_TYPE, **_: object) -> int:
+        if attach_type in refused:
+            raise OSError(errno.E2BIG, "as told")
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
+    monkeypatch.setattr(function_links, "link_call", link)
+    monkeypatch.setattr(function_links, "link_entries", link)
+    monkeypatch.setattr(function_links, "missed_entries", lambda _: 0)
+    monkeypatch.setattr(own_programs, "recursion_misses", lambda _: 0)
+
+
+def ways_of(engine: BpfEngine) -> dict[str, str]:
+    return {
+        f"{each.site.function}:{each.site.name}": group.way
+        for group in engine._objects.groups()
+        for each in group.sites
+    }
+
+
+def test_what_is_attached_later_goes_by_what_there_is(
+    kernel: FakeKernel, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attaching(monkeypatch)
+    monkeypatch.setattr(function_links, "MOST_AT_ONCE", 1)
+    engine = made_engine(kernel, functions=FunctionLinks(programs, lambda: ALL))
+    for number, names in enumerate([("entry",), ("return",)], 1):
+        opened(engine, number)
+        assert engine.arm(number, kernel_target(names)) == []
+        monkeypatch.setattr(function_links, "MOST_AT_ONCE", 8)
+    assert ways_of(engine) == dict.fromkeys(("one:entry", "two:entry"), MULTI) | dict.fromkeys(
+        ("one:return", "two:return"), KPROBE
+    )
+    engine.shutdown()
+
+
+def test_a_return_that_would_not_find_its_entry_is_refused(
+    kernel: FakeKernel, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where calls are wanted. Returns alone take a kprobe."""
+    attaching(monkeypatch, {FEXIT_TYPE})
+    span = Span(is_of_calls=True)
+    engine = made_engine(kernel, functions=FunctionLinks(programs, lambda: ALL))
+    target = kernel_target(("entry", "return"))
+    actions: dict[str, Action] = {"entry": BeginSpan(span), "return": EndSpan(span, Emit(()))}
+    calls = replace(target, sites=tuple(replace(each, action=actions[each.site.name]) for each in target.sites))
+    opened(engine, 1)
+    refusals = engine.arm(1, calls)
+    assert {(each.site.name, each.reason) for each in refusals} == {("return", "[Errno 7] as told")}
+    opened(engine, 2)
+    assert engine.arm(2, kernel_target(("return",))) == []
+    assert set(ways_of(engine).values()) == {FENTRY, KPROBE}
     engine.shutdown()
