@@ -120,7 +120,6 @@ static __always_inline bool take(const struct hit *hit, const struct operand *op
 
 	if (op->take == TAKE_START)
 		return take_start(hit, op, out);
-
 	if (!fetch(hit, op, &value)) {
 		*out = value;
 		return false;

@@ -195,7 +195,7 @@ static __always_inline void carry_out_any(struct hit *hit, const struct pairing 
 	}
 }
 
-/* What an entry keeps of itself is seen to later, by keep_starts(). */
+/* What an entry keeps of itself is seen to later, by keep_start(). */
 static __always_inline void carry_out_recorded(struct hit *hit, const struct pairing *pairing, __u32 number, __u64 *elapsed)
 {
 	struct hit_space *space = hit->space;

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from stapsdtd.catalog.selectors import Pattern
 from stapsdtd.cli.d_sources import CompileError
 from stapsdtd.cli.function_selectors import ENTRY, PROVIDER, RETURN
 from stapsdtd.cli.function_text import why_no_way
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _WORD_BYTES = 8
 _NUMBER_BYTES = frozenset([1, 2, 4, 8])
-_GLOB = re.compile(r"[*?[]")
 
 Failed = Callable[[int, DError], Exception]
 """Takes the number of a program, and what is wrong in it."""
@@ -88,7 +87,7 @@ def _collect(program: Program, listing: FunctionListing, values: Mapping[str, di
     """Collect the values that a program's members are, by the function's text. Raises DError."""
     for clause in filter(has_members, program.clauses):
         for description in clause.descriptions:
-            if _GLOB.search(description.function) or not description.function:
+            if Pattern(description.function).is_glob:
                 raise DError("members are those of functions that are named without a glob", description.at)
         for description, value in values_of(clause, _finding(listing)):
             values[selector_of(description)][value] = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.places import FunctionPlace, Place
@@ -11,23 +11,18 @@ from stapsdtd.kernel.tracefs import Tracefs
 
 
 class FunctionEvent(ProbeEvent):
-    """A kprobe or a kretprobe. Several that are attached together share a program, and one of them tells for all."""
+    """A kprobe or a kretprobe. Several that are attached together share a program."""
 
     def __init__(
         self, tracefs: Tracefs, program: OwnProgram, name: str, places: Sequence[Place | FunctionPlace], cookie: int
     ) -> None:
         """See `ProbeEvent`. program: released with this."""
-        self._own = program.shared()
-        self._skipped = 0
+        self.own_program = program.shared()
         self._is_released = False
         super().__init__(tracefs, program.descriptor, name, places, cookie)
 
-    def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:
-        self._skipped += self._own.take_skipped()
-        return super().missed(of_events) + self._skipped
-
     def remove(self) -> None:
         super().remove()
-        if not self._is_released:
+        if self.own_program is not None and not self._is_released:
             self._is_released = True
-            self._own.release()
+            self.own_program.release()

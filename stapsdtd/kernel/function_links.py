@@ -56,12 +56,12 @@ class FunctionLink:
         when no program runs that ran when it was called. missed_by: how many calls a link missed. is_gone: whether
         it was removed.
         """
-        self._program = program
+        self.own_program = program
         self._attach = link
         self._wait_for_hits = wait_for_hits
         self._missed_by = missed_by
         self._link: int | None = None
-        self._skipped = self._by_link = 0
+        self._by_link = 0
         # `missed` is called while another thread removes it
         self._lock = threading.Lock()
         self.is_gone = False
@@ -71,18 +71,14 @@ class FunctionLink:
         if pid is not None:
             raise OSError(errno.EOPNOTSUPP, "a kernel function is the same for all processes")
         if self._link is None:
-            self._link = self._attach(self._program.descriptor)
+            self._link = self._attach(self.own_program.descriptor)
 
     def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:  # noqa: ARG002 - it is none of these
-        """Return how many calls it did not run for, as far as the kernel told that while it was attached."""
+        """Return how many calls the link missed, besides those that its program skipped."""
         with self._lock:
-            self._look()
-            return self._by_link + self._skipped
-
-    def _look(self) -> None:
-        self._skipped += self._program.take_skipped()
-        if self._link is not None:
-            self._by_link = self._missed_by(self._link)
+            if self._link is not None:
+                self._by_link = self._missed_by(self._link)
+            return self._by_link
 
     def unpatch(self) -> None:
         """Detach the program. It may still run for calls that have begun."""
@@ -107,7 +103,7 @@ class FunctionLink:
         self.unpatch()
         if not self.is_gone:
             self.is_gone = True
-            self._program.release()
+            self.own_program.release()
 
 
 def link_call(program: int, attach_type: int, cookie: int) -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.bpf_links import link_perf_event
+from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.perf import ALL_CPUS, ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
 from stapsdtd.kernel.places import UPROBE_EVENTS, FunctionPlace, Place
 from stapsdtd.kernel.tracefs import Tracefs
@@ -29,6 +30,7 @@ class ProbeEvent:
     """
 
     holds_event_mutex = True
+    own_program: OwnProgram | None = None
 
     def __init__(
         self, tracefs: Tracefs, program: int, name: str, places: Sequence[Place | FunctionPlace], cookie: int

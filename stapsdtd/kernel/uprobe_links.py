@@ -53,6 +53,7 @@ class UprobeLink:
     """Places of one file, to be armed for every present and future process."""
 
     holds_event_mutex = False
+    own_program = None
 
     def __init__(self, program: int, places: Sequence[Place], cookies: Sequence[int]) -> None:
         """program: loaded for ATTACH_TYPE. cookies: what it is told at a hit, for each place."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,24 +35,27 @@ READS = """
 """
 
 
-@pytest.mark.parametrize("interpreted", ["", "x++;"], ids=["lowered", "interpreted"])
-def test_calls_and_their_results(daemon: Daemon, calls: Ticker, tmp_path: Path, interpreted: str) -> None:
-    options = ["-q", "-p", str(calls.pid), "-n", READS.replace("INTERPRETED", interpreted)]
-    with (
-        subprocess.Popen(
-            [*stapsdt_command(daemon.target, "d"), *options], stdout=subprocess.PIPE, text=True
-        ) as tracing,
-        Client(daemon.target) as client,
-    ):
+@contextmanager
+def run(daemon: Daemon, calls: Ticker, text: str) -> Iterator[list[str]]:
+    """The lines that a program prints about `calls`, until the with statement ends."""
+    lines: list[str] = []
+    command = [*stapsdt_command(daemon.target, "d"), "-q", "-p", str(calls.pid), "-n", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracing, Client(daemon.target) as client:
         assert tracing.stdout is not None
         assert tracing.stdout.readline() == "armed\n"
         all_are_armed(client)
-        assert calls.do("read 5000 10 2") == 20 * SIZE
-        calls.do(f"open {tmp_path}/missing")
+        yield lines
         tracing.send_signal(signal.SIGINT)
         output, _ = tracing.communicate(timeout=60)
+        lines += output.split("\n")
     assert tracing.returncode == 0
-    lines = output.split("\n")
+
+
+@pytest.mark.parametrize("interpreted", ["", "x++;"], ids=["lowered", "interpreted"])
+def test_calls_and_their_results(daemon: Daemon, calls: Ticker, tmp_path: Path, interpreted: str) -> None:
+    with run(daemon, calls, READS.replace("INTERPRETED", interpreted)) as lines:
+        assert calls.do("read 5000 10 2") == 20 * SIZE
+        calls.do(f"open {tmp_path}/missing")
     assert [f"open {tmp_path}/missing", "fbtdo_sys_openat2 -2"] == [each for each in lines if "open" in each]
     assert {"vfs_read in vmlinux 20", f"bytes {20 * SIZE}"} <= {*lines}
     (nanoseconds,) = [int(each.split()[1]) for each in lines if each.startswith("ns ")]
@@ -88,18 +93,10 @@ MEMBERS = """
 
 
 def test_members(daemon: Daemon, calls: Ticker) -> None:
-    options = ["-q", "-p", str(calls.pid), "-n", MEMBERS]
-    command = [*stapsdt_command(daemon.target, "d"), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracing, Client(daemon.target) as client:
-        assert tracing.stdout is not None
-        assert tracing.stdout.readline() == "armed\n"
-        all_are_armed(client)
+    with run(daemon, calls, MEMBERS) as lines:
         assert calls.do("read 100 10 2") == 2000
         assert calls.do("read 5000 1 1") == SIZE
-        tracing.send_signal(signal.SIGINT)
-        output, _ = tracing.communicate(timeout=60)
-    assert tracing.returncode == 0
-    assert output.split("\n")[:2] == [f"read of known, {SIZE} bytes", f"known {SIZE} 20"]
+    assert lines[:2] == [f"read of known, {SIZE} bytes", f"known {SIZE} 20"]
 
 
 @pytest.mark.parametrize(

@@ -402,6 +402,7 @@ class FakeEvent:
     """In place of ProbeEvent. scopes: the processes for which it is open, None for all."""
 
     holds_event_mutex = True
+    own_program = None
 
     def __init__(self, kernel: FakeKernel, name: str, places: Sequence[Place | FunctionPlace], cookie: int) -> None:
         self._kernel = kernel

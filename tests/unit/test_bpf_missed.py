@@ -38,15 +38,29 @@ class Lost:
         self.told.append((count, stage))
 
 
+class Program:
+    """In place of OwnProgram. skipped: what is to be told."""
+
+    def __init__(self) -> None:
+        self.skipped = 0
+
+    def take_skipped(self) -> int:
+        skipped, self.skipped = self.skipped, 0
+        return skipped
+
+
 class Kprobe:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, program: Program | None = None) -> None:
         self._name = name
+        self.own_program = program
 
     def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:
         return of_events().get(self._name, 0)
 
 
 class Link:
+    own_program = None
+
     def __init__(self) -> None:
         self.count = 0
 
@@ -101,6 +115,24 @@ def test_a_link_to_many_functions_tells_each_subscription_once() -> None:
     link.count = 0
     missed.tell(groups)
     assert one.told == other.told == [(5, None), (5, LossStage.MISSED)]
+
+
+def test_what_a_shared_program_skipped_is_told_to_all_who_want_one_of_its_functions() -> None:
+    """Once to each, beside what the kernel missed at each function."""
+    profile, program, one, other, third = Profile(), Program(), Lost(), Lost(), Lost()
+    missed = MissedCalls(profile, at_once)
+    groups = [
+        group(Kprobe("f", program), site(one)),
+        group(Kprobe("g", program), site(one, other)),
+        group(Kprobe("h", Program()), site(third)),
+    ]
+    profile.lines = [("f", 9, 10), ("g", 9, 20), ("h", 9, 0)]
+    missed.tell(groups)
+    assert [sum(count for count, stage in each.told if stage) for each in (one, other, third)] == [30, 20, 0]
+    program.skipped = 3
+    for _ in range(2):
+        missed.tell(groups)
+        assert [sum(count for count, stage in each.told if stage) for each in (one, other, third)] == [33, 23, 0]
 
 
 def test_nothing_is_read_where_no_kprobe_is() -> None:

@@ -14,6 +14,7 @@ from stapsdtd.capture.bpf.span_tables import SpanTable
 from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
 from stapsdtd.functions.probes import place_of
+from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
@@ -28,11 +29,15 @@ _NOBODY = frozenset[int]()
 class Event(Protocol):
     """See `kernel.probe_events.ProbeEvent`, `kernel.uprobe_links.UprobeLink` and `kernel.function_links.FunctionLink`.
 
-    holds_event_mutex: while it is removed, nobody else on the host can arm a uprobe.
+    holds_event_mutex: while it is removed, nobody else on the host can arm a uprobe. own_program: that it runs, unless
+    this is the one of all events.
     """
 
     @property
     def holds_event_mutex(self) -> bool: ...
+
+    @property
+    def own_program(self) -> OwnProgram | None: ...
 
     def arm(self, pid: int | None) -> None: ...
 

@@ -213,7 +213,7 @@ class BpfEngine:
         return self._reader.end(plans, closing)
 
     def _release(self, subscription_key: SubscriptionKey, sites: Sequence[ArmedSite], *, is_awaited: bool) -> None:
-        self._missed.tell(site.group for site in sites)
+        self._missed.tell(self._objects.groups())
         for site in sites:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)

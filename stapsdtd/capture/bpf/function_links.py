@@ -164,11 +164,10 @@ class FunctionLinks:
 
     def _program_of_entries(self) -> OwnProgram:
         """Return a program for a link, that of an earlier one if the kernel refused to attach that."""
-        if self._of_entries is None or self._of_entries.users > 1:
-            if self._of_entries is not None:
-                self._of_entries.release()
-                self._of_entries = None
-            self._of_entries = OwnProgram(self._programs.program_of_entries())
+        if self._of_entries is not None and self._of_entries.users > 1:
+            self._of_entries.release()
+            self._of_entries = None
+        self._of_entries = self._of_entries or OwnProgram(self._programs.program_of_entries())
         return self._of_entries.shared()
 
     def _link_of_entries(self, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:

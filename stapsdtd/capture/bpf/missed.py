@@ -1,19 +1,21 @@
 """Calls of kernel functions that the kernel could not hit, which the program never sees.
 
 A probe that is hit while another one runs on that CPU is skipped, and so is a return for which there was no room. Where
-a group has several functions, the kernel does not say of which a call was: whoever wants one of them is told.
+functions share a link or a program, the kernel does not say of which a call was: whoever wants one of them is told.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 
 from stapsdtd.capture.bpf.armed import Group
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.engine import LossStage
+from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.tracefs import Tracefs
 
 _LINE = re.compile(r"^\s*(\S+)\s+\d+\s+(\d+)$", re.MULTILINE)
@@ -29,20 +31,28 @@ class MissedCalls:
         self._lock = threading.Lock()
 
     def tell(self, groups: Iterable[Group | None]) -> None:
-        """Tell what was missed since the last call."""
+        """Tell what was missed since the last call. groups: all that there are."""
 
         @cache
         def of_events() -> Mapping[str, int]:
             return {event: int(count) for event, count in _LINE.findall(self._tracefs.read("kprobe_profile"))}
 
         with self._lock:
+            of_programs: defaultdict[OwnProgram, set[Channel]] = defaultdict(set)
             for group in {group for group in groups if group is not None and group.is_of_kernel}:
+                consumers = (consumer for site in group.sites for consumer in list(site.consumers.values()))
+                channels = {consumer.channel for consumer in consumers}
                 missed = group.event.missed(of_events)
                 count, group.missed = missed - group.missed, max(missed, group.missed)
-                if count > 0:
-                    consumers = [consumer for site in group.sites for consumer in list(site.consumers.values())]
-                    for channel in {consumer.channel for consumer in consumers}:
-                        self._post(partial(_lose, channel, count))
+                self._tell(channels, count)
+                if group.event.own_program is not None:
+                    of_programs[group.event.own_program] |= channels
+            for program, channels in of_programs.items():
+                self._tell(channels, program.take_skipped())
+
+    def _tell(self, channels: Iterable[Channel], count: int) -> None:
+        for channel in channels if count > 0 else ():
+            self._post(partial(_lose, channel, count))
 
 
 def _lose(channel: Channel, count: int) -> None:
