@@ -51,7 +51,7 @@ static __always_inline bool fetch_part(const struct hit *hit, const struct opera
 	case OPERAND_PID: *out = hit->task->tgid; return true;
 	case OPERAND_TID: *out = hit->task->pid; return true;
 	case OPERAND_CPU: *out = bpf_get_smp_processor_id(); return true;
-	default: return fetch_plain(hit, op, out);
+	default: return fetch(hit, op, out);
 	}
 }
 
@@ -102,7 +102,7 @@ static __always_inline bool take_value(const struct hit *hit, const struct recip
 {
 	if (!recipe->has_value)
 		return false;
-	if (fetch_plain(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], value))
+	if (fetch(hit, &operands[(recipe->operands + recipe->parts) & (MAX_OPERANDS - 1)], value))
 		return true;
 	key[0] |= (__u64)VALUE_MISSING << 32;
 	return false;
@@ -131,7 +131,7 @@ static __always_inline void add_small(struct hit *hit, const struct recipe *reci
 	if (hands_over(hit, recipe, key[0] >> 32))
 		return;
 	if (has_value && recipe->buckets)
-		key[0] |= (__u64)bucket_by_power(recipe, value) << 48;
+		key[0] |= (__u64)bucket_by_power(value, recipe->is_signed, recipe->sub_bits) << 48;
 	add_to(FIND_IN(2), hit, recipe, has_value, value);
 }
 
@@ -176,7 +176,7 @@ static __always_inline void add_any(struct hit *hit, const struct recipe *recipe
 	if (has_value && recipe->buckets == BUCKETS_EDGES)
 		workspace->key[0] |= (__u64)bucket_by_edges(workspace, recipe, value) << 48;
 	else if (has_value && recipe->buckets)
-		workspace->key[0] |= (__u64)bucket_by_power(recipe, value) << 48;
+		workspace->key[0] |= (__u64)bucket_by_power(value, recipe->is_signed, recipe->sub_bits) << 48;
 	add_to(row_of(recipe, workspace->key, bank), hit, recipe, has_value, value);
 	*(volatile __u32 *)&workspace->busy = 0;
 }
@@ -204,10 +204,7 @@ static __always_inline void aggregate(struct hit *hit)
 {
 	run_behind(hit, hit->plan->calculations);
 	hit->bank = *(volatile __u32 *)&epoch & 1;
-	if (hit->plan->recipe_count == 1)
-		add(0, hit);
-	else
-		bpf_loop(hit->plan->recipe_count, add, hit, 0);
+	bpf_loop(hit->plan->recipe_count, add, hit, 0);
 }
 
 #endif

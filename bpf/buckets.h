@@ -19,21 +19,27 @@ struct workspace {
 	__u64 key[MOST_WORDS];
 };
 
-static __always_inline __s64 bucket_by_power(const struct recipe *recipe, __u64 value)
+/* Global, as in fetch.h, and without branches in the loop, all of whose combinations the verifier would go through. */
+__noinline __s64 bucket_by_power(__u64 value, bool is_signed, __u32 sub_bits)
 {
-	bool is_negative = recipe->is_signed && (__s64)value < 0;
-	__u32 sub_bits = recipe->sub_bits & 31, exponent = 0, shift;
+	bool is_negative = is_signed && (__s64)value < 0;
 	__u64 magnitude = is_negative ? -value : value, rest = magnitude;
+	__u32 exponent = 0, shift;
 	__s64 number;
 
 #pragma unroll
-	for (int step = 32; step; step >>= 1)
-		if (rest >> step) {
-			rest >>= step;
-			exponent += step;
-		}
+	for (int bits = 5; bits >= 0; bits--) {
+		__u64 above = -(rest >> (1 << bits)) >> 63;
+		__u32 step;
+
+		/* else clang makes a branch of it */
+		asm volatile("" : "+r"(above));
+		step = above << bits;
+		rest >>= step;
+		exponent += step;
+	}
 	shift = exponent > sub_bits ? exponent - sub_bits : 0;
-	number = (magnitude >> (shift & 63)) + ((__u64)shift << sub_bits);
+	number = (magnitude >> (shift & 63)) + ((__u64)shift << (sub_bits & 31));
 	return is_negative ? -number : number;
 }
 

@@ -64,11 +64,16 @@ struct {
 	__type(value, struct share);
 } shares SEC(".maps");
 
-static __always_inline void count_lost(const struct hit *hit)
+static long count_if_lost(__u32 filter, const struct hit *hit)
 {
-	for (__u32 filter = 0; filter < MAX_FILTERS; filter++)
-		if (hit->matched >> filter & 1)
-			count_of(hit, filter, COUNTER_LOST);
+	if (hit->matched >> (filter & 63) & 1)
+		count_of(hit, filter, COUNTER_LOST);
+	return 0;
+}
+
+static __always_inline void count_lost(struct hit *hit)
+{
+	bpf_loop(MAX_FILTERS, count_if_lost, hit, 0);
 }
 
 static __always_inline struct scratch *claim(void)
@@ -194,7 +199,7 @@ static __always_inline __u64 wake_up(void)
  * Report whether a process that met a full ring may write nevertheless: so many records a second.
  *
  * This and write_any() have stack of their own: on_hit's, where the registers are, and that of add() and take_part()
- * (aggregate.h) may be 512 bytes together, which they are on arm64.
+ * (aggregate.h) may be 512 bytes together, which on arm64 they nearly are.
  */
 static __noinline bool has_share(const struct hit *hit)
 {
@@ -243,7 +248,7 @@ static __always_inline bool write_numbers(const struct hit *hit, __u32 class, co
 		return false;
 	describe(hit, record);
 	for (__u32 number = 0; number < VALUES_OF(bytes) && number < values; number++)
-		if (!fetch_plain(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)],
+		if (!fetch(hit, &operands[(hit->plan->operands + number) & (MAX_OPERANDS - 1)],
 				 &record->values[number]))
 			record->missing |= 1U << number;
 	if (is_intact(hit))

@@ -6,9 +6,9 @@
 
 #include "pair.h"
 
-static __always_inline __u64 address_of(const struct hit *hit, const struct operand *op)
+static __always_inline __u64 address_of(const struct registers *registers, const struct operand *op)
 {
-	__u64 address = op->constant + register_of(hit, op->base) + register_of(hit, op->index) * op->scale;
+	__u64 address = op->constant + register_of(registers, op->base) + register_of(registers, op->index) * op->scale;
 
 	return op->is_narrow ? (__u32)address : address;
 }
@@ -67,56 +67,54 @@ unread:
 	return false;
 }
 
-static __always_inline bool fetch_any(const struct hit *hit, const struct operand *op, __u64 *out, bool with_kernel)
+/*
+ * Fetch an operand, unless the hit has made it. Return whether it could be had; where not, out is what could not be read.
+ *
+ * It is global, rather than static, for the verifier, which then goes through it once, and not from each place that calls
+ * it, in each state. The price is that it knows nothing of what it is given, nor the caller of what it returns.
+ */
+__noinline int fetch_operand(const struct registers *registers, const struct operand *op, __u64 *out)
 {
-	__u64 value = op->constant;
+	__u64 value;
 
+	if (!registers || !op || !out)
+		return false;
+	value = op->constant;
 	if (op->kind == OPERAND_REGISTER) {
-		value = register_of(hit, op->base);
+		value = register_of(registers, op->base);
 	} else if (op->kind == OPERAND_UID_GID) {
 		value = bpf_get_current_uid_gid();
 	} else if (op->kind == OPERAND_CGROUP) {
 		value = bpf_get_current_cgroup_id();
-	} else if (op->kind >= OPERAND_MADE) { /* the last one; for == clang takes 8 bytes more of stack, see emit.h */
-		return fetch_made(hit, op, out);
 	} else if (op->kind != OPERAND_CONSTANT) {
-		__u64 address = address_of(hit, op);
-		__u32 width = op->width;
-
-		if (with_kernel && op->is_kernel) {
-			if (!fetch_of_kernel(op, address, out))
+		value = address_of(registers, op);
+		if (op->is_kernel) {
+			if (!fetch_of_kernel(op, value, out))
 				return false;
 			value = *out;
-			goto narrow;
-		}
-		value = address;
-		if (op->kind == OPERAND_MEMORY) {
-			value = 0;
-			if (width > sizeof(value) || bpf_probe_read_user(&value, width, (void *)address)) {
-				*out = (address & ADDRESS_MASK) | UNREAD_OPERAND;
+		} else if (op->kind == OPERAND_MEMORY) {
+			__u32 width = op->width;
+
+			*out = 0;
+			if (width > sizeof(*out) || bpf_probe_read_user(out, width, (void *)value)) {
+				*out = (value & ADDRESS_MASK) | UNREAD_OPERAND;
 				return false;
 			}
+			value = *out;
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 			value >>= 8 * (sizeof(value) - width) & 63;
 #endif
 		}
 	}
-narrow:
 	value <<= op->left & 63;
 	*out = op->is_signed ? (__u64)((__s64)value >> (op->right & 63)) : value >> (op->right & 63);
 	return true;
 }
 
-/* Return whether the operand could be had; where not, out is what could not be read. */
+/* The same, of any operand. out: may be on the stack if something was written there before. */
 static __always_inline bool fetch(const struct hit *hit, const struct operand *op, __u64 *out)
 {
-	return fetch_any(hit, op, out, true);
-}
-
-/* The same, of an operand that is not in the kernel's memory. on_hit and add() have no stack to spare, see emit.h. */
-static __always_inline bool fetch_plain(const struct hit *hit, const struct operand *op, __u64 *out)
-{
-	return fetch_any(hit, op, out, false);
+	return op->kind >= OPERAND_MADE ? fetch_made(hit, op, out) : fetch_operand(&hit->registers, op, out);
 }
 
 #endif

@@ -83,9 +83,15 @@ static __always_inline bool is_made_by_root(const struct user_namespace *namespa
 	return namespace->level != 1 || namespace->owner.val == 0;
 }
 
-/* Return the user who owns the process outright, by the rules of ptrace(2) for users without capabilities. */
-static __always_inline __u32 owner_of(const struct task_struct *task)
+/*
+ * Return the user who owns the current process outright, by the rules of ptrace(2) for users without capabilities.
+ *
+ * Global, as in fetch.h: Linux 6.18 goes through all names of the kernel's BTF for each pointer that is
+ * read here.
+ */
+__noinline __u32 owner(void)
 {
+	const struct task_struct *task = bpf_get_current_task_btf();
 	const struct cred *cred = task->real_cred;
 	__u32 uid = cred->uid.val, gid = cred->gid.val;
 	__u64 capabilities = 0;
@@ -117,7 +123,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_UID: value = (__u32)bpf_get_current_uid_gid(); break;
 	case SOURCE_GID: value = bpf_get_current_uid_gid() >> 32; break;
 	case SOURCE_EXECNAME: value = !has_name(test); break;
-	case SOURCE_OWNER: value = owner_of(hit->task); break;
+	case SOURCE_OWNER: value = owner(); break;
 	case SOURCE_FOLLOWED: value = is_followed(test->index, hit->task->tgid); break;
 	case SOURCE_CGROUP: value = bpf_get_current_ancestor_cgroup_id(test->index); break;
 	case SOURCE_CPU: value = bpf_get_smp_processor_id(); break;

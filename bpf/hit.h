@@ -97,8 +97,13 @@ struct task_struct {
 	const struct signal_struct *signal;
 } __attribute__((preserve_access_index));
 
+/* Apart, since nothing else of a hit can be handed to a global function: see fetch.h. */
+struct registers {
+	__u64 words[REG_COUNT + 1];
+};
+
 struct hit {
-	__u64 registers[REG_COUNT + 1];
+	struct registers registers;
 	__u64 matched;
 	__u64 generation;
 	const struct task_struct *task;
@@ -117,9 +122,9 @@ struct hit {
 	};
 };
 
-static __always_inline __u64 register_of(const struct hit *hit, __u32 number)
+static __always_inline __u64 register_of(const struct registers *registers, __u32 number)
 {
-	return hit->registers[number < REG_ZERO ? number : REG_ZERO];
+	return registers->words[number < REG_ZERO ? number : REG_ZERO];
 }
 
 static __always_inline void count(const struct hit *hit, __u32 cell)

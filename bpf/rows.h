@@ -85,10 +85,14 @@ static __always_inline void raise(__u64 *cell, __u64 value)
 		bpf_loop(RAISE_STEPS, try_to_raise, &raising, 0);
 }
 
-static __always_inline void add_value(struct row *row, const struct recipe *recipe, __u64 value)
+/* Global, as in fetch.h. */
+__noinline int add_value(struct row *row, const struct recipe *recipe, __u64 value)
 {
-	bool is_negative = recipe->is_signed && (__s64)value < 0;
+	bool is_negative;
 
+	if (!row || !recipe)
+		return 0;
+	is_negative = recipe->is_signed && (__s64)value < 0;
 	if (recipe->adds) {
 		__u64 before = __sync_fetch_and_add(&row->total, value);
 		__s64 carry = (__s64)(before + value < before) - is_negative;
@@ -102,6 +106,7 @@ static __always_inline void add_value(struct row *row, const struct recipe *reci
 		raise(&row->low, ~value);
 		raise(&row->high, value);
 	}
+	return 0;
 }
 
 static __always_inline void add_to(struct row *row, const struct hit *hit, const struct recipe *recipe, bool has_value,

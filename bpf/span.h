@@ -148,7 +148,7 @@ static __always_inline void keep_words(const struct hit *hit, const struct pairi
 {
 	start->missing = 0;
 	for (__u32 word = 1; word < PAIR_WORDS && word <= pairing->words; word++)
-		if (!fetch_plain(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
+		if (!fetch(hit, &operands[(pairing->operands + pairing->parts + word - 1) & (MAX_OPERANDS - 1)],
 			   &start->words[word])) {
 			start->words[word] = 0;
 			start->missing |= 1ULL << word;

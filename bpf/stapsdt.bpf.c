@@ -94,10 +94,11 @@ enum context {
 
 static __always_inline void take_registers(struct hit *hit, const __u64 *registers)
 {
+	/* volatile, or clang reads several first and needs stack for them */
 #pragma unroll
 	for (int number = 0; number < REG_COUNT; number++)
-		hit->registers[number] = registers[number];
-	hit->registers[REG_ZERO] = 0;
+		hit->registers.words[number] = *(const volatile __u64 *)&registers[number];
+	hit->registers.words[REG_ZERO] = 0;
 }
 
 #ifdef ARGUMENT_REGISTERS
@@ -105,15 +106,15 @@ static __always_inline void take_arguments(struct hit *hit, void *call, bool has
 {
 	static const __u32 places[] = ARGUMENT_REGISTERS;
 
-	__builtin_memset(hit->registers, 0, sizeof(hit->registers));
+	__builtin_memset(&hit->registers, 0, sizeof(hit->registers));
 	/* one that the function does not have is an error, and stays 0 */
 #pragma unroll
 	for (__u32 number = 0; number < sizeof(places) / sizeof(*places); number++)
-		bpf_get_func_arg(call, number, &hit->registers[places[number]]);
+		bpf_get_func_arg(call, number, &hit->registers.words[places[number]]);
 	if (has_result)
-		bpf_get_func_ret(call, &hit->registers[REG_RESULT]);
+		bpf_get_func_ret(call, &hit->registers.words[REG_RESULT]);
 	/* a call has the same place for its arguments at both ends; as if that were where its frame is */
-	hit->registers[REG_SP] = (__u64)call + (has_result ? RETURN_POPS : 0);
+	hit->registers.words[REG_SP] = (__u64)call + (has_result ? RETURN_POPS : 0);
 }
 #else
 #define take_arguments(hit, call, has_result)

@@ -46,7 +46,7 @@ static __always_inline const struct pairing *pairing_of(const struct hit *hit, _
 static __always_inline void make_call_key(const struct hit *hit, const struct pairing *pairing, __u64 *key)
 {
 	key[0] = (__u64)hit->task;
-	key[1] = address_of(hit, &operands[pairing->operands & (MAX_OPERANDS - 1)]);
+	key[1] = address_of(&hit->registers, &operands[pairing->operands & (MAX_OPERANDS - 1)]);
 	key[2] = operands[(pairing->operands + 1) & (MAX_OPERANDS - 1)].constant | (__u64)hit->task->pid << 32;
 }
 

@@ -149,7 +149,7 @@ class BpfObject:
 
         path: of the same file. function: of the kernel, which it is for.
 
-        The verifier takes some 0.2 s for a large one. Raises KernelFeatureError, also if the file is of another build.
+        The verifier takes some 0.1 s for a large one. Raises KernelFeatureError, also if the file is of another build.
         """
         file = _File(path, self._expected)
         try:

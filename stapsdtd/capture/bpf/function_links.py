@@ -1,6 +1,6 @@
 """Chooses how kernel functions are attached to.
 
-    few     fentry, fexit    a program for each, which costs a call least, but takes the verifier some 0.2 s
+    few     fentry, fexit    a program for each, which costs a call least, but takes the verifier some 0.1 s
     many    kprobe.multi     one link to all entries
     others  kprobes          an event for each; also for returns of many, and functions of modules
 

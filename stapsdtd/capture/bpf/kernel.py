@@ -83,7 +83,7 @@ class Loaded:
         return nullcontext(self._path) if self._path else _packaged()
 
     def program_of_call(self, function: str, *, is_return: bool) -> int:
-        """Load a program for one kernel function, which takes some 0.2 s. Return its descriptor.
+        """Load a program for one kernel function, which takes some 0.1 s. Return its descriptor.
 
         Raises KernelFeatureError where the kernel has no such programs, or none for this function.
         """
