@@ -5,6 +5,7 @@
 /* For which subscriptions a hit is. */
 
 #include "calculate.h"
+#include "chain.h"
 #include "follow.h"
 
 /* include/linux/sched/coredump.h */
@@ -130,6 +131,7 @@ static __always_inline __u32 decide(const struct hit *hit, const struct test *te
 	case SOURCE_TIMESTAMP: value = bpf_ktime_get_ns(); break;
 	case SOURCE_ELAPSED: value = elapsed_of(hit, test->index); break;
 	case SOURCE_MATCHED: value = hit->matched >> (test->index & 63) & 1; break;
+	case SOURCE_LINK: return pass_link(&hit->registers, test);
 	default: break;
 	}
 	if (test->uses_words)

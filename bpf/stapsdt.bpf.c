@@ -2,8 +2,8 @@
 /*
  * One program for all sites. It runs at every hit of every group and decides, before it does anything, for which
  * subscriptions the hit is (filter.h); it then writes one record for all of them that want events (emit.h), and adds
- * the hit to rows of those that want sums (aggregate.h). Two small ones keep the sets of processes that scopes follow
- * (follow.h).
+ * the hit to rows of those that want sums (aggregate.h). Small ones keep the sets of processes that scopes follow
+ * (follow.h), and take away what ended threads have left (span.h, chain.h).
  *
  *     (cookie, ip) ─► index ─► slot ─► plan ─┬─► tests, for each filter ─► matched
  *                                            ├─► operands ─► values ─► the ring of the record's size
@@ -51,6 +51,8 @@ struct {
 	enum span_counter span_counter;
 	struct span_entry span_entry;
 	enum membership membership;
+	enum link_kind link_kind;
+	struct chain chain;
 	struct record record;
 } layout SEC(".bss.layout");
 

@@ -27,6 +27,10 @@ enum limit {
 	MAX_FOLLOWING = 64,	/* scopes that follow processes */
 	MAX_FOLLOWED = 1 << 16,	/* processes at a time, of each */
 
+	MAX_CHAINS = 64,	/* of kernel functions that lead to each other */
+	MAX_LINKS = 16,		/* functions of each */
+	MAX_CHAINED = 1 << 13,	/* threads that are in one at a time */
+
 	MAX_RECIPES = 1 << 14,
 	MAX_EDGES = 1 << 16,
 	MAX_TABLES = 128,	/* of rows, each with two banks */
@@ -110,7 +114,17 @@ enum test_source {
 	SOURCE_TIMESTAMP = 12,
 	SOURCE_ELAPSED = 13,	/* index: a pairing of the plan */
 	SOURCE_MATCHED = 14,	/* index: a filter; whether it accepted the hit */
+	SOURCE_LINK = 15,	/* index: a chain; whether the hit is what `link` says */
 };
+
+/* What a hit is to a chain: the upper half of test.link. The lower half is the position of the function. */
+enum link_kind {
+	LINK_ENTERED = 0,	/* a call that those of all functions before it led to, which goes on the chain now */
+	LINK_RETURNED = 1,	/* the return of a call that is on it, which is taken off */
+	LINK_WITHIN = 2,	/* something while all calls up to that of the position are on it */
+};
+
+#define LINK_BITS 4
 
 #define NOBODY 0xffffffffU /* as (uid_t)-1 */
 
@@ -180,7 +194,7 @@ struct test {
 	__u8 right;		/* the word that stands for `value`, or NO_WORD */
 	__u8 result;
 	__u8 uses_words;
-	__u8 unused;
+	__u8 link;		/* of a chain: enum link_kind << LINK_BITS | position */
 };
 
 /*

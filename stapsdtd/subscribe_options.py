@@ -73,6 +73,9 @@ class Clause:
     selectors, where, fields: as for a subscription of its own.
     aggregate: what to compute of the hits, rather than deliver events.
     span: what to pair the hits with.
+    chain: kernel functions, as FUNCTION or MODULE:FUNCTION, whose entries and returns selectors choose. Only calls of
+        the first one count that satisfy the filter, in these only such calls of the second one, and so on, directly or
+        not, and what else selectors choose only in all of them.
     """
 
     selectors: Sequence[str]
@@ -81,6 +84,7 @@ class Clause:
     fields: Sequence[str] = ()
     aggregate: Aggregate | None = None
     span: Span | None = None
+    chain: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

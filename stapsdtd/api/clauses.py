@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stapsdtd.api.aggregations import parse_aggregation
+from stapsdtd.api.chains import parse_chain
 from stapsdtd.api.spans import divided, parse_span
 from stapsdtd.catalog import selectors
 from stapsdtd.config import Limits
@@ -52,7 +53,7 @@ def parse_clauses(
 ) -> tuple[ClauseSpec, ...]:
     """Return the clauses of a request, or the one that its own fields are the short form of."""
     if not request.clauses:
-        return (_parse(_short_form(request), limits, find_cgroup, of_scope),)
+        return (_parse(_short_form(request), request.functions, limits, find_cgroup, of_scope),)
     if given := [name for name in _SHORT_FORM if _is_set(request, name)]:
         raise InvalidArgumentError(given[0], "with clauses, it is said in each of them")
     if len(request.clauses) > _MAX_CLAUSES:
@@ -64,7 +65,7 @@ def parse_clauses(
     for position, clause in enumerate(request.clauses):
         try:
             _check_tag(clause.tag, tags)
-            parsed.append(_parse(clause, limits, find_cgroup, of_scope))
+            parsed.append(_parse(clause, request.functions, limits, find_cgroup, of_scope))
         except InvalidArgumentError as error:
             raise error.within(f"clauses[{position}]") from None
         tags.add(clause.tag)
@@ -92,7 +93,9 @@ def _check_tag(tag: str, others: set[str]) -> None:
         raise InvalidArgumentError("tag", f"it is limited to {_MAX_TAG_BYTES} bytes")
 
 
-def _parse(clause: pb.Clause, limits: Limits, find_cgroup: FindCgroup, of_scope: OfScope) -> ClauseSpec:
+def _parse(
+    clause: pb.Clause, functions: Sequence[str], limits: Limits, find_cgroup: FindCgroup, of_scope: OfScope
+) -> ClauseSpec:
     if not clause.selectors:
         raise InvalidArgumentError("selectors", "at least one is needed, such as postgresql:query__start")
     parsed = parse_selectors(clause.selectors, limits)
@@ -113,6 +116,7 @@ def _parse(clause: pb.Clause, limits: Limits, find_cgroup: FindCgroup, of_scope:
             of_pairs=of_pairs,
             aggregation=aggregation,
         ),
+        chain=parse_chain(clause, functions, parsed),
         tag=clause.tag,
     )
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from stapsdtd.aggregate.aggregation import Aggregation, Key, Row
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.functions.chain import Link
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Condition
@@ -81,7 +82,8 @@ class TargetSite:
     """A site to arm, and what to do at its hits.
 
     site_id: names the site in delivered events. scope: None for every process. predicate: what an engine can test, to
-    choose hits, None for all; the others count as filtered.
+    choose hits, None for all; the others count as filtered. link: what a hit has to be to the subscription's chain of
+    kernel functions, if it has one. A call goes on that only if the predicate holds at its entry.
     """
 
     site: Site
@@ -89,6 +91,7 @@ class TargetSite:
     action: Action
     scope: Scope = None
     predicate: Condition | None = None
+    link: Link | None = None
 
 
 @dataclass(frozen=True, slots=True)

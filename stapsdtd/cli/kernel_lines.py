@@ -32,9 +32,9 @@ _ELAPSED = "elapsed"
 
 
 class _Row(NamedTuple):
-    """An entry or a return. traced: None for a thread's exit. missing: why values are, by position."""
+    """An entry or a return. missing: why values are, by position."""
 
-    traced: Traced | None
+    traced: Traced
     time_ns: int
     cpu: int
     pid: int
@@ -54,13 +54,14 @@ class FunctionLines:
         self._shows_zeros = shows_zeros
         self._clock = Clock()
         names = [each.function.name for each in plan.traced]
-        self._stacks: CallStacks[_Row] | None = CallStacks(names) if plan.is_stack else None
+        awaited = [each.function.name for each in plan.traced if each.is_awaited]
+        self._stacks: CallStacks[_Row] | None = CallStacks(names, awaited) if plan.is_stack else None
         self.seen = 0
 
     @property
-    def too_deep(self) -> int:
-        """Return how many calls of a stack were not looked at."""
-        return 0 if self._stacks is None else self._stacks.too_deep
+    def forgotten(self) -> int:
+        """Return of how many threads calls of a stack were forgotten."""
+        return 0 if self._stacks is None else self._stacks.forgotten
 
     def lost(self) -> None:
         """Note that some entries or returns are missing."""
@@ -82,7 +83,7 @@ class FunctionLines:
         for at in range(block.count):
             site = block.sites[block.site_id[at]]
             yield _Row(
-                self._traced.get((site.probe.path, site.site.function or "")),
+                self._traced[site.probe.path, site.site.function or ""],
                 block.time_ns[at],
                 block.cpu[at],
                 block.pid[at],
@@ -96,12 +97,12 @@ class FunctionLines:
         return f"{self._clock.format(row.time_ns)}  {row.cpu:>3}  {row.pid:>7}  {row.tid:>7}  {self._call(row)}"
 
     def _call(self, row: _Row) -> str:
-        traced = _function(row)
+        traced = row.traced
         name = escape(traced.function.name)
         at_site, of_start, elapsed = _divided(row)
         if row.site.probe.name != RETURN:
             return f"{name}({self._list(traced.at_entry or (), at_site)})"
-        called = f"{name}({self._list(traced.at_entry or (), of_start)})" if traced.is_paired else name
+        called = f"{name}({self._list(traced.at_entry or (), of_start)})" if of_start else name
         returned = self._returned(traced.at_return or (), at_site)
         return f"{called}{returned}" + (f" after {format_quantity(elapsed, 'ns')}" if elapsed is not None else "")
 
@@ -127,21 +128,13 @@ class FunctionLines:
 
 def _of_stack(stacks: CallStacks[_Row], row: _Row) -> list[_Row]:
     """Return what is to be shown now that a row has come."""
-    if row.traced is None:
-        stacks.exited(row.tid)
-        return []
     happened = stacks.returned if row.site.probe.name == RETURN else stacks.entered
-    return happened(row.tid, row.traced.function.name, row)
-
-
-def _function(row: _Row) -> Traced:
-    if row.traced is None:
-        raise TypeError("a thread's exit is no call")
-    return row.traced
+    # each CPU has an idle thread of its own, and all of them are 0
+    return happened(row.tid or -1 - row.cpu, row.traced.function.name, row)
 
 
 def _record(row: _Row) -> dict[str, object]:
-    traced, site = _function(row), row.site
+    traced, site = row.traced, row.site
     at_site, of_start, elapsed = _divided(row)
     is_return = site.probe.name == RETURN
     record: dict[str, object] = {

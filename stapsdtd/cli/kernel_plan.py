@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 _MAX_VALUES = 12
 """Of a function, as the server has it."""
 _MAX_FUNCTIONS = 64
-_VMLINUX = "vmlinux"
-_EXIT = "do_exit"
-"""Of a thread, whose calls do not return then (kernel/exit.c)."""
+_MAX_STACK = 16
+"""As the server has it."""
 _SHORTEST_STACK = 2
 _WORD = re.compile(r'"[^"]*"|\b[A-Za-z_]\w*')
 _CONSTANTS = {name: number for number, name in errno.errorcode.items()} | {"NULL": 0, "true": 1, "false": 0}
@@ -75,9 +74,18 @@ class Traced:
     at_return: tuple[Shown, ...] | None
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a call is shown only if something holds at its return."""
+        return any(each.wanted.test for each in self.at_return or ())
+
+    @property
     def is_paired(self) -> bool:
         """Whether what there is at the entry is shown only if something holds at the return."""
-        return bool(self.at_entry) and any(each.condition for each in self.at_return or ())
+        return bool(self.at_entry) and self.is_awaited
+
+    @property
+    def text(self) -> str:
+        return f"{self.function.module}:{self.function.name}"
 
     def selector(self, where: str) -> str:
         """Return the selector of its entry or its return, with what is captured there."""
@@ -85,11 +93,14 @@ class Traced:
         captures = ", ".join(each.capture for each in shown)
         return f"{PROVIDER}:{self.function.module}:{self.function.name}:{where}({captures})"
 
-    def selectors(self) -> Iterator[tuple[str, str]]:
-        """Yield selectors of its entry and its return, as wanted, each with a filter that rejects these hits alone."""
+    def selectors(self, *, both: bool = False) -> Iterator[tuple[str, str]]:
+        """Yield selectors of its entry and its return, as wanted, each with a filter that rejects these hits alone.
+
+        both: also of the one of which nothing is shown.
+        """
         for where, shown in ((ENTRY, self.at_entry), (RETURN, self.at_return)):
-            if shown is not None:
-                test = _all(shown)
+            if shown is not None or both:
+                test = _all(shown or ())
                 others = f'function != "{self.function.name}" || name != "{where}"'
                 yield self.selector(where), f"({others} || {test})" if test else ""
 
@@ -119,14 +130,12 @@ class Plan:
 
     def clauses(self) -> list[Clause]:
         """Return one for all entries and returns, which come in the order of time, and one for each paired function."""
-        if self.is_stack:
-            selectors = [each.selector(where) for each in self.traced for where in (ENTRY, RETURN)]
-            return [Clause(selectors=[*selectors, f"{PROVIDER}:{_VMLINUX}:{_EXIT}:{ENTRY}()"], tag="calls")]
-        single = [each for each in self.traced if not each.is_paired]
-        selectors = [selector for each in single for selector, _ in each.selectors()]
-        tests = [test for each in single for _, test in each.selectors() if test]
-        made = [Clause(selectors=selectors, where=" && ".join(tests), tag="calls")] if selectors else []
-        return made + [_paired(each) for each in self.traced if each.is_paired]
+        paired = [] if self.is_stack else [each for each in self.traced if each.is_paired]
+        single = [wanted for each in self.traced if each not in paired for wanted in each.selectors(both=self.is_stack)]
+        where = " && ".join(test for _, test in single if test)
+        chain = tuple(each.text for each in self.traced) if self.is_stack else ()
+        made = [Clause(selectors=[selector for selector, _ in single], where=where, chain=chain, tag="calls")]
+        return (made if single else []) + [_paired(each) for each in paired]
 
 
 def _all(shown: Iterable[Shown]) -> str:
@@ -172,17 +181,15 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_s
         # in the order in which they lead to each other
         by_name = {each.function.name: each for each in traced}
         traced = [by_name[each.name.rpartition(":")[2]] for each in wanted]
-        texts = (*texts, f"{_VMLINUX}:{_EXIT}")
     return Plan(tuple(traced), texts, is_stack)
 
 
 def _check_stack(wanted: Sequence[TracedFunction]) -> None:
     """Raises click.UsageError."""
-    if len(wanted) < _SHORTEST_STACK or any(each.is_glob for each in wanted):
-        raise click.UsageError("--stack takes two functions or more, and no globs: the first leads to the second")
-    for each in wanted:
-        if any(value.test for value in each.values or ()):
-            raise click.UsageError(f"{each.text}: --stack takes no conditions, which would hide what leads to what")
+    if not _SHORTEST_STACK <= len(wanted) <= _MAX_STACK or any(each.is_glob for each in wanted):
+        raise click.UsageError(
+            f"--stack takes {_SHORTEST_STACK} to {_MAX_STACK} functions, and no globs: the first leads to the second"
+        )
 
 
 def _is_named(text: str, function: KernelFunction) -> bool:

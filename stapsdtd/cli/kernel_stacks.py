@@ -6,86 +6,91 @@ c enters      a, b and c are shown as entered
 c returns     c is shown, as it returns
 b returns       b
 a returns         a
+
+The server delivers only calls that those before them led to. What is left to do is to wait: for the last one to be
+entered, and for the returns of calls that count only if these satisfy a condition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 
-MAX_DEPTH = 64
-"""Of the traced functions in one thread. Deeper calls are counted, and do not lead to anything."""
+MAX_THREADS = 10_000
+"""Of which there are calls. A call may never return, as that of a thread that exits in it."""
 
 
 @dataclass(slots=True)
-class _Frame(Generic[_T]):
-    """matched: how much of the chain there is up to this call. is_link: it is itself part of that."""
+class _Call(Generic[_T]):
+    """held: what is to be shown of it, and of those that it led to, once it is known to count. counts: it led to the
+    last function.
+    """
 
-    function: str
-    event: _T
-    matched: int
-    is_link: bool
-    is_shown: bool = False
-
-
-@dataclass(slots=True)
-class _Stack(Generic[_T]):
-    """beyond: calls deeper than MAX_DEPTH that have not returned."""
-
-    frames: list[_Frame[_T]] = field(default_factory=list)
-    beyond: int = 0
+    held: list[_T] = field(default_factory=list)
+    counts: bool = False
 
 
 class CallStacks(Generic[_T]):
-    """Of events of any kind. too_deep: how many calls were beyond MAX_DEPTH."""
+    """Of events of any kind. forgotten: how many threads there was no room for."""
 
-    def __init__(self, chain: Sequence[str]) -> None:
-        self._chain = tuple(chain)
-        self._stacks: dict[int, _Stack[_T]] = {}
-        self.too_deep = 0
+    def __init__(self, chain: Sequence[str], awaited: Collection[str] = ()) -> None:
+        """awaited: functions whose calls count only if their returns come."""
+        self._positions = {function: position for position, function in enumerate(chain)}
+        self._awaited = [function in awaited for function in chain]
+        self._threads: dict[int, list[_Call[_T]]] = {}
+        self.forgotten = 0
 
     def entered(self, tid: int, function: str, event: _T) -> list[_T]:
         """Return the events to show now."""
-        stack = self._stacks.setdefault(tid, _Stack())
-        if len(stack.frames) == MAX_DEPTH:
-            stack.beyond += 1
-            self.too_deep += 1
+        position = self._positions[function]
+        calls = self._threads.pop(tid, [])
+        if len(calls) < position:
+            # those that led to it were lost
             return []
-        matched = stack.frames[-1].matched if stack.frames else 0
-        is_link = matched < len(self._chain) and function == self._chain[matched]
-        stack.frames.append(_Frame(function, event, matched + is_link, is_link))
-        if not is_link or matched + 1 < len(self._chain):
-            return []
-        shown = [frame for frame in stack.frames if frame.is_link and not frame.is_shown]
-        for frame in shown:
-            frame.is_shown = True
-        return [frame.event for frame in shown]
+        # what is deeper returned unseen, or not as it was to
+        calls[position:] = [_Call([event])]
+        self._threads[tid] = calls
+        if len(self._threads) > MAX_THREADS:
+            del self._threads[next(iter(self._threads))]
+            self.forgotten += 1
+        is_last = position == len(self._positions) - 1
+        return self._accept(calls) if is_last and not self._awaited[position] else []
 
     def returned(self, tid: int, function: str, event: _T) -> list[_T]:
         """Return the events to show now."""
-        stack = self._stacks.get(tid)
-        if stack is None:
+        position = self._positions[function]
+        calls = self._threads.get(tid, [])
+        del calls[position + 1 :]
+        if len(calls) <= position:
             # it was entered before anybody looked
             return []
-        if stack.beyond:
-            stack.beyond -= 1
-            return []
-        if all(frame.function != function for frame in stack.frames):
-            return []
-        # those above it returned unseen
-        while (frame := stack.frames.pop()).function != function:
-            pass
-        if not stack.frames:
-            del self._stacks[tid]
-        return [event] if frame.is_shown else []
+        is_last = position == len(self._positions) - 1
+        shown = []
+        if calls[position].counts or is_last:
+            calls[position].held.append(event)
+            shown = self._accept(calls)
+        calls.pop()
+        if not calls:
+            del self._threads[tid]
+        return shown
 
-    def exited(self, tid: int) -> None:
-        """Forget a thread, some of whose calls never return."""
-        self._stacks.pop(tid, None)
+    def _accept(self, calls: list[_Call[_T]]) -> list[_T]:
+        """Return what is to be shown now that the last one of some calls counts, unless one around it is awaited."""
+        around = [position for position in range(len(calls) - 1) if self._awaited[position]]
+        lines: list[_T] = []
+        for call in calls[around[-1] + 1 if around else 0 :]:
+            lines += call.held
+            call.held = []
+            call.counts = True
+        if not around:
+            return lines
+        calls[around[-1]].held += lines
+        calls[around[-1]].counts = True
+        return []
 
     def forget(self) -> None:
         """Forget all calls, since some entries or returns were lost."""
-        self._stacks.clear()
+        self._threads.clear()

@@ -16,7 +16,7 @@ from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.function_completion import complete_function
 from stapsdtd.cli.kernel_lines import HEADER, FunctionLines
 from stapsdtd.cli.kernel_plan import planned
-from stapsdtd.cli.kernel_stacks import MAX_DEPTH
+from stapsdtd.cli.kernel_stacks import MAX_THREADS
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.trace import Printer
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput
@@ -107,7 +107,8 @@ def command(
     the return.
 
     With --stack, calls are printed once the last FUNCTION is entered, and then as they return: of those that led to it
-    through all the others, directly or not.
+    through all the others, directly or not. A call for which a condition does not hold leads to nothing; with one on
+    return, what it led to is printed once it has returned.
 
     That takes root, or a role with functions = true, and a kernel with fentry or kprobes; 'stapsdt doctor' tells.
     """
@@ -130,8 +131,11 @@ def command(
                 summary = summary_of(subscription, lines.seen if is_stack else printer.printed, run)
             if failure:
                 print_stderr(failure)
-            if lines.too_deep:
-                print_stderr(f"{plural(lines.too_deep, 'call')} deeper than {MAX_DEPTH} not looked at")
+            if lines.forgotten:
+                print_stderr(
+                    f"calls of {plural(lines.forgotten, 'thread')} were forgotten before they returned: "
+                    f"more than {MAX_THREADS} threads were in them at once, or exited there"
+                )
             output.end(summary)
             return await run.exit_code(failure)
 

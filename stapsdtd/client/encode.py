@@ -81,6 +81,7 @@ def clauses_request(clauses: Iterable[Clause], options: SubscribeOptions) -> pb.
             fields=clause.fields,
             aggregation=None if clause.aggregate is None else _aggregation(clause.aggregate),
             span=_span(clause.span),
+            chain=clause.chain,
         )
         for clause in clauses
     )

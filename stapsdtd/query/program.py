@@ -40,6 +40,7 @@ class Source(IntEnum):
     TIMESTAMP = 12
     ELAPSED = 13
     MATCHED = 14
+    LINK = 15
 
 
 class Relation(IntEnum):

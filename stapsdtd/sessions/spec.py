@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.catalog.selectors import Selector
+from stapsdtd.functions.chain import Chain
 from stapsdtd.model import BuiltIn, Capture, SiteCapture
 from stapsdtd.procs.named_files import Credentials
 from stapsdtd.query.compile import untestable
@@ -35,7 +36,8 @@ class ClauseSpec:
 
     tag: the client's name for it. where: the client's text; predicate: what that and the scope test, None if all hits
     are wanted. fields: what events tell besides what its selector says. aggregation: what is computed instead
-    of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts.
+    of delivering events, None for events. span: if the hits that selectors choose are to be paired with starts. chain:
+    of kernel functions, if only hits are wanted in calls of these that led to each other.
     """
 
     selectors: tuple[Selector, ...]
@@ -44,6 +46,7 @@ class ClauseSpec:
     fields: tuple[Field, ...] = ()
     aggregation: Aggregation | None = None
     span: SpanSpec | None = None
+    chain: Chain | None = None
     tag: str = ""
 
     @property

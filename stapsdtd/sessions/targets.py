@@ -52,7 +52,8 @@ def target_of(
         action, late = _action(engine, clause, obj, each.capture, site_filter)
         site_id = clause.id_to_arm(obj, each.capture, late)
         wanted = wanted_in(subscription, each)
-        sites.append(TargetSite(each.capture.site, site_id, action, wanted, site_filter.tested))
+        link = clause.spec.chain.link_of(obj.path, each.capture.site) if clause.spec.chain else None
+        sites.append(TargetSite(each.capture.site, site_id, action, wanted, site_filter.tested, link))
     return Target(
         obj,
         file_path,

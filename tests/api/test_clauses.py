@@ -27,6 +27,12 @@ from tests.api.served import Served, processes
 from tests.unit.samples import argument, batch, signed, site
 
 ONE = pb.Clause(tag="one", selectors=["app:call"])
+
+
+def chained(function: str, *selectors: str) -> pb.Clause:
+    return pb.Clause(selectors=selectors or ["a:b"], chain=[function])
+
+
 TWO = (
     Clause(tag="calls", selectors=["app:call(arg0)"]),
     Clause(tag="both", selectors=["app:*"], aggregate=Aggregate()),
@@ -76,6 +82,34 @@ def client(server: Served) -> Iterator[Client]:
             {"clauses": [pb.Clause(tag=str(number), selectors=["a:b"]) for number in range(33)]},
             "clauses",
             "limit is 32",
+        ),
+        ({"clauses": [chained("f")]}, "clauses[0].chain", "the request names none in `functions`"),
+        ({"clauses": [chained("f")], "functions": ["f"]}, "clauses[0].chain", "chooses fbt:vmlinux:f:entry"),
+        (
+            {"clauses": [chained("f", "fbt:vmlinux:f:entry")], "functions": ["f"]},
+            "clauses[0].chain",
+            "chooses fbt:vmlinux:f:return",
+        ),
+        (
+            {"clauses": [chained("ext4:f", "fbt:vmlinux:f:")], "functions": ["f"]},
+            "clauses[0].chain",
+            "chooses fbt:ext4:f:entry",
+        ),
+        (
+            {"clauses": [pb.Clause(selectors=["fbt:::"], chain=["f", "vmlinux:f"])], "functions": ["f"]},
+            "clauses[0].chain",
+            "vmlinux:f is named twice",
+        ),
+        ({"clauses": [chained("f*", "fbt:::")], "functions": ["f"]}, "clauses[0].chain", "'f*' is no function"),
+        (
+            {"clauses": [pb.Clause(selectors=["fbt:::"], chain=map(str, range(17)))], "functions": ["f"]},
+            "clauses[0].chain",
+            "the limit is 16",
+        ),
+        (
+            {"clauses": [pb.Clause(selectors=["fbt:::"], chain=["f"], span=pb.Span(start_selectors=["a:b"]))]},
+            "clauses[0].chain",
+            "cannot be combined with a span",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stapsdtd.capture.names import Owner
-from stapsdtd.client import AccessDeniedError, Aggregate, Client, SiteState, Span, SubscribeOptions
+from stapsdtd.client import AccessDeniedError, Aggregate, Clause, Client, SiteState, Span, SubscribeOptions
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.places import KPROBE_EVENTS
 from stapsdtd.kernel.tracefs import Tracefs
@@ -156,6 +156,38 @@ class TestCalls:
             ("__x64_sys_pread64", "return", None),
         ]  # fmt: skip
         assert shown == once * 2
+
+    def test_conditions_on_calls_that_led_to_each_other(self, daemon: Daemon, calls: Ticker) -> None:
+        """Also on what the first one returns, on which all waits that it led to."""
+        chain = "__x64_sys_pread64(return == 77)", "vfs_read(count > 70, return)"
+        with traced(daemon, "--stack", *chain, "--pid", str(calls.pid)) as records:
+            for size in (77, 60, 80, 77):
+                calls.do(f"read {size} 1 1")
+        outer, inner = "__x64_sys_pread64", "vfs_read"
+        once = [(outer, "entry"), (inner, "entry"), (inner, "return"), (outer, "return")]
+        assert [(each["function"], each["at"]) for each in records] == once * 2
+        assert [each["values"] for each in records[:4]] == [{}, {"count": 77}, {"return": 77}, {"return": 77}]
+
+    def test_only_calls_that_were_led_to_leave_the_kernel(self, daemon: Daemon, calls: Ticker) -> None:
+        """Of one that is not called itself from there; every call is accounted for."""
+        chain = ["__x64_sys_pread64", "vfs_read"]
+        functions = [*chain, "__x64_sys_read"]
+        ends = [f"fbt:vmlinux:{function}:{end}()" for function in functions for end in ("entry", "return")]
+        options = SubscribeOptions(pids=[calls.pid], functions=functions)
+        with Client(daemon.target) as client:
+            wanted = Clause(
+                selectors=ends, chain=["__x64_sys_pread64", "vfs_read"], aggregate=Aggregate(by=["function"])
+            )
+            total = client.query([wanted], options)
+            all_are_armed(client)
+            calls.do(f"read 100 1000 {THREADS}")
+            account = total.unsubscribe()
+            rows = {row.key: row.values["count"] or 0 for each in total.snapshots() for row in each.rows}
+        missed = account.lost_missed
+        assert rows.keys() == {(function,) for function in chain}
+        assert all(2000 * THREADS - missed <= count <= 2000 * THREADS for count in rows.values())
+        assert account.filtered >= 4
+        assert account.fired == account.aggregated + account.filtered + account.lost
 
     def test_calls_that_did_not_lead_there_are_not_shown(self, daemon: Daemon, calls: Ticker) -> None:
         with traced(daemon, "--stack", "__x64_sys_read", "__x64_sys_pread64", "--pid", str(calls.pid)) as records:

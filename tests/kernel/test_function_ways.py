@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from stapsdtd.capture.bpf.paging import Paging
 from stapsdtd.capture.engine import LossStage, Target, TargetSite
 from stapsdtd.capture.names import Owner
 from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI
+from stapsdtd.functions.chain import Chain
 from stapsdtd.functions.kernel import make_kernel_functions, ways_to_attach
 from stapsdtd.functions.probes import objects_of
 from stapsdtd.functions.selectors import parse
@@ -32,6 +34,7 @@ from stapsdtd.model import Capture, Object
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.parse import parse as parse_condition
 from stapsdtd.spans.span import Span, of_start
+from tests.kernel.test_chains import EventSink
 from tests.kernel.test_function_tracing import SIZE, calls, program, with_kprobes
 from tests.kernel.test_kernel_aggregation import AddingSink
 from tests.kernel.test_kernel_spans import SpanSink
@@ -166,6 +169,40 @@ def test_returns_tell_of_their_entries(
     assert sink.counts.paired == sink.filtered_count + len(known)
     assert sink.counts.starts == sink.counts.paired + sink.counts.nested + sink.counts.open
     assert sink.counts.nested + sink.counts.open + sink.counts.unmatched <= missed + 2
+    assert sink.fired_count == sink.told
+
+
+@pytest.mark.parametrize("ways", [*WAYS, {FENTRY, KPROBE}], indirect=True)
+def test_calls_that_led_to_each_other(
+    engine: BpfEngine, ways: set[str], hooks: HookTrials, calls: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if one of them is attached to in another way than the other."""
+    outer, inner = "__x64_sys_pread64" if os.uname().machine == "x86_64" else "__arm64_sys_pread64", "vfs_read"
+    reads = looked_up(hooks, outer, inner)
+    chain = Chain(((reads.path, outer), (reads.path, inner)))
+    of_process = parse_condition(f"pid == {calls.pid}", lambda _: None)
+    sites = [
+        TargetSite(site, 10 * (site.function == inner) + (site.name == "return"), Emit(()), None, of_process, link)
+        for site in reads.parsed.sites
+        for link in [chain.link_of(reads.path, site)]
+    ]
+    counting = [TargetSite(each.site, 1, Aggregate(Aggregation((Function("count"),)))) for each in sites]
+    if len(ways) > 1:
+        monkeypatch.setattr(function_links, "MOST_AT_ONCE", 0)
+        engine.open(1, AddingSink(), 64, "other client", AddingSink())
+        of_inner = tuple(each for each in counting if each.site.function == inner)
+        assert engine.arm(1, Target(reads, reads.path, of_inner)) == []
+        monkeypatch.undo()
+    sink = EventSink()
+    engine.open(2, sink, 1024, "client", sink)
+    assert engine.arm(2, Target(reads, reads.path, tuple(sites))) == []
+    assert calls.do(f"read {BYTES} {TIMES // 10} {THREADS}") == BYTES * TIMES // 10 * THREADS
+    engine.close(2).result(PATIENCE_SECONDS)
+    told, missed, times = Counter(sink.values), sink.losses[LossStage.MISSED], TIMES // 10 * THREADS
+    assert {site for (site,) in told} == {0, 1, 10, 11}
+    assert all(times - missed <= count <= times for count in told.values())
+    # the command reads what it is told to do, which no pread64() leads to
+    assert sink.filtered_count > 0
     assert sink.fired_count == sink.told
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from stapsdtd.arch import parse_arguments
 from stapsdtd.capture.bpf import layout
-from stapsdtd.capture.bpf.encode import Filter, encode_filters
+from stapsdtd.capture.bpf.encode import Filter, LinkOf, encode_filters
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.operands import NotEncodableError, encode_value
+from stapsdtd.functions.chain import Link, LinkKind
 from stapsdtd.model import Address, Argument, Constant, Memory, Operand, Register, Unavailable
 from stapsdtd.plan.values import Value
 from stapsdtd.query.compile import compile_for
@@ -322,6 +323,11 @@ ROWS = st.builds(
 )
 
 
+ENTERED = LinkOf(3, Link(LinkKind.ENTERED, 2))
+RETURNED = LinkOf(63, Link(LinkKind.RETURNED, 0))
+WITHIN = LinkOf(0, Link(LinkKind.WITHIN, 15))
+
+
 def hit_of(row: Row) -> Hit:
     """Argument i is in memory at rsp + 8 * i."""
     stack = {0x1000 + 8 * number: raw.to_bytes(8, "little") for number, raw in row.arguments.items() if raw is not None}
@@ -381,6 +387,32 @@ def test_relations_and_masks_survive(relation: Relation, number: int) -> None:
     assert run(tests, [], Hit(ids={(int(Source.PID), 0): number | 0x100})) == [(0, expected)]
 
 
+@pytest.mark.parametrize("pids", [None, frozenset({7})])
+@pytest.mark.parametrize(("program", "is_wanted"), [(None, {1: True, 2: True}), (IS_ODD, {1: True, 2: False})])
+def test_calls_go_on_a_chain_if_they_are_wanted_and_come_off_in_any_case(
+    pids: frozenset[int] | None, program: Program | None, is_wanted: dict[int, bool]
+) -> None:
+    """What a hit does not tell is not asked: a test of the chain changes it."""
+    operands = [encoded(Value(0), argument())]
+    for link in (ENTERED, RETURNED, WITHIN):
+        filters = [(5, Filter(pids, NOBODY, program, link=link)), (9, Filter(None, NOBODY, IS_ODD))]
+        tests = rows_of(encode_filters(filters, {0: 0}), layout.TEST)
+        (of_chain,) = [test for test in tests if test["source"] == Source.LINK]
+        kind, position = divmod(int(of_chain["link"]), 1 << layout.LINK_BITS)
+        assert (kind, position, of_chain["index"]) == (link.link.kind, link.link.position, link.chain)
+        for number, passes in is_wanted.items():
+            other = (9, "accepted" if number % 2 else "filtered")
+            for on_chain in (0, 1):
+                ids = {(int(Source.PID), 0): 7, (int(Source.LINK), link.chain): on_chain}
+                if link is not RETURNED and not passes:
+                    del ids[int(Source.LINK), link.chain]
+                own = (5, "accepted" if passes and on_chain else "filtered")
+                assert run(tests, operands, Hit({"rdi": number}, ids=ids)) == [own, other]
+    if pids:
+        hit = Hit({"rdi": 1}, ids={(int(Source.PID), 0): 8})
+        assert run(tests, operands, hit) == [(5, "filtered"), (9, "accepted")]
+
+
 def test_no_filters_are_no_tests() -> None:
     assert encode_filters([], {}) == b""
 
@@ -398,6 +430,7 @@ def test_no_filters_are_no_tests() -> None:
         (Filter(None, NOBODY, None, frozenset({1})), False),
         (Filter(None, NOBODY, None, NOBODY), False),
         (Filter(None, NOBODY, None, followed=0), False),
+        (Filter(None, NOBODY, None, link=ENTERED), False),
     ],
 )
 def test_which_filters_accept_all(wanted: Filter, expected: bool) -> None:
@@ -418,6 +451,8 @@ def test_filter_names_the_arguments_that_it_reads() -> None:
         Filter(None, frozenset({4, 5}), None),
         Filter(frozenset({1, 2, 3}), frozenset({4, 5}), IS_ODD),
         Filter(None, NOBODY, Program((), REJECT)),
+        Filter(None, NOBODY, None, link=ENTERED),
+        Filter(frozenset({1, 2}), frozenset({4}), IS_ODD, frozenset({1000}), link=RETURNED),
     ],
 )
 def test_steps_are_as_many_as_the_tests_laid_out(wanted: Filter) -> None:

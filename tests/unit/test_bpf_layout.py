@@ -16,6 +16,7 @@ from elftools.elf.elffile import ELFFile
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.fingerprint import fingerprint
 from stapsdtd.capture.bpf.span_kinds import SPANS_OF_RECORDS
+from stapsdtd.functions.chain import MAX_LENGTH, LinkKind
 from stapsdtd.query import program
 from tests.support import ROOT
 from tests.unit.btf import Btf, Member
@@ -44,6 +45,7 @@ def members(dtype: np.dtype[Any]) -> dict[str, Member]:
         ("pairing", layout.PAIRING),
         ("span_entry", layout.SPAN_ENTRY),
         ("row", layout.ROW),
+        ("chain", layout.CHAIN),
     ],
 )
 def test_tables_have_the_same_rows(btf: Btf, name: str, dtype: np.dtype[Any]) -> None:
@@ -101,8 +103,10 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
         "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
         "THREAD_SPANS", "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING", "MAX_WORDS", "MAX_CELLS", "JUMP_LOST",
+        "MAX_CHAINS", "MAX_LINKS", "MAX_CHAINED",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
+    assert layout.MAX_LINKS == 1 << layout.LINK_BITS == MAX_LENGTH
     assert layout.FIRST_MISSING_CELL + layout.MAX_WORDS // 64 <= layout.MAX_CELLS <= 1 << 8
     assert (enumerators["JUMP_ACCEPT"], enumerators["JUMP_REJECT"]) == (program.ACCEPT, program.REJECT)
     strides = [enumerators[f"CLASS_{number}"] + layout.RECORD_HEADER for number in range(len(layout.STRIDES))]
@@ -112,7 +116,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
         assert (kind.start_class, kind.entry_bytes) == (number, enumerators[f"START_{number}"])
 
 
-@pytest.mark.parametrize("name", ["STRAY_HITS", "UNREAD_OPERAND", "ADDRESS_MASK", "VALUE_MISSING"])
+@pytest.mark.parametrize("name", ["LINK_BITS", "STRAY_HITS", "UNREAD_OPERAND", "ADDRESS_MASK", "VALUE_MISSING"])
 def test_macros_are_the_same(name: str) -> None:
     """Enumerators of 64 bits are none in the BTF of Debian 12's clang, so the compiler is asked."""
 
@@ -134,7 +138,7 @@ def test_what_marks_an_unread_operand_is_no_part_of_an_address() -> None:
     [
         ("OPERAND_", layout.OperandKind), ("TAKE_", layout.Take), ("COUNTER_", layout.Counter),
         ("SOURCE_", program.Source), ("RELATION_", program.Relation), ("OPERATION_", program.Operation),
-        ("MEMBER_", layout.Membership),
+        ("MEMBER_", layout.Membership), ("LINK_", LinkKind),
         ("BUCKETS_", layout.BucketKind), ("SPAN_", layout.SpanCounter),
     ],
 )  # fmt: skip
@@ -159,7 +163,7 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
         (".bss.unfollowed", 8 * layout.MAX_FOLLOWING), (".bss.recipes", layout.RECIPE.itemsize * layout.MAX_RECIPES),
         (".bss.edges", 8 * layout.MAX_EDGES), (".bss.filled", 16 * layout.MAX_TABLES), (".bss.epoch", 4),
         (".bss.pairings", layout.PAIRING.itemsize * layout.MAX_PAIRING_ROWS), (".bss.threads", 8),
-        (".bss.died", 8 * layout.THREAD_SPANS),
+        (".bss.died", 8 * layout.THREAD_SPANS), (".bss.chain", layout.CHAIN.itemsize),
     ],
 )  # fmt: skip
 def test_sections_hold_one_table_each(btf: Btf, section: str, size: int) -> None:

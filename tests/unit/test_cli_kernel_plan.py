@@ -52,8 +52,8 @@ class Server:
         return KernelFunction(name, "vmlinux", "", ARGUMENTS, result, ("kprobe",), (), values)
 
 
-def plan(*texts: str) -> Plan:
-    return asyncio.run(planned(cast("AsyncClient", Server()), [parse(text) for text in texts]))
+def plan(*texts: str, is_stack: bool = False) -> Plan:
+    return asyncio.run(planned(cast("AsyncClient", Server()), [parse(text) for text in texts], is_stack=is_stack))
 
 
 def test_all_there_is_of_a_function() -> None:
@@ -84,6 +84,28 @@ def test_arguments_of_calls_by_their_result() -> None:
     (clause,) = plan("open_it(mode & 0x2, return < 0)").clauses()
     assert clause.span == Span(start_selectors=["fbt:vmlinux:open_it:entry(arg3)"], start_where="(arg3 & 0x2)")
     assert (clause.selectors, clause.where) == (["fbt:vmlinux:open_it:return(arg1)"], "elapsed < 0 || ((arg1 < 0))")
+
+
+def test_calls_that_led_to_each_other() -> None:
+    made = plan("open_it(mode == READ, return < 0)", "close_it(mode)", is_stack=True)
+    (clause,) = made.clauses()
+    assert clause.chain == ("vmlinux:open_it", "vmlinux:close_it")
+    assert clause.selectors == [
+        "fbt:vmlinux:open_it:entry(arg3)", "fbt:vmlinux:open_it:return(arg1)",
+        "fbt:vmlinux:close_it:entry(arg3)", "fbt:vmlinux:close_it:return()",
+    ]  # fmt: skip
+    assert clause.where == (
+        '(function != "open_it" || name != "entry" || (arg3 == 1))'
+        ' && (function != "open_it" || name != "return" || (arg1 < 0))'
+    )
+    assert [each.is_awaited for each in made.traced] == [True, False]
+    assert plan("close_it", "open_it", is_stack=True).clauses()[0].chain == ("vmlinux:close_it", "vmlinux:open_it")
+
+
+@pytest.mark.parametrize("texts", [["open_it"], ["open_it", "close*"], [f"function_{number}" for number in range(17)]])
+def test_what_is_no_stack(texts: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="--stack takes 2 to 16 functions, and no globs"):
+        plan(*texts, is_stack=True)
 
 
 def test_names_that_all_types_have() -> None:

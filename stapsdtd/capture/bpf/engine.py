@@ -16,6 +16,7 @@ from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.capture.bpf import layout, pairs
 from stapsdtd.capture.bpf.armed import ArmedSite
 from stapsdtd.capture.bpf.armed_objects import ArmedObjects
+from stapsdtd.capture.bpf.chains import Chains
 from stapsdtd.capture.bpf.consumers import Consumers
 from stapsdtd.capture.bpf.draining import Drainer
 from stapsdtd.capture.bpf.endings import Endings
@@ -103,7 +104,8 @@ class BpfEngine:
         self._spans = SpanTables(loaded, self._memory)
         watch = SpanWatch(self._spans, self._reader.post_behind_counters)
         self._drainer = Drainer(loaded, self._hit_tables, watch, self._reader.post, self._reader.end)
-        self._consumers = Consumers(self._drainer, self._spans)
+        self._chains = Chains(loaded, self._memory)
+        self._consumers = Consumers(self._drainer, self._spans, self._chains)
         self._endings = Endings(loaded.wait_for_hits, self._end)
         self._reaper = reaper or EventReaper()
         groups = Groups(owner, self._tables, self._reaper, attachments or Attachments.of(loaded, tracefs, frozenset))
@@ -120,6 +122,7 @@ class BpfEngine:
             foreign=self._foreign,
             hit_tables=self._hit_tables,
             spans=self._spans,
+            chains=self._chains,
         )
         self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
         self._objects = ArmedObjects(self._tables, self._endings)
@@ -205,6 +208,7 @@ class BpfEngine:
         delivered = self._endings.begin([], [subscription.channel])
         if subscription.followed is not None:
             self._following.end(subscription.followed, delivered)
+        self._chains.end(subscription_key, delivered)
         return delivered
 
     def _end(self, plans: Sequence[ActivePlan], closing: Sequence[Channel]) -> Future[None]:
@@ -263,12 +267,14 @@ class BpfEngine:
         self._missed.tell(self._objects.groups())
         self._reaper.try_again()
         self._following.collect()
+        self._chains.collect()
         self._reconciler.collect()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
             steps.callback(self._loaded.close)
             steps.callback(self._following.close)
+            steps.callback(self._chains.close)
             steps.callback(self._reader.stop)
             steps.callback(self._drainer.finish)
             steps.callback(self._reaper.finish)

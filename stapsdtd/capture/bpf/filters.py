@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stapsdtd.capture.bpf.encode import Filter
+from stapsdtd.capture.bpf.encode import Filter, LinkOf
 from stapsdtd.capture.bpf.following import FollowedProcesses
 from stapsdtd.capture.engine import Target, TargetSite
 from stapsdtd.query.actions import Emit, EndSpan
@@ -10,18 +10,22 @@ from stapsdtd.query.compile import compile_for
 from stapsdtd.query.program import Program
 
 
-def filter_of(target: Target, wanted: TargetSite) -> Filter:
-    """Return which of a site's hits are wanted. Raises ValueError if the predicate does not fit the site."""
+def filter_of(target: Target, wanted: TargetSite, chain: int | None = None) -> Filter:
+    """Return which of a site's hits are wanted. chain: the subscription's, if it has one.
+
+    Raises ValueError if the predicate does not fit the site.
+    """
     program = None if wanted.predicate is None else compile_for(wanted.predicate, wanted.site)
     pids, followed = wanted.scope, None
     if pids is not None:
-        followed = next((each.scope for each in pids if isinstance(each, FollowedProcesses)), None)
+        followed = next((each.number for each in pids if isinstance(each, FollowedProcesses)), None)
         pids = frozenset(each for each in pids if isinstance(each, int)) if followed is None else None
     excluded = frozenset(target.exclude_pids)
     if not isinstance(wanted.action, Emit):
         # the reader, which filters others' events, cannot take a hit out of a row, nor part a pair
         excluded |= target.exclude_later if pids is None else target.exclude_later & pids
-    return Filter(pids, excluded, program, target.owners, followed)
+    link = None if chain is None or wanted.link is None else LinkOf(chain, wanted.link)
+    return Filter(pids, excluded, program, target.owners, followed, link)
 
 
 def filter_of_pairs(wanted: TargetSite) -> Program | None:

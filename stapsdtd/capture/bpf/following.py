@@ -7,19 +7,18 @@ follow ──► set 3: {4711 named}    fork ──► {4711 named, 4712 born}  
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.places import Places
+from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.errors import LimitReachedError
 from stapsdtd.kernel.number_map import NumberMap
 
 _log = logging.getLogger(__name__)
-
-_PER_OWNER = layout.MAX_FOLLOWING // 4
 
 
 class Kernel(Protocol):
@@ -35,14 +34,14 @@ class Kernel(Protocol):
 
 
 class FollowedProcesses:
-    """One scope's processes. Any thread may use it. scope: its number, which tests in the program name."""
+    """One scope's processes. Any thread may use it. number: of the scope, which tests in the program name."""
 
     def __init__(self, scope: int, owner: str) -> None:
         """owner: of the subscription.
 
         Raises OSError if the kernel has no memory for the set.
         """
-        self.scope = scope
+        self.number = scope
         self.owner = owner
         self.processes = NumberMap(layout.MAX_FOLLOWED)
         self.missed = 0
@@ -71,40 +70,31 @@ class Following:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._links: list[int] = []
-        self._scopes: dict[int, FollowedProcesses] = {}
-        self._ending: list[tuple[Future[None], FollowedProcesses]] = []
+        self._places = Places[FollowedProcesses](
+            layout.MAX_FOLLOWING, "follow processes", kernel.attach_followers, kernel.take_followed
+        )
 
     def begin(self, pids: Iterable[int], owner: str) -> FollowedProcesses:
         """Follow processes, and what they fork from now on. Raises LimitReachedError and OSError."""
-        self.collect()
-        if sum(each.owner == owner for each in self._scopes.values()) >= _PER_OWNER:
-            raise LimitReachedError(f"{owner} follow processes {_PER_OWNER} times, which is the limit")
-        free = next((number for number in range(layout.MAX_FOLLOWING) if number not in self._scopes), None)
-        if free is None:
-            raise LimitReachedError(f"subscriptions follow processes {layout.MAX_FOLLOWING} times, which is the limit")
-        if not self._links:
-            self._links = self._kernel.attach_followers()
-        followed = self._scopes[free] = FollowedProcesses(free, owner)
-        try:
-            self._kernel.put_followed(free, followed.processes)
+
+        def put(followed: FollowedProcesses) -> None:
+            self._kernel.put_followed(followed.number, followed.processes)
             for pid in pids:
                 followed.processes[pid] = layout.Membership.NAMED
-        except BaseException:
-            self._end(followed)
-            raise
-        return followed
+
+        try:
+            return self._places.put(lambda number: FollowedProcesses(number, owner), owner, put)
+        except TableFullError as error:
+            raise LimitReachedError(str(error)) from None
 
     def end(self, followed: FollowedProcesses, tested: Future[None]) -> None:
         """Follow a scope no more. tested: done when no hit can test for it any more."""
-        self._ending.append((tested, followed))
+        self._places.end(followed, tested)
 
     def collect(self) -> None:
         """Release the scopes whose last hit is over, and report processes that could not be followed."""
-        ended = [followed for tested, followed in self._ending if tested.done()]
-        self._ending = [each for each in self._ending if each[1] not in ended]
-        for followed in self._scopes.values():
-            missed = self._kernel.unfollowed(followed.scope)
+        for followed in self._places.all:
+            missed = self._kernel.unfollowed(followed.number)
             if missed > followed.missed:
                 followed.missed = missed
                 _log.warning(
@@ -113,27 +103,7 @@ class Following:
                     missed,
                     layout.MAX_FOLLOWED,
                 )
-        for followed in ended:
-            self._end(followed)
-
-    def _end(self, followed: FollowedProcesses) -> None:
-        del self._scopes[followed.scope]
-        followed.close()
-        try:
-            self._kernel.take_followed(followed.scope)
-        except FileNotFoundError:
-            # it was never put there
-            pass
-        finally:
-            if not self._scopes:
-                self._detach()
-
-    def _detach(self) -> None:
-        while self._links:
-            os.close(self._links.pop())
+        self._places.collect()
 
     def close(self) -> None:
-        self._detach()
-        for followed in self._scopes.values():
-            followed.close()
-        self._scopes.clear()
+        self._places.close()

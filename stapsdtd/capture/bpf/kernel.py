@@ -67,6 +67,7 @@ class Loaded:
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._following = self._object.map("following")
+        self._chains = self._object.map("chains")
         self._unfollowed = np.frombuffer(self.table(".bss.unfollowed"), "u8", layout.MAX_FOLLOWING)
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
         self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
@@ -132,6 +133,25 @@ class Loaded:
         Raises OSError.
         """
         return self._attach("on_thread_exit", "on_exec")
+
+    def attach_to_ends_of_tasks(self) -> list[int]:
+        """Forget calls of tasks that have ended. Return descriptors, which end that when they are closed.
+
+        Raises OSError.
+        """
+        return self._attach("on_task_free")
+
+    def make_chain(self, key_bytes: int) -> EntryMap:
+        """Return room for the calls of many threads that are on a chain. Raises OSError."""
+        return EntryMap(key_bytes, layout.CHAIN.itemsize, layout.MAX_CHAINED)
+
+    def put_chain(self, chain: int, threads: EntryMap) -> None:
+        """Keep which calls of threads are on a chain. Raises OSError."""
+        put_map(self._chains, chain, threads.descriptor)
+
+    def take_chain(self, chain: int) -> None:
+        """Have hits find no such chain. Raises OSError."""
+        remove_map(self._chains, chain)
 
     def _attach(self, *programs: str) -> list[int]:
         with ExitStack() as undo:

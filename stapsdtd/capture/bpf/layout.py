@@ -42,6 +42,11 @@ MAX_CELLS = 256
 MAX_FOLLOWING = 64
 MAX_FOLLOWED = 1 << 16
 
+MAX_CHAINS = 64
+MAX_LINKS = 16
+MAX_CHAINED = 1 << 13
+LINK_BITS = 4
+
 JUMP_EXCLUDE = 0xFFFD
 JUMP_END = 0xFFFC
 JUMP_LOST = 0xFFFB
@@ -139,7 +144,7 @@ TEST = np.dtype(
         ("right", "u1"),
         ("result", "u1"),
         ("uses_words", "u1"),
-        ("unused", "u1"),
+        ("link", "u1"),
     ]
 )
 
@@ -220,6 +225,9 @@ ROW = np.dtype([("count", "u8"), ("total", "u8"), ("carry", "i8"), ("low", "u8")
 SPAN_ENTRY = np.dtype([("words", "u8", PAIR_WORDS), ("missing", "u8")])
 """What is kept of a start: its time, then words."""
 
+CHAIN = np.dtype([("frames", "u8", MAX_LINKS), ("length", "u4"), ("unused", "u4")])
+"""The calls of a thread that are on a chain."""
+
 FIRST_WORD_CELL = MAX_PAIRINGS * (PAIR_WORDS + 1)
 FIRST_MISSING_CELL = FIRST_WORD_CELL + MAX_WORDS
 """Where the words of a hit's space are, and the bits of those that there are not, behind the pairs."""
@@ -228,7 +236,7 @@ KEY_BYTES = (16, 32, 64, 80, 128, 272)
 """Of each class."""
 
 PACKED_OPERAND = struct.Struct("=QI12B4i")
-PACKED_TEST = struct.Struct("=QQ16s4B4H3Bx")
+PACKED_TEST = struct.Struct("=QQ16s4B4H4B")
 PACKED_PLAN = struct.Struct("=QQQ6I8B2I2B6x")
 PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I9B3x")

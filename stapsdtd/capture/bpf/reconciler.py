@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from stapsdtd.capture.bpf.armed import ArmedSite
+from stapsdtd.capture.bpf.chains import Chains
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.foreign import ForeignHits
 from stapsdtd.capture.bpf.groups import Groups
@@ -44,6 +45,7 @@ class Reconciler:
         foreign: ForeignHits,
         hit_tables: HitTables,
         spans: SpanTables,
+        chains: Chains,
     ) -> None:
         self._tables = tables
         self._rings = rings
@@ -53,6 +55,7 @@ class Reconciler:
         self._foreign = foreign
         self._hit_tables = hit_tables
         self._spans = spans
+        self._chains = chains
 
     def reconcile(
         self,
@@ -81,11 +84,17 @@ class Reconciler:
             dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
             {site: plan for site, plan in plans.items() if site not in refused},
         )
+        self._forget_calls(site for group in superseded for site in group.sites)
         for group in superseded:
             self._groups.detach(group, owner, is_awaited=is_awaited)
         if ended:
             self._endings.begin(ended)
         return refused
+
+    def _forget_calls(self, moved: Iterable[ArmedSite]) -> None:
+        """Begin chains anew of calls that may now be known by other frames: ways to attach differ in that."""
+        for key in {key for site in moved for key, each in site.consumers.items() if each.filter.link is not None}:
+            self._chains.forget_calls(key)
 
     def collect(self) -> None:
         """Free what plans had that have ended."""

@@ -217,9 +217,10 @@ class Tables:
             first_counter = self._pools.counters.allocate(cells)
             undo.pop_all()
         generation = next(self._generations) << layout.PLAN_BITS | plan_id
-        # without space to calculate in, a filter loses hits, which a record may lose, too; and of pairs, what is
-        # filtered was counted when it was paired
-        is_single = len(bits) == 1 and not plan.uses_words and not plan.pair_tests
+        # without space to calculate in, or room on a chain, a filter loses hits, which a record may lose, too; and of
+        # pairs, what is filtered was counted when it was paired
+        may_lose = plan.uses_words or any(each.link is not None for each in plan.filters.values())
+        is_single = len(bits) == 1 and not may_lose and not plan.pair_tests
         entry = PlanEntry(
             generation, first_counter, operands, first_test, test_count, bits, recipes, pairings, is_single
         )
