@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import cast
+
+import pytest
 
 from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
 from stapsdtd.capture.bpf.missed import MissedCalls
@@ -78,6 +82,10 @@ def channel_of(sink: Lost) -> Channel:
     return Channel(0, cast("Sink", sink))
 
 
+def too_many_open(*_: object) -> str:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 def group(event: Kprobe | Link, *sites: ArmedSite) -> Group:
     return Group(cast("Event", event), Window(0, 0), 0, None, list(sites))
 
@@ -133,6 +141,23 @@ def test_what_a_shared_program_skipped_is_told_to_all_who_want_one_of_its_functi
     for _ in range(2):
         missed.tell(groups)
         assert [sum(count for count, stage in each.told if stage) for each in (one, other, third)] == [33, 23, 0]
+
+
+def test_what_cannot_be_read_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
+    """As where this process has no descriptor left, and has to disarm to have some again."""
+    profile, program, one = Profile(), Program(), Lost()
+    missed = MissedCalls(profile, at_once)
+    groups = [group(Kprobe("f", program), site(one))]
+    profile.lines, program.skipped = [("f", 9, 10)], 3
+    read, take = profile.read, program.take_skipped
+    profile.read = program.take_skipped = too_many_open  # type: ignore[assignment]
+    missed.tell(groups)
+    profile.read = read  # type: ignore[method-assign]
+    missed.tell(groups)
+    program.take_skipped = take  # type: ignore[method-assign]
+    missed.tell(groups)
+    assert [count for count, stage in one.told if stage] == [10, 3]
+    assert len(caplog.messages) == 2
 
 
 def test_nothing_is_read_where_no_kprobe_is() -> None:

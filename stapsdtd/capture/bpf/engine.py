@@ -162,6 +162,9 @@ class BpfEngine:
         reason = self._reaper.why_not(target.owner, MAX_EPHEMERAL) if target.is_ephemeral else None
         if reason := reason or self._reaper.why_not(subscription.owner):
             return [Refusal(wanted.site, reason) for wanted in target.sites]
+        if target.object.is_kernel:
+            # of calls before this one, for those who were there
+            self._missed.tell(self._objects.groups())
         armed = self._objects.of(target)
         subscription.channel.excluded |= target.exclude_pids | target.exclude_later
         refusals: dict[ModelSite, str] = {}
@@ -240,7 +243,6 @@ class BpfEngine:
         return max(subscription.buffer_bytes for subscription in self._subscriptions.values())
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
-        self._missed.tell(self._objects.groups())
         return self._drainer.collect()
 
     def ask(self) -> Future[None]:

@@ -6,6 +6,7 @@ functions share a link or a program, the kernel does not say of which a call was
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections import defaultdict
@@ -18,11 +19,13 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.tracefs import Tracefs
 
+_log = logging.getLogger(__name__)
+
 _LINE = re.compile(r"^\s*(\S+)\s+\d+\s+(\d+)$", re.MULTILINE)
 
 
 class MissedCalls:
-    """Tells subscriptions of them. Any thread may use it."""
+    """Tells subscriptions of them. Any thread may use it that may wait for the kernel to arm (event_mutex)."""
 
     def __init__(self, tracefs: Tracefs, post: Callable[[Callable[[], None]], None]) -> None:
         """post: has the reader thread do something."""
@@ -31,28 +34,48 @@ class MissedCalls:
         self._lock = threading.Lock()
 
     def tell(self, groups: Iterable[Group | None]) -> None:
-        """Tell what was missed since the last call. groups: all that there are."""
+        """Tell what was missed since the last call. groups: all that there are.
+
+        What cannot be read now is told by a later call: nobody may fail to disarm for its sake.
+        """
+        of_kernel = {group for group in groups if group is not None and group.is_of_kernel}
+        try:
+            missed = self._missed(of_kernel)
+        except OSError as error:
+            _log.warning("cannot tell which calls of kernel functions the kernel missed, trying again: %s", error)
+            return
+        with self._lock:
+            of_programs: defaultdict[OwnProgram, set[Channel]] = defaultdict(set)
+            for group, so_far in missed.items():
+                consumers = (consumer for site in group.sites for consumer in list(site.consumers.values()))
+                channels = {consumer.channel for consumer in consumers}
+                count, group.missed = so_far - group.missed, max(so_far, group.missed)
+                self._tell(channels, count)
+                if group.event.own_program is not None:
+                    of_programs[group.event.own_program] |= channels
+            for program, channels in of_programs.items():
+                self._tell(channels, _skipped_by(program))
+
+    def _missed(self, groups: Iterable[Group]) -> dict[Group, int]:
+        """Return what each group has missed so far. Raises OSError."""
 
         @cache
         def of_events() -> Mapping[str, int]:
             return {event: int(count) for event, count in _LINE.findall(self._tracefs.read("kprobe_profile"))}
 
-        with self._lock:
-            of_programs: defaultdict[OwnProgram, set[Channel]] = defaultdict(set)
-            for group in {group for group in groups if group is not None and group.is_of_kernel}:
-                consumers = (consumer for site in group.sites for consumer in list(site.consumers.values()))
-                channels = {consumer.channel for consumer in consumers}
-                missed = group.event.missed(of_events)
-                count, group.missed = missed - group.missed, max(missed, group.missed)
-                self._tell(channels, count)
-                if group.event.own_program is not None:
-                    of_programs[group.event.own_program] |= channels
-            for program, channels in of_programs.items():
-                self._tell(channels, program.take_skipped())
+        return {group: group.event.missed(of_events) for group in groups}
 
     def _tell(self, channels: Iterable[Channel], count: int) -> None:
         for channel in channels if count > 0 else ():
             self._post(partial(_lose, channel, count))
+
+
+def _skipped_by(program: OwnProgram) -> int:
+    try:
+        return program.take_skipped()
+    except OSError as error:
+        _log.warning("cannot tell what a program of kernel functions skipped, trying again: %s", error)
+        return 0
 
 
 def _lose(channel: Channel, count: int) -> None:
