@@ -634,6 +634,36 @@ def test_of_one_ring_nothing_is_told_that_is_later_than_the_look_at_all(host: Ho
     assert numbers(host.sink) == [1, 2]
 
 
+def test_other_rings_wait_for_what_is_behind_a_record_that_is_being_written(host: Host) -> None:
+    """As when a return goes to another ring than its entry, before which another CPU began a record."""
+    small, large = host.add_ring(), host.add_ring(LARGE)
+    plan = host.begin()
+    completes: list[Callable[[], None]] = []
+
+    def begin() -> None:
+        completes.append(large.put_busy(record(LARGE, plan.entry.generation, 1, time_ns=time.monotonic_ns())))
+
+    sweeps: list[None] = []
+    host.in_reader(begin, partial(host.put, large, plan, 2), partial(host.put, small, plan, 3))
+    small.before_peek = lambda: sweeps.append(None)
+    wait_for(lambda: len(sweeps) >= 3, "some sweeps")
+    assert numbers(host.sink) == []
+    completes[0]()
+    wait_for(lambda: len(host.sink.rows) == 3, "the events")
+    assert numbers(host.sink) == [1, 2, 3]
+
+
+def test_a_record_that_stays_busy_holds_up_its_own_ring_alone(host: Host) -> None:
+    small, large = host.add_ring(), host.add_ring(LARGE)
+    plan = host.begin()
+    complete = large.put_busy(record(LARGE, plan.entry.generation, 1, time_ns=time.monotonic_ns()))
+    for number in range(2, 5):
+        host.put(small, plan, number)
+        wait_for(lambda: len(host.sink.rows) == number - 1, "the event of the other ring")  # noqa: B023 - at once
+    complete()
+    wait_for(lambda: numbers(host.sink) == [2, 3, 4, 1], "the event")
+
+
 def test_records_that_cannot_be_made_columns_are_lost_when_their_plan_ends(host: Host) -> None:
     # a value that no record has
     ring, plan = host.add_ring(), host.begin(number=replace(FIRST, position=layout.MAX_VALUES))

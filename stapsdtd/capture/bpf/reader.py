@@ -20,6 +20,7 @@ import numpy as np
 from stapsdtd.capture.bpf.cgroup_names import CgroupNames
 from stapsdtd.capture.bpf.decode import RecordDecoder
 from stapsdtd.capture.bpf.known_plans import KnownPlans
+from stapsdtd.capture.bpf.progress import Progress
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
 from stapsdtd.capture.bpf.rings import Records, Ring
 from stapsdtd.capture.bpf.tables import Tables
@@ -106,6 +107,7 @@ class Reader:
         self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._rings: list[Ring] = []
         self._retired: list[Ring] = []
+        self._progress: dict[Ring, Progress] = {}
         self._plans = KnownPlans(tables)
         self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
@@ -116,6 +118,7 @@ class Reader:
     def add_ring(self, ring: Ring) -> None:
         def job() -> None:
             self._rings.append(ring)
+            self._progress[ring] = Progress(time.monotonic_ns())
             self._poller.add(ring)
 
         self._jobs.call(job)
@@ -207,19 +210,22 @@ class Reader:
         for ring in [ring for ring in self._retired if not ring.filled]:
             self._retired.remove(ring)
             self._rings.remove(ring)
+            del self._progress[ring]
             self._poller.remove(ring)
             ring.close()
 
     def _sweep(self) -> int:
         """Read each ring once, deliver events in the order of time, and return how many bytes were read."""
-        complete_ns = time.monotonic_ns()
+        now_ns = complete_ns = time.monotonic_ns()
         peeked: list[tuple[Ring, Records]] = []
         for ring in self._rings:
             limit = min(self._rows_per_sweep, _BYTES_PER_SWEEP // ring.stride)
             records = ring.peek(limit)
-            if len(records) == limit:
-                # this ring has more, so no other ring may be read beyond this one's last record
-                complete_ns = min(complete_ns, int(records["time_ns"][-1]))
+            has_more = len(records) == limit
+            # no other ring may be read beyond what this one has been
+            progress = self._progress[ring]
+            until_ns = progress.until(records, has_more=has_more, is_held_up=ring.is_held_up, now_ns=now_ns)
+            complete_ns = min(complete_ns, until_ns)
             if len(records):
                 peeked.append((ring, records))
         if len(self._rings) > 1:

@@ -34,7 +34,10 @@ def record_dtype(stride: int) -> np.dtype[np.void]:
 
 
 class Ring:
-    """Read by one thread. Making one raises OSError if the kernel has no memory for it."""
+    """Read by one thread. Making one raises OSError if the kernel has no memory for it.
+
+    is_held_up: the last peek ended at a record that was still being written. Those behind it may be complete.
+    """
 
     def __init__(self, stride: int, size: int, *, create: Callable[[int], int] = create_ring) -> None:
         """size: in bytes, a power of two and a multiple of the page size. create: returns the ring's descriptor."""
@@ -53,6 +56,7 @@ class Ring:
         self._producer = memoryview(self._rest)[:_PAGE].cast("Q")
         self._nothing: Records = np.empty(0, self._dtype)
         self._position = 0
+        self.is_held_up = False
 
     def fileno(self) -> int:
         return self._descriptor
@@ -75,12 +79,14 @@ class Ring:
     def peek(self, most: int) -> Records:
         """Return up to so many of the oldest records, all complete. They are valid until they are consumed."""
         count = min((self._producer[0] - self._position) // self.stride, most)
+        self.is_held_up = False
         if not count:
             return self._nothing
         at = _PAGE + self._position % self.size
         records: Records = np.frombuffer(self._rest, self._dtype, count, at)
         busy = records["length"] & _BUSY
-        return records[: int(busy.argmax())] if np.count_nonzero(busy) else records
+        self.is_held_up = bool(np.count_nonzero(busy))
+        return records[: int(busy.argmax())] if self.is_held_up else records
 
     def raw(self) -> memoryview:
         """Return the memory from the first record of the last peek on."""
