@@ -29,8 +29,9 @@ struct chain {
 struct chained {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_CHAINED);
-	__type(key, __u64); /* the task */
-	__type(value, struct chain);
+	/* No types: Linux 6.1 takes no map that was made without them for one that has them. */
+	__uint(key_size, sizeof(__u64)); /* the task */
+	__uint(value_size, sizeof(struct chain));
 };
 
 struct {

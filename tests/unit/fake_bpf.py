@@ -22,6 +22,7 @@ import numpy as np
 
 from stapsdtd.arch import ARCHITECTURES
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.inner_maps import InnerMaps
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
@@ -200,6 +201,8 @@ class FakeLoaded(Loaded):
         self.cpus = CPUS
         self.program = 77
         self.linked_program = None
+        # there are none: tests of chains are in tests/kernel
+        self.chains = InnerMaps(-1)
         self.tables = {
             ".bss.index": mmap.mmap(-1, 4 * layout.INDEX_ENTRIES),
             ".bss.slots": mmap.mmap(-1, layout.SLOT.itemsize * layout.MAX_SLOTS),

@@ -408,9 +408,9 @@ def test_calls_go_on_a_chain_if_they_are_wanted_and_come_off_in_any_case(
                     del ids[int(Source.LINK), link.chain]
                 own = (5, "accepted" if passes and on_chain else "filtered")
                 assert run(tests, operands, Hit({"rdi": number}, ids=ids)) == [own, other]
-    if pids:
-        hit = Hit({"rdi": 1}, ids={(int(Source.PID), 0): 8})
-        assert run(tests, operands, hit) == [(5, "filtered"), (9, "accepted")]
+        if pids:
+            hit = Hit({"rdi": 1}, ids={(int(Source.PID), 0): 8})
+            assert run(tests, operands, hit) == [(5, "filtered"), (9, "accepted")]
 
 
 def test_no_filters_are_no_tests() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stapsdtd.capture.bpf import layout
+from stapsdtd.capture.bpf.inner_maps import InnerMaps
 from stapsdtd.capture.bpf.places import Places
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.engine import SubscriptionKey
@@ -23,13 +24,10 @@ _BYTE_COUNT = layout.MAX_CHAINED * (64 + _KEY_BYTES + layout.CHAIN.itemsize)
 class Kernel(Protocol):
     """See `capture.bpf.kernel.Loaded`."""
 
+    @property
+    def chains(self) -> InnerMaps: ...
+
     def attach_to_ends_of_tasks(self) -> list[int]: ...
-
-    def make_chain(self, key_bytes: int) -> EntryMap: ...
-
-    def put_chain(self, chain: int, threads: EntryMap) -> None: ...
-
-    def take_chain(self, chain: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +48,11 @@ class Chains:
     """Called from one thread."""
 
     def __init__(self, kernel: Kernel, memory: TableMemory) -> None:
-        self._kernel = kernel
+        self._maps = kernel.chains
         self._memory = memory
         self._of: dict[SubscriptionKey, OpenChain] = {}
         self._places = Places[OpenChain](
-            layout.MAX_CHAINS, "trace calls that led to each other", kernel.attach_to_ends_of_tasks, kernel.take_chain
+            layout.MAX_CHAINS, "trace calls that led to each other", kernel.attach_to_ends_of_tasks, kernel.chains.take
         )
 
     def number_for(self, subscription_key: SubscriptionKey, owner: str) -> int:
@@ -63,14 +61,14 @@ class Chains:
             self._of[subscription_key] = self._places.put(
                 lambda number: self._make(number, owner),
                 owner,
-                lambda made: self._kernel.put_chain(made.number, made.threads),
+                lambda made: self._maps.put(made.number, made.threads.descriptor),
             )
         return self._of[subscription_key].number
 
     def _make(self, number: int, owner: str) -> OpenChain:
         self._memory.take(owner, _BYTE_COUNT)
         try:
-            threads = self._kernel.make_chain(_KEY_BYTES)
+            threads = EntryMap(_KEY_BYTES, layout.CHAIN.itemsize, layout.MAX_CHAINED)
         except BaseException:
             self._memory.give_back(owner, _BYTE_COUNT)
             raise

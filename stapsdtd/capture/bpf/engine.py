@@ -9,7 +9,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.aggregate.aggregation import Aggregation
@@ -37,6 +36,7 @@ from stapsdtd.capture.bpf.ring_set import RingSet
 from stapsdtd.capture.bpf.span_tables import SpanTables
 from stapsdtd.capture.bpf.span_watch import SpanWatch
 from stapsdtd.capture.bpf.subjects import source_of
+from stapsdtd.capture.bpf.subscriptions import Subscription, Subscriptions
 from stapsdtd.capture.bpf.table_memory import TableMemory
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.bpf.turns import MAX_EPHEMERAL
@@ -57,23 +57,6 @@ from stapsdtd.model import Site as ModelSite
 from stapsdtd.spans.span import Span
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Subscription:
-    channel: Channel
-    buffer_bytes: int
-    owner: str
-    followed: FollowedProcesses | None = None
-    sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
-
-    @property
-    def ends(self) -> list[ArmedSite]:
-        """Return the sites at which its spans end."""
-        key = self.channel.subscription_key
-        sites = [site for sites in self.sites.values() for site in sites]
-        # an earlier attempt that ran out of memory may have removed it there
-        return [site for site in sites if key in site.consumers and site.consumers[key].is_end]
 
 
 class BpfEngine:
@@ -124,7 +107,7 @@ class BpfEngine:
             spans=self._spans,
             chains=self._chains,
         )
-        self._subscriptions: dict[SubscriptionKey, _Subscription] = {}
+        self._subscriptions = Subscriptions()
         self._objects = ArmedObjects(self._tables, self._endings)
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
@@ -147,7 +130,7 @@ class BpfEngine:
     ) -> None:
         buffer_bytes = kernel_buffer_kib * 1024 * len(online_cpus())
         channel = Channel(subscription_key, sink, rows=rows)
-        self._subscriptions[subscription_key] = _Subscription(channel, buffer_bytes, owner)
+        self._subscriptions[subscription_key] = Subscription(channel, buffer_bytes, owner)
         # make the ring now: that takes the kernel a while, and the first site to be armed should not wait for it
         with contextlib.suppress(OSError):
             self._rings.provide([0], buffer_bytes)
@@ -180,7 +163,9 @@ class BpfEngine:
             else:
                 sites.append(site)
         try:
-            refused = self._reconciler.reconcile(sites, subscription.owner, self._buffer_bytes, subscription_key)
+            refused = self._reconciler.reconcile(
+                sites, subscription.owner, self._subscriptions.ring_bytes, subscription_key
+            )
         except BaseException:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
@@ -225,7 +210,7 @@ class BpfEngine:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
-        refused = self._reconciler.reconcile(sites, owner, self._buffer_bytes, is_awaited=is_awaited)
+        refused = self._reconciler.reconcile(sites, owner, self._subscriptions.ring_bytes, is_awaited=is_awaited)
         for site, reason in refused.items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
@@ -234,13 +219,10 @@ class BpfEngine:
     def _plan_ends(self, subscription_key: SubscriptionKey) -> None:
         """Raises TableFullError."""
         subscription = self._subscriptions[subscription_key]
-        for reason in self._reconciler.reconcile(subscription.ends, subscription.owner, self._buffer_bytes).values():
+        for reason in self._reconciler.reconcile(
+            subscription.ends, subscription.owner, self._subscriptions.ring_bytes
+        ).values():
             raise TableFullError(reason)
-
-    @property
-    def _buffer_bytes(self) -> int:
-        """Return how large a ring has to be for all subscriptions."""
-        return max(subscription.buffer_bytes for subscription in self._subscriptions.values())
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
         return self._drainer.collect()
@@ -252,12 +234,10 @@ class BpfEngine:
         return self._reader.problem() or self._tracefs.problem()
 
     def metrics(self) -> EngineMetrics:
-        groups = self._objects.groups()
+        groups, rings = self._objects.groups(), self._rings.metrics()
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
-        read, paging = (self._reader.from_file, self._reader.unavailable), self._paging.metrics()
-        unread = UnreadMetrics(*read, paging.touched, paging.refused, paging.stuck)
-        counts = len(groups), len(set(groups))
-        return EngineMetrics(*counts, self._rings.metrics(), strays, unread, self._memory.byte_count)
+        unread = UnreadMetrics(self._reader.from_file, self._reader.unavailable, *self._paging.metrics())
+        return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, self._memory.byte_count)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)
@@ -268,18 +248,14 @@ class BpfEngine:
     def retry_cleanup(self) -> None:
         self._missed.tell(self._objects.groups())
         self._reaper.try_again()
-        self._following.collect()
-        self._chains.collect()
-        self._reconciler.collect()
+        for collect in (self._following.collect, self._chains.collect, self._reconciler.collect):
+            collect()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
-            steps.callback(self._loaded.close)
-            steps.callback(self._following.close)
-            steps.callback(self._chains.close)
-            steps.callback(self._reader.stop)
-            steps.callback(self._drainer.finish)
-            steps.callback(self._reaper.finish)
-            steps.callback(self._endings.finish)
+            for close in (self._loaded.close, self._following.close, self._chains.close, self._reader.stop):
+                steps.callback(close)
+            for finish in (self._drainer.finish, self._reaper.finish, self._endings.finish):
+                steps.callback(finish)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)

@@ -13,6 +13,7 @@ import numpy as np
 
 from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.fingerprint import fingerprint
+from stapsdtd.capture.bpf.inner_maps import InnerMaps
 from stapsdtd.capture.bpf.rings import Ring
 from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SPAN_OF_WORDS, SPANS_OF_RECORDS, SpanKind
 from stapsdtd.errors import KernelFeatureError
@@ -67,7 +68,7 @@ class Loaded:
         self._rings = self._object.map("rings")
         self._spares = self._object.map("spares")
         self._following = self._object.map("following")
-        self._chains = self._object.map("chains")
+        self.chains = InnerMaps(self._object.map("chains"))
         self._unfollowed = np.frombuffer(self.table(".bss.unfollowed"), "u8", layout.MAX_FOLLOWING)
         self._waits = np.frombuffer(self.table(".bss.reader"), "u4", 1)
         self._row_tables = [self._object.map(f"tables_{size // 8}") for size in layout.KEY_BYTES]
@@ -140,18 +141,6 @@ class Loaded:
         Raises OSError.
         """
         return self._attach("on_task_free")
-
-    def make_chain(self, key_bytes: int) -> EntryMap:
-        """Return room for the calls of many threads that are on a chain. Raises OSError."""
-        return EntryMap(key_bytes, layout.CHAIN.itemsize, layout.MAX_CHAINED)
-
-    def put_chain(self, chain: int, threads: EntryMap) -> None:
-        """Keep which calls of threads are on a chain. Raises OSError."""
-        put_map(self._chains, chain, threads.descriptor)
-
-    def take_chain(self, chain: int) -> None:
-        """Have hits find no such chain. Raises OSError."""
-        remove_map(self._chains, chain)
 
     def _attach(self, *programs: str) -> list[int]:
         with ExitStack() as undo:

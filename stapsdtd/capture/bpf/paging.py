@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +52,7 @@ class PagingLimits:
     pages: int = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class PagingMetrics:
+class PagingMetrics(NamedTuple):
     """touched, refused: requests since the daemon started. stuck: workers that have waited for more than a second."""
 
     touched: int

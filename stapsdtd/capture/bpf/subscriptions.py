@@ -1,0 +1,39 @@
+"""What the engine keeps of each subscription."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stapsdtd.capture.bpf.armed import ArmedSite
+from stapsdtd.capture.bpf.following import FollowedProcesses
+from stapsdtd.capture.bpf.reading import Channel
+from stapsdtd.capture.engine import SubscriptionKey
+from stapsdtd.model import ObjectKey
+
+
+@dataclass(slots=True)
+class Subscription:
+    """buffer_bytes: how large it wants a ring to be."""
+
+    channel: Channel
+    buffer_bytes: int
+    owner: str
+    followed: FollowedProcesses | None = None
+    sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> list[ArmedSite]:
+        """Return the sites at which its spans end."""
+        key = self.channel.subscription_key
+        sites = [site for sites in self.sites.values() for site in sites]
+        # an earlier attempt that ran out of memory may have removed it there
+        return [site for site in sites if key in site.consumers and site.consumers[key].is_end]
+
+
+class Subscriptions(dict[SubscriptionKey, Subscription]):
+    """All of them, by key."""
+
+    @property
+    def ring_bytes(self) -> int:
+        """Return how large a ring is to be that does for all. Raises ValueError if there is none."""
+        return max(subscription.buffer_bytes for subscription in self.values())
