@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
@@ -22,6 +22,7 @@ from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 _LOGGED_CHARACTERS = 200
 _ENGINE, _REMEDY = "bpf", "run the daemon with the bpf engine; 'stapsdt doctor' says what that needs"
+_MAX_WITH_VALUES = 64
 _MAX_GLOBS = 16
 """Each is compared with 60,000 names."""
 
@@ -71,12 +72,14 @@ async def traced_functions(backend: Backend, texts: Sequence[str], caller: Calle
     return objects_of(found.functions, found.ways, architecture.name if architecture else "")
 
 
-def _selectors(texts: Iterable[str], limit: int) -> list[FunctionSelector]:
-    selectors = [parse(text) for text in texts]
-    if not selectors:
+def _selectors(texts: Sequence[str], limit: int) -> list[FunctionSelector]:
+    if not texts:
         raise InvalidArgumentError(FIELD, "at least one function is required")
-    if len(selectors) > limit:
+    if len(texts) > limit:
         raise InvalidArgumentError(FIELD, f"at most {limit} are allowed")
+    selectors = [parse(text) for text in texts]
+    if sum(bool(selector.values) for selector in selectors) > _MAX_WITH_VALUES:
+        raise InvalidArgumentError(FIELD, f"at most {_MAX_WITH_VALUES} may have values")
     if sum(selector.name.is_glob for selector in selectors) > _MAX_GLOBS:
         raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
     return selectors

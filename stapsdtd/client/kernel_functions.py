@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stapsdtd.client.kernel_shapes import Shape, shape_at, shapes
+from stapsdtd.client.kernel_shapes import Shape, enumerators_of, shape_at, shapes
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
 
@@ -152,7 +152,7 @@ def _value(message: pb.KernelValue, table: Sequence[Shape]) -> KernelValue:
         tuple(message.offsets),
         message.bit_field.offset,
         message.bit_field.bits,
-        {each.name: each.value for each in message.enumerators},
+        enumerators_of(message.enumerators, signed=message.signed),
         message.refused,
         message.signed,
         shape_at(table, message.shape) if message.HasField("shape") else None,

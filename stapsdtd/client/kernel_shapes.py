@@ -99,6 +99,13 @@ def shape_at(table: Sequence[Shape], position: int) -> Shape:
     return table[position]
 
 
+def enumerators_of(messages: Iterable[pb.Enumerator], *, signed: bool) -> dict[str, int]:
+    """Return the values of an enum by name. signed: its type is."""
+    # an unsigned value of 64 bits comes as the same bits with a sign
+    wrap = 0 if signed else 1 << 64
+    return {each.name: each.value + wrap if each.value < 0 else each.value for each in messages}
+
+
 def _shape(message: pb.KernelType, table: Sequence[Shape]) -> Shape:
     size = message.size
     match message.WhichOneof("kind"):
@@ -123,10 +130,4 @@ def _shape(message: pb.KernelType, table: Sequence[Shape]) -> Shape:
 
 
 def _enum(size: int, message: pb.KernelEnum) -> EnumShape:
-    # an unsigned value of 64 bits comes as the same bits with a sign
-    wrap = 0 if message.signed else 1 << 64
-    return EnumShape(
-        size,
-        message.signed,
-        {each.name: each.value + wrap if each.value < 0 else each.value for each in message.enumerators},
-    )
+    return EnumShape(size, message.signed, enumerators_of(message.enumerators, signed=message.signed))

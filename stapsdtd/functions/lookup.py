@@ -26,11 +26,11 @@ from stapsdtd.btf.types import (
     size_of,
     stripped,
 )
-from stapsdtd.errors import KernelFeatureError
+from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.passing import passed_arguments, passed_result
-from stapsdtd.functions.selectors import RESULT, VMLINUX, FunctionSelector, ValuePath
+from stapsdtd.functions.selectors import FIELD, MAX_VALUES, RESULT, VMLINUX, FunctionSelector, ValuePath
 from stapsdtd.functions.shapes import ShapeTable
 from stapsdtd.functions.symbols import SymbolTable, Wanted, matches, modules_of, near_names
 from stapsdtd.functions.values import ResolvedValue, resolve
@@ -70,7 +70,8 @@ class _Selection:
     """
 
     def __init__(self, typed: Iterable[_Typed], wanted: Wanted, most: int) -> None:
-        self.unmatched = list(wanted.selectors)
+        self._wanted = wanted
+        self._unmatched = dict.fromkeys(wanted.selectors)
         self._count = 0
         self.functions = nsmallest(
             most,
@@ -78,12 +79,14 @@ class _Selection:
             key=lambda each: (each.symbol.name not in wanted.exact, each.symbol.name),
         )
         self.left_out = self._count - len(self.functions)
+        self.unmatched = tuple(self._unmatched)
 
     def _counted(self, typed: Iterable[_Typed]) -> Iterator[_Typed]:
         for each in typed:
             self._count += 1
-            if self.unmatched:
-                self.unmatched = [selector for selector in self.unmatched if not matches(selector, each.symbol)]
+            if self._unmatched:
+                for selector in self._wanted.naming(each.symbol):
+                    self._unmatched.pop(selector, None)
             yield each
 
 
@@ -130,7 +133,7 @@ class Lookup:
             is_traceable = None if traceable is None else symbol in traceable
             variants = tuple(table.variants.get(symbol.name, ()))
             symbols = Symbols(table.copies[symbol], is_traceable, symbol.name in blacklisted, variants)
-            functions.append(self._function(each, symbols, selectors, shapes))
+            functions.append(self._function(each, symbols, _paths(each.symbol, wanted), shapes))
         # each suggestion takes a look at all symbols
         suggesting = len(selection.unmatched) <= _MAX_SUGGESTIONS
         unfound = tuple(self._unfound(each, table, suggesting=suggesting) for each in selection.unmatched)
@@ -166,7 +169,7 @@ class Lookup:
         return None if found is None else asked.intersection(found)
 
     def _function(
-        self, each: _Typed, symbols: Symbols, selectors: Sequence[FunctionSelector], shapes: ShapeTable | None
+        self, each: _Typed, symbols: Symbols, paths: Iterable[tuple[ValuePath, str]], shapes: ShapeTable | None
     ) -> KernelFunction:
         types = each.types
         prototype = _prototype(types, each.ident)
@@ -201,12 +204,7 @@ class Lookup:
                 _record_size(types, prototype.result),
             ),
             attachability(symbols, shape, self._ways),
-            tuple(
-                _value(types, prototype, path, selector.text, shapes)
-                for selector in selectors
-                if selector.values and matches(selector, each.symbol)
-                for path in selector.values
-            ),
+            tuple(_value(types, prototype, path, text, shapes) for path, text in paths),
         )
 
     def _unfound(self, selector: FunctionSelector, table: SymbolTable, *, suggesting: bool) -> Unfound:
@@ -236,6 +234,17 @@ def _named(types: Btf, module: str, wanted: Wanted) -> Iterator[tuple[str, TypeI
         ident = types.function(name)
         if ident is not None:
             yield name, ident
+
+
+def _paths(symbol: Symbol, wanted: Wanted) -> list[tuple[ValuePath, str]]:
+    """Return the values that selectors want of a function, each once with a selector. Raises InvalidArgumentError."""
+    paths: dict[str, tuple[ValuePath, str]] = {}
+    for selector in wanted.naming(symbol):
+        for path in selector.values:
+            paths.setdefault(path.text, (path, selector.text))
+    if len(paths) > MAX_VALUES:
+        raise InvalidArgumentError(FIELD, f"{len(paths)} values of {symbol.name}, and at most {MAX_VALUES} are allowed")
+    return list(paths.values())
 
 
 def _record_size(types: Types, ident: TypeId) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from fnmatch import translate
@@ -21,15 +21,29 @@ class Wanted:
 
     def __init__(self, selectors: Sequence[FunctionSelector]) -> None:
         self.selectors = selectors
-        self.exact = frozenset(selector.name.text for selector in selectors if not selector.name.is_glob)
-        globs = [translate(selector.name.text) for selector in selectors if selector.name.is_glob]
-        self._globs = re.compile("|".join(globs)) if globs else None
+        self._by_name: dict[str, list[FunctionSelector]] = {}
+        self._globs = [selector for selector in selectors if selector.name.is_glob]
+        for selector in selectors:
+            if not selector.name.is_glob:
+                self._by_name.setdefault(selector.name.text, []).append(selector)
+        self.exact = frozenset(self._by_name)
+        patterns = [translate(selector.name.text) for selector in self._globs]
+        self._any_glob = re.compile("|".join(patterns)) if patterns else None
 
     def has(self, name: str) -> bool:
-        return name in self.exact or (self._globs is not None and self._globs.match(name) is not None)
+        return name in self.exact or (self._any_glob is not None and self._any_glob.match(name) is not None)
 
     def has_symbol(self, symbol: Symbol) -> bool:
-        return self.has(symbol.name) and any(matches(selector, symbol) for selector in self.selectors)
+        return self.has(symbol.name) and any(self.naming(symbol))
+
+    def naming(self, symbol: Symbol) -> Iterator[FunctionSelector]:
+        """Yield the selectors that name a symbol. Of those without globs, the symbol's alone are looked at."""
+        for selector in self._by_name.get(symbol.name, ()):
+            if selector.matches_module(symbol.module):
+                yield selector
+        for selector in self._globs:
+            if matches(selector, symbol):
+                yield selector
 
 
 def matches(selector: FunctionSelector, symbol: Symbol) -> bool:

@@ -105,6 +105,14 @@ def test_globs_are_few(tmp_path: Path, kernel: FakeKernel) -> None:
         )
 
 
+def test_functions_with_values_are_few(tmp_path: Path, kernel: FakeKernel) -> None:
+    with kernel_functions(kernel) as functions, served(tmp_path, functions=functions) as server:
+        assert refused(lambda: asked(server, *["returns_large(a)"] * 65)) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "functions: at most 64 may have values",
+        )
+
+
 def test_mistakes_are_pointed_at(server: Served) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         asked(server, "with_pair(pair.third)")

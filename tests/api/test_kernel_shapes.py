@@ -115,6 +115,15 @@ def test_unsigned_enums_have_no_negative_values() -> None:
     assert value.shape == EnumShape(8, False, {"ALL": (1 << 64) - 1})
 
 
+def test_enumerators_of_a_value_have_the_sign_of_its_type() -> None:
+    values = [
+        pb.KernelValue(signed=signed, enumerators=[pb.Enumerator(name="ALL", value=-1)]) for signed in (True, False)
+    ]
+    message = pb.ListKernelFunctionsResponse(functions=[pb.KernelFunction(values=values)])
+    signed, unsigned = listing(message).functions[0].values
+    assert (signed.enumerators, unsigned.enumerators) == ({"ALL": -1}, {"ALL": (1 << 64) - 1})
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -15,6 +15,7 @@ from stapsdtd.functions.attaching import Way
 from stapsdtd.functions.kernel import ways_of
 from stapsdtd.functions.model import Found, FoundNames, Unfound
 from stapsdtd.functions.selectors import parse
+from stapsdtd.functions.symbols import Wanted
 from stapsdtd.kernel.btf import Btf
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.function_tables import Symbol
@@ -77,6 +78,26 @@ def test_values_are_resolved(kernel: FakeKernel) -> None:
     assert [value.text for value in function.values] == ["pair.second", "return"]
     with pytest.raises(InvalidArgumentError, match="has no member third"):
         found(kernel, "with_pair(pair.third)")
+
+
+def test_values_of_several_selectors_come_once(kernel: FakeKernel) -> None:
+    texts = "with_pair(a, pair.first)", "vmlinux:with_pair(pair.first, b)"
+    (function,) = found(kernel, *texts).functions
+    assert [value.text for value in function.values] == ["a", "pair.first", "b"]
+
+
+def test_too_many_values_of_one_function(kernel: FakeKernel) -> None:
+    texts = "with_many(a, b, c, d, e, f, g)", "with_many(h, i, pair, pair.first, pair.second, return)"
+    with pytest.raises(InvalidArgumentError, match="13 values of with_many, and at most 12 are allowed"):
+        found(kernel, *texts)
+
+
+def test_selectors_that_name_a_symbol() -> None:
+    selectors = [parse(text) for text in ("vfs_read", "ext4:vfs_read", "vfs_*", "vmlinux:*", "vfs_write")]
+    wanted = Wanted(selectors)
+    assert [each.text for each in wanted.naming(Symbol("vmlinux", "vfs_read"))] == ["vfs_read", "vfs_*", "vmlinux:*"]
+    assert [each.text for each in wanted.naming(Symbol("ext4", "vfs_open"))] == ["vfs_*"]
+    assert not wanted.has_symbol(Symbol("ext4", "do_open"))
 
 
 def test_why_not_attachable(kernel: FakeKernel) -> None:
