@@ -111,6 +111,14 @@ class Argument:
     is_float: bool
     operand: Operand
 
+    @property
+    def characters(self) -> int | None:
+        """Return how many bytes of text the value is itself; 0 if it neither is text nor points to any.
+
+        None if it points to text wherever it is as wide as a pointer.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

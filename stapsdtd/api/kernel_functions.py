@@ -124,6 +124,7 @@ def _value(value: ResolvedValue, function: KernelFunction) -> pb.KernelValue:
         refused=root.passed.refused,
         signed=value.is_signed,
         shape=value.shape,
+        is_text=value.is_text,
     )
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stapsdtd.btf.types import Array, Enum, Int, Member, Pointer, Record
+from stapsdtd.btf.types import Array, Enum, Int, Member, Pointer, Record, is_char
 from stapsdtd.functions.shapes import TypeShape
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 
-_CHAR = "char"
 _SIGN = 1 << 63
 
 
 def shape_message(shape: TypeShape) -> pb.KernelType:
     match shape.type:
         case Int() as number:
-            is_char = number.name == _CHAR
             return pb.KernelType(
                 size=shape.size,
-                number=pb.KernelNumber(signed=number.is_signed, boolean=number.is_bool, character=is_char),
+                number=pb.KernelNumber(signed=number.is_signed, boolean=number.is_bool, character=is_char(number)),
             )
         case Pointer():
             return pb.KernelType(size=shape.size, pointer=pb.KernelPointer())

@@ -167,6 +167,17 @@ def size_of(types: Types, ident: TypeId) -> int:
             return 0
 
 
+def is_char(found: CType) -> bool:
+    """Report whether a type is `char`, which text is of: neither `signed char` nor `unsigned char`."""
+    return isinstance(found, Int) and found.name == "char"
+
+
+def is_text(types: Types, ident: TypeId) -> bool:
+    """Report whether a type is an array of char."""
+    found = stripped(types, ident)
+    return isinstance(found, Array) and is_char(stripped(types, found.element))
+
+
 def is_signed(types: Types, ident: TypeId) -> bool:
     match stripped(types, ident):
         case Int(is_signed=signed) | Enum(is_signed=signed):

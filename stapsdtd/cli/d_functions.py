@@ -97,7 +97,7 @@ def _without_members(program: Program, listing: FunctionListing) -> Program:
     find = _finding(listing)
     for function in listing:
         for value in function.values:
-            if value.size not in _NUMBER_BYTES and not value.bits:
+            if value.size not in _NUMBER_BYTES and not value.bits and not value.is_text:
                 raise CompileError(escape(f"{function.name}: {value.text} is a {value.type}; name a member of it"))
     clauses = (with_values(clause, find) if has_members(clause) else clause for clause in program.clauses)
     return replace(program, clauses=tuple(clauses))
@@ -110,6 +110,7 @@ def _finding(listing: FunctionListing) -> FindFunctions:
                 each.name,
                 [argument.name for argument in each.arguments],
                 [value.text for value in each.values],
+                [value.text for value in each.values if value.is_text],
                 each.result.size > 0,
             )
             for each in listing

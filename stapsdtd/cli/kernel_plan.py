@@ -50,7 +50,8 @@ class Shown:
         """Return what is to hold of it, in the server's language; empty if nothing is. Raises click.UsageError."""
         if not self.wanted.test:
             return ""
-        operand = f"str(arg{self.argument})" if self.wanted.is_string else f"arg{self.argument}"
+        is_text = self.wanted.is_string or self.known.is_text
+        operand = f"str(arg{self.argument})" if is_text else f"arg{self.argument}"
         return f"{operand} {_WORD.sub(self._number, self.wanted.test)}"
 
     def _number(self, word: re.Match[str]) -> str:

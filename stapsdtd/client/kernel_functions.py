@@ -34,7 +34,7 @@ class KernelValue:
     in the argument itself, each further one in what the pointer at the one before points to. bit_offset: of a bit
     field, from the lowest bit of the byte at the last offset. bits: of a bit field, otherwise 0. enumerators: values
     of an enum, by name. refused: why the argument cannot be traced; empty if it can. signed: it is a number that may be
-    negative. shape: what its bytes mean; None unless asked for.
+    negative. shape: what its bytes mean; None unless asked for. is_text: an array of char, which `str()` reads.
     """
 
     text: str
@@ -48,6 +48,7 @@ class KernelValue:
     refused: str = ""
     signed: bool = False
     shape: Shape | None = None
+    is_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +157,5 @@ def _value(message: pb.KernelValue, table: Sequence[Shape]) -> KernelValue:
         message.refused,
         message.signed,
         shape_at(table, message.shape) if message.HasField("shape") else None,
+        message.is_text,
     )

@@ -49,12 +49,14 @@ class KernelArgument(Argument):
     """A value at a kernel function, whose memory is the kernel's. No file can declare one: `sandbox.codec` knows none.
 
     then: where the operand is memory, that has a pointer; offsets in bytes from it, and so on, to the value itself.
-    first_bit, bits: of a bit field, from the lowest bit of its bytes; bits is 0 if it is none.
+    first_bit, bits: of a bit field, from the lowest bit of its bytes; bits is 0 if it is none. characters: not None for
+    arrays, structs and unions.
     """
 
     then: tuple[int, ...] = ()
     first_bit: int = 0
     bits: int = 0
+    characters: int | None = None
 
 
 def is_in_kernel(argument: Argument, *, is_text: bool = False) -> bool:
@@ -143,8 +145,10 @@ def _value(value: ResolvedValue, function: KernelFunction) -> KernelArgument:
     first_bit = at.bit_offset if further else 8 * byte + at.bit_offset
     bits = at.bits or (8 * size if first_bit else 0)
     size = min(size, MAX_VALUE_BYTES)
+    # what is in a register has no address to read text from
+    characters = (size if value.is_text and further else 0) if value.is_composite else None
     return KernelArgument(
-        value.text, size, value.is_signed, False, operand, tuple(further[1:]), first_bit=first_bit, bits=bits
+        value.text, size, value.is_signed, False, operand, tuple(further[1:]), first_bit, bits, characters
     )
 
 

@@ -25,6 +25,7 @@ from stapsdtd.btf.types import (
     Types,
     Void,
     is_signed,
+    is_text,
     size_of,
     stripped,
 )
@@ -65,7 +66,8 @@ class Location:
 class ResolvedValue:
     """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum.
 
-    shape: the number of the type in what was found with the value; None unless asked for.
+    shape: the number of the type in what was found with the value; None unless asked for. is_composite: an array, a
+    struct or a union. is_text: an array of char.
     """
 
     text: str
@@ -76,6 +78,8 @@ class ResolvedValue:
     enumerators: tuple[tuple[str, int], ...] = ()
     is_signed: bool = False
     shape: int | None = None
+    is_composite: bool = False
+    is_text: bool = False
 
 
 def resolve(types: Types, prototype: Prototype, path: ValuePath, text: str) -> ResolvedValue:
@@ -123,7 +127,17 @@ class _Resolver:
         size = (at.bit_offset + at.bits + 7) // 8 if at.bits else size_of(self._types, self._type)
         enumerators = found.values if isinstance(found, Enum) else ()
         signed = is_signed(self._types, self._type)
-        return ResolvedValue(self._path.text, self._type, self._declared(), size, at, enumerators, signed)
+        return ResolvedValue(
+            self._path.text,
+            self._type,
+            self._declared(),
+            size,
+            at,
+            enumerators,
+            signed,
+            is_composite=isinstance(found, Array | Record),
+            is_text=is_text(self._types, self._type),
+        )
 
     def _take_member(self, step: MemberStep) -> None:
         record = self._record(step)

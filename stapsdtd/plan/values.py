@@ -67,9 +67,11 @@ def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -
     if isinstance(operand, Unavailable):
         return operand
     if capture.is_pointed_to:
-        if argument.size != word_bytes(architecture):
-            return no_pointer(argument, capture)
         limit = capture.max_bytes or MAX_STRING_BYTES
+        if argument.characters:
+            limit = min(limit, argument.characters)
+        elif argument.characters == 0 or argument.size != word_bytes(architecture):
+            return no_pointer(argument, capture)
         return Value(capture.subject, capture.is_string, limit, capture.is_buffer)
     if isinstance(operand, Constant):
         return operand
@@ -79,6 +81,8 @@ def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -
 
 
 def no_pointer(argument: Argument, capture: Capture) -> Unavailable:
+    if argument.characters == 0:
+        return Unavailable(f"{argument.text} is neither a pointer nor an array of char")
     what = "a string" if capture.is_string else "bytes"
     return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to {what}")
 

@@ -86,8 +86,8 @@ MEMBERS = """
     fbt::vfs_read:entry
     /pid == $target && args[0]->f_path.dentry->d_name.len == 5 && arg2 < 5000/
     { @sizes[stringof(args[0]->f_path.dentry->d_name.name), args[0]->f_inode->i_size] = count(); }
-    fbt::vfs_read:entry /pid == $target && arg2 == 5000/
-    { printf("read of %s, %d bytes\\n", stringof(args[0]->f_path.dentry->d_name.name), args[0]->f_inode->i_size); }
+    fbt::vfs_read:entry /pid == $target && arg2 == 5000 && args[0]->f_path.dentry->d_iname == "known"/
+    { printf("read of %s, %d bytes\\n", args[0]->f_path.dentry->d_iname, args[0]->f_inode->i_size); }
     END { printa("%s %d %@d\\n", @sizes); }
 """
 

@@ -125,6 +125,16 @@ class TestCalls:
             {"count": 300, "file->f_path.dentry->d_name.len": 5, "return": 300}
         ]
 
+    def test_text_of_an_array(self, daemon: Daemon, calls: Ticker) -> None:
+        """Of the name that the file's entry in the cache has room for itself."""
+        name = "file->f_path.dentry->d_iname"
+        values = f'vfs_read(str({name}) == "known", str(file->f_path.dentry->d_name.name), count)'
+        with traced(daemon, values, "--pid", str(calls.pid)) as records:
+            calls.do("read 100 1 1")
+        assert [each["values"] for each in records] == [
+            {name: "known", "file->f_path.dentry->d_name.name": "known", "count": 100}
+        ]
+
     def test_bit_fields_unions_and_structs(self, daemon: Daemon) -> None:
         """Of a socket, whose options are bit fields of a struct behind two pointers."""
         common = "sock->sk->__sk_common"

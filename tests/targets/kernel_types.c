@@ -62,6 +62,7 @@ struct outer {
 	const char *const name;
 	compare_t compare;
 	void *anything;
+	char label[8];
 	int tail[];
 };
 
@@ -158,6 +159,7 @@ int main(void)
 	PLACE(others);
 	PLACE(name);
 	PLACE(compare);
+	PLACE(label);
 	BITS(flags.low);
 	BITS(flags.high);
 	BITS(flags.wide);

@@ -46,6 +46,7 @@ class Server:
                 None if path.startswith("return") else 0,
                 (0,),
                 enumerators={"READ": 1, "WRITE": 2} if path == "mode" else {},
+                is_text=path.endswith("label"),
             )
             for path in paths
         )
@@ -78,6 +79,12 @@ def test_conditions_are_about_their_own_hits() -> None:
     (clause,) = plan('open_it(str(file) == "a", mode == WRITE)', "close_it(mode)").clauses()
     assert clause.where == '(function != "open_it" || name != "entry" || (str(arg3) == "a") && (arg4 == 2))'
     assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3:str, arg4)", "fbt:vmlinux:close_it:entry(arg3)"]
+
+
+def test_arrays_of_char_are_compared_as_text() -> None:
+    (clause,) = plan('open_it(file->label == "a", str(file->label) != "b")').clauses()
+    assert clause.where.endswith('|| (str(arg3) == "a") && (str(arg3) != "b"))')
+    assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3, arg3:str)"]
 
 
 def test_arguments_of_calls_by_their_result() -> None:

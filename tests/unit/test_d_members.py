@@ -17,6 +17,7 @@ FUNCTIONS = [
     Function("vfs_write", ("file", "buf", "count", "pos"), ("file->f_pos",)),
     Function("filp_close", ("filp", ""), ("filp->f_pos",)),
     Function("fput", ("file",), ("file->f_pos",), has_result=False),
+    Function("wake_up_new_task", ("p",), ("p->comm", "p->pid"), ("p->comm",), has_result=False),
     Function("dget", ("entry",), ("return->d_name.name", "return->d_name.len")),
 ]
 
@@ -77,6 +78,12 @@ def test_what_is_no_member(text: str) -> None:
             'fbt::dget:return { printf("%s %d", stringof(args[1]->d_name.name), args[1]->d_name.len); }',
             ["return->d_name.name", "return->d_name.len"],
             'fbt::dget:return { printf("%s %d", copyinstr(args[1]), args[2]); }',
+        ),
+        # an array of char is a string, also without stringof
+        (
+            'fbt::wake_up_new_task:entry /args[0]->comm == "x"/ { @[stringof(args[0]->comm), args[0]->pid] = sum(1); }',
+            ["p->comm", "p->comm", "p->pid"],
+            'fbt::wake_up_new_task:entry /copyinstr(args[1]) == "x"/ { @[copyinstr(args[1]), args[2]] = sum(1); }',
         ),
         # whatever else there is of strings stays
         (

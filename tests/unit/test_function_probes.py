@@ -14,8 +14,8 @@ from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.passing import Passed
 from stapsdtd.functions.probes import KernelArgument, is_in_kernel, objects_of, place_of
 from stapsdtd.functions.selectors import parse
-from stapsdtd.model import Memory, Object, Register, Unavailable
-from stapsdtd.plan.values import Value
+from stapsdtd.model import Capture, Memory, Object, Register, Unavailable
+from stapsdtd.plan.values import Value, value_of
 from tests.unit.kernel_types import BOTH_WAYS, FakeKernel, kernel_functions
 
 
@@ -84,6 +84,23 @@ def test_operands_of_the_program() -> None:
     far = replace(value("outer->anything"), then=(1 << 31,))
     with pytest.raises(NotEncodableError, match="it is too far behind a pointer"):
         encode_value(Value(0), far, "x86-64")
+
+
+def test_text_is_where_an_array_of_char_is() -> None:
+    wanted = value_of(Capture(0, True, max_bytes=255), value("outer->next->label"), "x86-64")
+    assert wanted == Value(0, True, 8)
+    row = np.frombuffer(encode_value(wanted, value("outer->next->label"), "x86-64"), layout.OPERAND)[0]
+    number = np.frombuffer(encode_value(Value(0), value("outer->next->label"), "x86-64"), layout.OPERAND)[0]
+    assert (row["kind"], row["take"], row["limit"]) == (layout.OperandKind.ADDRESS, layout.Take.STRING, 8 + 1)
+    assert (number["kind"], number["take"]) == (layout.OperandKind.MEMORY, layout.Take.NUMBER)
+    assert row["then_count"] == number["then_count"] == 1
+
+
+@pytest.mark.parametrize("path", ["outer->pairs", "outer->either.bytes", "outer->either.pair", "outer->flags"])
+def test_what_is_no_text(path: str) -> None:
+    """Not even if it is as wide as a pointer."""
+    refused = value_of(Capture(0, True), value(path), "x86-64")
+    assert refused == Unavailable(f"{path} is neither a pointer nor an array of char")
 
 
 def function(name: str, *ways: str, refused: tuple[str, ...] = (), module: str = "vmlinux") -> KernelFunction:

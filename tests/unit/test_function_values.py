@@ -37,7 +37,7 @@ def test_members_are_where_the_compiler_put_them(types: Btf) -> None:
     assert [(each.text, each.location, each.size) for each in found] == [
         (text, Location(0, (0, offset)), size) for text, offset, size in places
     ]
-    assert len(places) == 20
+    assert len(places) == 21
 
 
 def test_bit_fields_are_where_the_compiler_put_them(types: Btf) -> None:
@@ -79,6 +79,16 @@ def test_types_are_told(types: Btf) -> None:
     assert value(types, "outer->tail").size == 0
     assert value(types, "outer->tail[9]").size == 4
     assert value(types, "outer->flags.wide").size == 6
+    texts = {
+        path
+        for path in ("label", "label[0]", "either.bytes", "pairs", "name")
+        if value(types, f"outer->{path}").is_text
+    }
+    assert texts == {"label"}
+    composites = {
+        path for path in ("label", "flags", "either", "name", "color") if value(types, f"outer->{path}").is_composite
+    }
+    assert composites == {"label", "flags", "either"}
     assert value(types, "outer->color").enumerators == (("RED", 0), ("GREEN", 5), ("DEEP", 0x80000000))
 
 

@@ -143,7 +143,7 @@ def _argument(value: Value, argument: Argument, architecture: str) -> bytes:
             if scale > _MAX_SCALE:
                 raise NotEncodableError(f"the bpf engine cannot multiply an index by {scale}")
             constant = displacement % (1 << _BITS)
-            if is_raw and not value.is_buffer:
+            if (is_raw and not value.is_buffer) or (value.is_text and argument.characters):
                 kind = OperandKind.ADDRESS
             else:
                 kind, width, left, right = OperandKind.MEMORY, argument.size, unused, unused

@@ -2,11 +2,13 @@
 
 args[0]->f_pos      at fbt::vfs_read:entry     file->f_pos, a value that the server is asked for
 args[4], where it is behind the function's own arguments
+
+A member that is an array of char is a string, as in D: copyinstr(args[4]).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,12 +24,13 @@ _RESULT = 1
 class Function(NamedTuple):
     """What has to be known of a function. arguments: their names. values: texts of those that the server was asked for.
 
-    has_result: it does not return void.
+    texts: of the values that are arrays of char. has_result: it does not return void.
     """
 
     name: str
     arguments: Sequence[str]
     values: Sequence[str] = ()
+    texts: Container[str] = ()
     has_result: bool = True
 
 
@@ -54,13 +57,17 @@ def with_values(clause: Clause, find: FindFunctions) -> Clause:
     def replaced(given: Expression) -> Expression:
         match given:
             case Member():
-                found = ((each, function) for each in clause.descriptions for function in find(each))
-                positions = {_position(given, each, function) for each, function in found}
-                if len(positions) > 1:
+                found = [(each, function) for each in clause.descriptions for function in find(each)]
+                places = {_place(given, each, function) for each, function in found}
+                if len(places) > 1:
                     raise DError("these functions have different arguments; write a clause for each", given.at)
                 # without a function that matches, the checker says so
-                made.update(positions)
-                return Variable("args", keys=(Integer(positions.pop() if positions else 0),), at=given.at)
+                position, is_text = places.pop() if places else (0, False)
+                made.add(position)
+                variable = Variable("args", keys=(Integer(position),), at=given.at)
+                return Call("copyinstr", (variable,), at=given.at) if is_text else variable
+            case Call("stringof", (Call("copyinstr") as text,)):
+                return text
             case Call("stringof", (Variable("args", keys=(Integer(position),)),)) if position in made:
                 return replace(given, name="copyinstr")
             case _:
@@ -100,10 +107,10 @@ def _number(member: Member) -> int:
             raise DError("only args[N] has members", member.at)
 
 
-def _position(member: Member, description: Description, function: Function) -> int:
-    """Return which argument a member is, behind those of its entry or its return."""
+def _place(member: Member, description: Description, function: Function) -> tuple[int, bool]:
+    """Return which argument a member is, behind those of its entry or its return, and whether it is text."""
     value = _value(member, description, function)
     is_return = description.name == RETURN
     alike = [each for each in function.values if (each.partition("-")[0].partition(".")[0] == "return") is is_return]
     own = int(function.has_result) if is_return else len(function.arguments)
-    return own + alike.index(value)
+    return own + alike.index(value), value in function.texts
