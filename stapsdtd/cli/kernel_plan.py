@@ -6,7 +6,7 @@ import errno
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -28,6 +28,8 @@ _MAX_FUNCTIONS = 64
 _MAX_STACK = 16
 """As the server has it."""
 _SHORTEST_STACK = 2
+_MAX_COMPARISONS = 64
+"""Of a clause, as the server has it."""
 _WORD = re.compile(r'"[^"]*"|\b[A-Za-z_]\w*')
 _CONSTANTS = {name: number for number, name in errno.errorcode.items()} | {"NULL": 0, "true": 1, "false": 0}
 _SHOWN_ENUMERATORS = 8
@@ -66,6 +68,14 @@ class Shown:
         return str(number)
 
 
+class _End(NamedTuple):
+    """An entry or a return. test: a filter that rejects hits of this one alone, with so many comparisons; or empty."""
+
+    selector: str
+    test: str
+    comparisons: int
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """A function with the values that are shown of it. at_entry, at_return: None if nothing is shown there."""
@@ -94,16 +104,15 @@ class Traced:
         captures = ", ".join(each.capture for each in shown)
         return f"{PROVIDER}:{self.function.module}:{self.function.name}:{where}({captures})"
 
-    def selectors(self, *, both: bool = False) -> Iterator[tuple[str, str]]:
-        """Yield selectors of its entry and its return, as wanted, each with a filter that rejects these hits alone.
-
-        both: also of the one of which nothing is shown.
-        """
-        for where, shown in ((ENTRY, self.at_entry), (RETURN, self.at_return)):
-            if shown is not None or both:
-                test = _all(shown or ())
-                others = f'function != "{self.function.name}" || name != "{where}"'
-                yield self.selector(where), f"({others} || {test})" if test else ""
+    def ends(self, *, both: bool = False) -> Iterator[_End]:
+        """Yield its entry and its return, as wanted. both: also the one of which nothing is shown."""
+        ends = {ENTRY: self.at_entry, RETURN: self.at_return}
+        wanted = [where for where in ends if both or ends[where] is not None]
+        for where in wanted:
+            conditions = [each.condition for each in ends[where] or () if each.condition]
+            others = [f'function != "{self.function.name}"', *([f'name != "{where}"'] if len(wanted) > 1 else [])]
+            test = f"({' || '.join([*others, _all(conditions)])})" if conditions else ""
+            yield _End(self.selector(where), test, len(others) + len(conditions) if conditions else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +139,26 @@ class Plan:
     is_stack: bool = False
 
     def clauses(self) -> list[Clause]:
-        """Return one for all entries and returns, which come in the order of time, and one for each paired function."""
+        """Return one for all entries and returns, which come in the order of time, and one for each paired function.
+
+        Raises click.UsageError.
+        """
         paired = [] if self.is_stack else [each for each in self.traced if each.is_paired]
-        single = [wanted for each in self.traced if each not in paired for wanted in each.selectors(both=self.is_stack)]
-        where = " && ".join(test for _, test in single if test)
+        single = [end for each in self.traced if each not in paired for end in each.ends(both=self.is_stack)]
+        tested = [end.test for end in single if end.test]
+        if sum(end.comparisons for end in single) > _MAX_COMPARISONS:
+            raise click.UsageError(
+                f"conditions at {len(tested)} entries and returns are too many for one command; list fewer: each takes "
+                f"one comparison, and one or two with names, of {_MAX_COMPARISONS}"
+            )
         chain = tuple(each.text for each in self.traced) if self.is_stack else ()
-        made = [Clause(selectors=[selector for selector, _ in single], where=where, chain=chain, tag="calls")]
+        selectors = [end.selector for end in single]
+        made = [Clause(selectors=selectors, where=" && ".join(tested), chain=chain, tag="calls")]
         return (made if single else []) + [_paired(each) for each in paired]
 
 
-def _all(shown: Iterable[Shown]) -> str:
-    return " && ".join(f"({each.condition})" for each in shown if each.condition)
+def _all(conditions: Iterable[str]) -> str:
+    return " && ".join(f"({each})" for each in conditions if each)
 
 
 def _paired(traced: Traced) -> Clause:
@@ -149,8 +167,9 @@ def _paired(traced: Traced) -> Clause:
     elapsed < 0 never holds.
     """
     start, end = traced.selector(ENTRY), traced.selector(RETURN)
-    span = Span(start_selectors=[start], start_where=_all(traced.at_entry or ()))
-    return Clause(selectors=[end], where=f"elapsed < 0 || ({_all(traced.at_return or ())})", span=span, tag=end)
+    span = Span(start_selectors=[start], start_where=_all(each.condition for each in traced.at_entry or ()))
+    where = f"elapsed < 0 || ({_all(each.condition for each in traced.at_return or ())})"
+    return Clause(selectors=[end], where=where, span=span, tag=end)
 
 
 async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_stack: bool = False) -> Plan:

@@ -77,7 +77,7 @@ def test_functions_of_a_glob_without_what_is_behind_pointers() -> None:
 
 def test_conditions_are_about_their_own_hits() -> None:
     (clause,) = plan('open_it(str(file) == "a", mode == WRITE)', "close_it(mode)").clauses()
-    assert clause.where == '(function != "open_it" || name != "entry" || (str(arg3) == "a") && (arg4 == 2))'
+    assert clause.where == '(function != "open_it" || (str(arg3) == "a") && (arg4 == 2))'
     assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3:str, arg4)", "fbt:vmlinux:close_it:entry(arg3)"]
 
 
@@ -119,6 +119,14 @@ def test_names_that_all_types_have() -> None:
     (clause,) = plan("open_it(file != NULL)", "close_it(return == -ENOENT)").clauses()
     assert "(arg3 != 0)" in clause.where
     assert "(arg0 == -2)" in clause.where
+
+
+def test_conditions_on_many_functions() -> None:
+    texts = [f"function_{number}(mode == 1)" for number in range(33)]
+    (clause,) = plan(*texts[:32]).clauses()
+    assert clause.where.count("&&") == 31
+    with pytest.raises(click.UsageError, match="conditions at 33 entries and returns are too many for one command"):
+        plan(*texts).clauses()
 
 
 @pytest.mark.parametrize(
