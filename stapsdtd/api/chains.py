@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions.chain import MAX_LENGTH, Chain
 from stapsdtd.functions.probes import ENTRY, PROVIDER, RETURN
-from stapsdtd.functions.selectors import VMLINUX
-from stapsdtd.model import FileOffset, Site
+from stapsdtd.model import Object
+from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _FIELD = "chain"
 _NAME = re.compile(r"(?:(?P<module>[\w-]+):)?(?P<function>[\w.]+)")
+_MAX_CHARACTERS = 256
 
 
-def parse_chain(clause: pb.Clause, functions: Sequence[str], chosen: Sequence[Selector]) -> Chain | None:
-    """Return the chain of a clause; None if it has none. functions: of the request. chosen: by the clause."""
+def parse_chain(clause: pb.Clause, functions: Sequence[str]) -> Chain | None:
+    """Return the chain of a clause, as it is written; None if it has none. functions: of the request."""
     if not clause.chain:
         return None
     if clause.HasField("span"):
@@ -27,20 +29,69 @@ def parse_chain(clause: pb.Clause, functions: Sequence[str], chosen: Sequence[Se
         raise InvalidArgumentError(_FIELD, "it is of kernel functions, and the request names none in `functions`")
     if len(clause.chain) > MAX_LENGTH:
         raise InvalidArgumentError(_FIELD, f"it has {len(clause.chain)} functions; the limit is {MAX_LENGTH}")
-    named = tuple(map(_parse, clause.chain))
-    for at, (text, (module, function)) in enumerate(zip(clause.chain, named, strict=True)):
-        if (module, function) in named[:at]:
-            raise InvalidArgumentError(_FIELD, f"{text} is named twice")
-        for end in (ENTRY, RETURN):
-            site = Site(PROVIDER, end, FileOffset(0), None, function, (), nop_bytes=1)
-            if not any(selector.match(module, site) for selector in chosen):
-                selector = f"{PROVIDER}:{module}:{function}:{end}"
-                raise InvalidArgumentError(_FIELD, f"no selector of the clause chooses {selector}, which it needs")
-    return Chain(named)
+    return Chain(tuple(map(_parse, clause.chain)))
 
 
 def _parse(text: str) -> tuple[str, str]:
+    if len(text) > _MAX_CHARACTERS:
+        raise InvalidArgumentError(_FIELD, f"names are limited to {_MAX_CHARACTERS} characters; one has {len(text)}")
     found = _NAME.fullmatch(text)
     if found is None:
         raise InvalidArgumentError(_FIELD, f"{text!r} is no function: write FUNCTION or MODULE:FUNCTION")
-    return found["module"] or VMLINUX, found["function"]
+    return found["module"] or "", found["function"]
+
+
+def with_functions(spec: SubscriptionSpec, functions: Sequence[Object]) -> SubscriptionSpec:
+    """Return a subscription whose chains are of the functions that its request names."""
+    if not any(clause.chain for clause in spec.clauses):
+        return spec
+    clauses = []
+    for position, clause in enumerate(spec.clauses):
+        try:
+            clauses.append(_with_functions(clause, functions))
+        except InvalidArgumentError as error:
+            raise error.within(f"clauses[{position}]") from None
+    return replace(spec, clauses=tuple(clauses))
+
+
+def _with_functions(clause: ClauseSpec, functions: Sequence[Object]) -> ClauseSpec:
+    if clause.chain is None:
+        return clause
+    found: dict[tuple[str, str], Object] = {}
+    for module, name in clause.chain.functions:
+        obj = _only(module, name, functions)
+        if (obj.path, name) in found:
+            raise InvalidArgumentError(_FIELD, f"{obj.path}:{name} is named twice")
+        found[obj.path, name] = obj
+        entries, returns = (_chosen(clause.selectors, obj, name, end) for end in (ENTRY, RETURN))
+        if entries != returns:
+            reason = f"selectors choose the entry and the return of {obj.path}:{name} for different processes"
+            raise InvalidArgumentError(_FIELD, reason)
+    return replace(clause, chain=Chain(tuple(found)))
+
+
+def _only(module: str, name: str, functions: Iterable[Object]) -> Object:
+    """Return the module that has a function, of those that the request names. module: empty for any."""
+    found = [
+        each
+        for each in functions
+        if module in {"", each.path} and any(site.function == name for site in each.parsed.sites)
+    ]
+    text = f"{module}:{name}" if module else name
+    if not found:
+        raise InvalidArgumentError(_FIELD, f"{text} is not among the request's `functions`")
+    if len(found) > 1:
+        modules = ", ".join(sorted(each.path for each in found))
+        raise InvalidArgumentError(_FIELD, f"{text} is a function of {modules}; write MODULE:FUNCTION")
+    return found[0]
+
+
+def _chosen(selectors: Iterable[Selector], obj: Object, name: str, end: str) -> frozenset[int] | None:
+    """Return the processes for which an end of a function is chosen, None for all."""
+    sites = [site for site in obj.parsed.sites if site.function == name and site.name == end]
+    matches = [match for selector in selectors for site in sites if (match := selector.match(obj.path, site))]
+    if not matches:
+        selector = f"{PROVIDER}:{obj.path}:{name}:{end}"
+        raise InvalidArgumentError(_FIELD, f"no selector of the clause chooses {selector}, which it needs")
+    pids = {match.pid for match in matches}
+    return None if None in pids else frozenset(pid for pid in pids if pid is not None)

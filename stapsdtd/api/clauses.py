@@ -116,7 +116,7 @@ def _parse(
             of_pairs=of_pairs,
             aggregation=aggregation,
         ),
-        chain=parse_chain(clause, functions, parsed),
+        chain=parse_chain(clause, functions),
         tag=clause.tag,
     )
 

@@ -13,6 +13,7 @@ from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, members
+from stapsdtd.api.chains import with_functions
 from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
@@ -134,6 +135,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
             named, spec = await self._files.of_subscription(request, spec, caller)
             functions = await traced_functions(self._backend, request.functions, caller)
+            spec = with_functions(spec, functions)
             unanswered: list[Subscription] = []
 
             def subscribe() -> Future[None]:

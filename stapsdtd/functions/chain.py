@@ -35,7 +35,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """functions: their modules and names, the first of which leads to the second one, and so on."""
+    """functions: their modules and names, the first of which leads to the second one, and so on.
+
+    A module is empty where it is not known yet.
+    """
 
     functions: tuple[tuple[str, str], ...]
 

@@ -84,22 +84,7 @@ def client(server: Served) -> Iterator[Client]:
             "limit is 32",
         ),
         ({"clauses": [chained("f")]}, "clauses[0].chain", "the request names none in `functions`"),
-        ({"clauses": [chained("f")], "functions": ["f"]}, "clauses[0].chain", "chooses fbt:vmlinux:f:entry"),
-        (
-            {"clauses": [chained("f", "fbt:vmlinux:f:entry")], "functions": ["f"]},
-            "clauses[0].chain",
-            "chooses fbt:vmlinux:f:return",
-        ),
-        (
-            {"clauses": [chained("ext4:f", "fbt:vmlinux:f:")], "functions": ["f"]},
-            "clauses[0].chain",
-            "chooses fbt:ext4:f:entry",
-        ),
-        (
-            {"clauses": [pb.Clause(selectors=["fbt:::"], chain=["f", "vmlinux:f"])], "functions": ["f"]},
-            "clauses[0].chain",
-            "vmlinux:f is named twice",
-        ),
+        ({"clauses": [chained("f" * 257)], "functions": ["f"]}, "clauses[0].chain", "limited to 256 characters"),
         ({"clauses": [chained("f*", "fbt:::")], "functions": ["f"]}, "clauses[0].chain", "'f*' is no function"),
         (
             {"clauses": [pb.Clause(selectors=["fbt:::"], chain=map(str, range(17)))], "functions": ["f"]},
