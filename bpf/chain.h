@@ -20,6 +20,9 @@
 
 #define STACK_BITS 14 /* a power of two that stacks are aligned to, or larger ones: x86-64 and arm64 have 16 KiB */
 
+/* Or more: it has twice as much with KASAN, and behind a smaller one there is nothing of its task's. */
+#define TASK_STACK_BYTES (1 << (STACK_BITS + 1))
+
 struct chain {
 	__u64 frames[MAX_LINKS];
 	__u32 length;
@@ -44,26 +47,34 @@ struct {
 struct chain no_chain SEC(".bss.chain");
 
 #ifdef REG_SP
+static __always_inline bool is_within_stack(__u64 frame, __u64 stack)
+{
+	return frame - stack < TASK_STACK_BYTES;
+}
+
 /*
  * Report whether a call that is on the chain has been left by the time of one whose frame is `frame`. One in the same
  * place has, unless it is another function's, which was called instead of a return (a tail call). Interrupts have
- * stacks of their own.
+ * stacks of their own, and are over when their task goes on.
  */
-static __always_inline bool is_left(__u64 on_chain, __u64 frame, bool is_same_function)
+static __always_inline bool is_left(__u64 on_chain, __u64 frame, __u64 stack, bool is_same_function)
 {
 	if (on_chain == frame)
 		return is_same_function;
+	if (is_within_stack(frame, stack))
+		return on_chain < frame || !is_within_stack(on_chain, stack);
 	return on_chain < frame && on_chain >> STACK_BITS == frame >> STACK_BITS;
 }
 
 /* Return how many calls are on the chain at a frame. position: of its function, or MAX_LINKS. */
 static __always_inline __u32 length_at(const struct chain *chain, __u64 frame, __u32 position)
 {
+	__u64 stack = (__u64)bpf_get_current_task_btf()->stack;
 	__u32 length = chain->length;
 
 #pragma unroll
 	for (__u32 number = 0; number < MAX_LINKS; number++)
-		if (number < length && is_left(chain->frames[number], frame, number == position))
+		if (number < length && is_left(chain->frames[number], frame, stack, number == position))
 			length = number;
 	return length;
 }

@@ -95,6 +95,7 @@ struct task_struct {
 	const struct cred *real_cred;
 	const struct mm_struct *mm;
 	const struct signal_struct *signal;
+	void *stack;
 } __attribute__((preserve_access_index));
 
 /* Apart, since nothing else of a hit can be handed to a global function: see fetch.h. */

@@ -17,6 +17,7 @@ from stapsdtd.capture.bpf.function_links import MOST_AT_ONCE, MOST_PROGRAMS, Fun
 from stapsdtd.capture.engine import Target
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import FENTRY, KPROBE, MULTI, Attachability
+from stapsdtd.functions.chain import Link, LinkKind
 from stapsdtd.functions.model import FunctionArgument, KernelFunction
 from stapsdtd.functions.passing import Passed
 from stapsdtd.functions.probes import objects_of
@@ -377,4 +378,46 @@ def test_a_return_that_would_not_find_its_entry_is_refused(
     opened(engine, 2)
     assert engine.arm(2, kernel_target(("return",))) == []
     assert set(ways_of(engine).values()) == {FENTRY, KPROBE}
+    engine.shutdown()
+
+
+def test_so_is_one_of_a_chain(kernel: FakeKernel, programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    attaching(monkeypatch, {FEXIT_TYPE})
+    engine = made_engine(kernel, functions=FunctionLinks(programs, lambda: ALL))
+    monkeypatch.setattr(engine._chains, "number_for", lambda *_: 0)
+    target = kernel_target(("entry", "return"))
+    kinds = {"entry": LinkKind.ENTERED, "return": LinkKind.RETURNED}
+    chained = (replace(each, link=Link(kinds[each.site.name], 0)) for each in target.sites)
+    opened(engine, 1)
+    refusals = engine.arm(1, replace(target, sites=tuple(chained)))
+    assert {(each.site.name, each.reason) for each in refusals} == {("return", "[Errno 7] as told")}
+    assert set(ways_of(engine).values()) == {FENTRY}
+    engine.shutdown()
+
+
+def test_chains_begin_anew_when_all_their_functions_are_attached(
+    kernel: FakeKernel, programs: Programs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls that were entered before their returns are hit would stay on them. What cannot be forgotten is logged."""
+    attaching(monkeypatch)
+    engine = made_engine(kernel, functions=FunctionLinks(programs, lambda: ALL))
+    forgotten: list[tuple[object, set[str]]] = []
+
+    def forget(key: object) -> None:
+        forgotten.append((key, {*ways_of(engine)}))
+        raise OSError(errno.ENOMEM, "as told")
+
+    monkeypatch.setattr(engine._chains, "number_for", lambda *_: 0)
+    monkeypatch.setattr(engine._chains, "forget_calls", forget)
+    target = kernel_target(("entry", "return"))
+    kinds = {"entry": LinkKind.ENTERED, "return": LinkKind.RETURNED}
+    chained = replace(target, sites=tuple(replace(each, link=Link(kinds[each.site.name], 0)) for each in target.sites))
+    opened(engine, 1)
+    assert engine.arm(1, chained) == []
+    assert forgotten == [(1, {"one:entry", "one:return", "two:entry", "two:return"})]
+    assert "calls in progress may be taken for such that led to others" in caplog.text
+    # one that comes later to what is attached takes nothing off others' chains
+    opened(engine, 2)
+    assert engine.arm(2, target) == []
+    assert len(forgotten) == 1
     engine.shutdown()

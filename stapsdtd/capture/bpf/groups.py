@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from stapsdtd.capture.bpf.armed import ArmedSite, Event, Group
+from stapsdtd.capture.bpf.armed import ArmedSite, Consumer, Event, Group
 from stapsdtd.capture.bpf.function_links import FunctionLinks
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.pool import TableFullError
@@ -224,9 +224,13 @@ class Groups:
 def _has_calls_by_fentry(site: ArmedSite) -> bool:
     """Report whether a site's hits belong to those of the function's other end, which has fentry or fexit.
 
-    A kprobe would not find them; see take_arguments() in bpf/stapsdt.bpf.c.
+    A kprobe would not find them, in spans of calls and on chains; see take_arguments() in bpf/stapsdt.bpf.c.
     """
-    if not any(each.span is not None and each.span.span.is_of_calls for each in site.consumers.values()):
+    if not any(map(_is_of_calls, site.consumers.values())):
         return False
     others = (each for each in site.object.sites.values() if each.site.function == site.site.function)
     return any(each.group is not None and each.group.way == FENTRY for each in others)
+
+
+def _is_of_calls(consumer: Consumer) -> bool:
+    return consumer.filter.link is not None or (consumer.span is not None and consumer.span.span.is_of_calls)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from stapsdtd.capture.bpf.armed import ArmedSite
@@ -24,6 +25,8 @@ from stapsdtd.capture.bpf.site_plans import SitePlan
 from stapsdtd.capture.bpf.span_tables import SpanTables
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import SubscriptionKey
+
+_log = logging.getLogger(__name__)
 
 
 class Reconciler:
@@ -77,6 +80,7 @@ class Reconciler:
         _forget_consumers(newcomer, refused)
         if plans:
             self._reader.begin(plans.values())
+        before = {site: site.group for site in sites}
         superseded = self._groups.regroup(sites, plans, refused)
         _forget_consumers(newcomer, refused)
         ended = [plan for site, plan in plans.items() if site in refused]
@@ -84,7 +88,8 @@ class Reconciler:
             dict.fromkeys([*sites, *(site for group in superseded for site in group.sites)]),
             {site: plan for site, plan in plans.items() if site not in refused},
         )
-        self._forget_calls(site for group in superseded for site in group.sites)
+        moved = [site for group in superseded for site in group.sites]
+        self._forget_calls(moved + [site for site, group in before.items() if site.group is not group])
         for group in superseded:
             self._groups.detach(group, owner, is_awaited=is_awaited)
         if ended:
@@ -92,9 +97,14 @@ class Reconciler:
         return refused
 
     def _forget_calls(self, moved: Iterable[ArmedSite]) -> None:
-        """Begin chains anew of calls that may now be known by other frames: ways to attach differ in that."""
+        """Begin chains anew: of calls that may now be known by other frames, since ways to attach differ in that, and
+        of those that were entered before their returns were hit.
+        """
         for key in {key for site in moved for key, each in site.consumers.items() if each.filter.link is not None}:
-            self._chains.forget_calls(key)
+            try:
+                self._chains.forget_calls(key)
+            except OSError as error:
+                _log.warning("calls in progress may be taken for such that led to others: %s", error)
 
     def collect(self) -> None:
         """Free what plans had that have ended."""
