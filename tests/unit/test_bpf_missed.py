@@ -145,13 +145,15 @@ def test_what_a_shared_program_skipped_is_told_to_all_who_want_one_of_its_functi
 
 def test_what_cannot_be_read_is_told_later(caplog: pytest.LogCaptureFixture) -> None:
     """As where this process has no descriptor left, and has to disarm to have some again."""
-    profile, program, one = Profile(), Program(), Lost()
+    profile, program, link, one, other = Profile(), Program(), Link(), Lost(), Lost()
     missed = MissedCalls(profile, at_once)
-    groups = [group(Kprobe("f", program), site(one))]
+    groups = [group(Kprobe("f", program), site(one)), group(link, site(other))]
+    link.count = 7
     profile.lines, program.skipped = [("f", 9, 10)], 3
     read, take = profile.read, program.take_skipped
     profile.read = program.take_skipped = too_many_open  # type: ignore[assignment]
     missed.tell(groups)
+    assert [count for count, stage in other.told if stage] == [7]
     profile.read = read  # type: ignore[method-assign]
     missed.tell(groups)
     program.take_skipped = take  # type: ignore[method-assign]

@@ -38,12 +38,7 @@ class MissedCalls:
 
         What cannot be read now is told by a later call: nobody may fail to disarm for its sake.
         """
-        of_kernel = {group for group in groups if group is not None and group.is_of_kernel}
-        try:
-            missed = self._missed(of_kernel)
-        except OSError as error:
-            _log.warning("cannot tell which calls of kernel functions the kernel missed, trying again: %s", error)
-            return
+        missed = self._missed({group for group in groups if group is not None and group.is_of_kernel})
         with self._lock:
             of_programs: defaultdict[OwnProgram, set[Channel]] = defaultdict(set)
             for group, so_far in missed.items():
@@ -57,13 +52,22 @@ class MissedCalls:
                 self._tell(channels, _skipped_by(program))
 
     def _missed(self, groups: Iterable[Group]) -> dict[Group, int]:
-        """Return what each group has missed so far. Raises OSError."""
+        """Return what each group has missed so far, without those of which that cannot be read."""
+        missed = {}
+        unread: OSError | None = None
 
         @cache
         def of_events() -> Mapping[str, int]:
             return {event: int(count) for event, count in _LINE.findall(self._tracefs.read("kprobe_profile"))}
 
-        return {group: group.event.missed(of_events) for group in groups}
+        for group in groups:
+            try:
+                missed[group] = group.event.missed(of_events)
+            except OSError as error:
+                unread = error
+        if unread is not None:
+            _log.warning("cannot tell which calls of kernel functions the kernel missed, trying again: %s", unread)
+        return missed
 
     def _tell(self, channels: Iterable[Channel], count: int) -> None:
         for channel in channels if count > 0 else ():
