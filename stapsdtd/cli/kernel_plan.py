@@ -48,12 +48,15 @@ class Shown:
         return f"arg{self.argument}:str" if self.wanted.is_string else f"arg{self.argument}"
 
     @property
+    def is_text(self) -> bool:
+        return self.wanted.is_string or self.known.is_text
+
+    @property
     def condition(self) -> str:
         """Return what is to hold of it, in the server's language; empty if nothing is. Raises click.UsageError."""
         if not self.wanted.test:
             return ""
-        is_text = self.wanted.is_string or self.known.is_text
-        operand = f"str(arg{self.argument})" if is_text else f"arg{self.argument}"
+        operand = f"str(arg{self.argument})" if self.is_text else f"arg{self.argument}"
         return f"{operand} {_WORD.sub(self._number, self.wanted.test)}"
 
     def _number(self, word: re.Match[str]) -> str:
@@ -198,6 +201,7 @@ async def planned(client: AsyncClient, wanted: Sequence[TracedFunction], *, is_s
     traced = [_traced(function, each) for each in asked for function in typed if _is_named(each.name, function)]
     _check_distinct([each.function.name for each in traced])
     if is_stack:
+        _check_conditions(traced)
         # in the order in which they lead to each other
         by_name = {each.function.name: each for each in traced}
         traced = [by_name[each.name.rpartition(":")[2]] for each in wanted]
@@ -210,6 +214,18 @@ def _check_stack(wanted: Sequence[TracedFunction]) -> None:
         raise click.UsageError(
             f"--stack takes {_SHORTEST_STACK} to {_MAX_STACK} functions, and no globs: the first leads to the second"
         )
+
+
+def _check_conditions(traced: Iterable[Traced]) -> None:
+    """Strings are compared when the kernel has told calls apart: a return could be another call's than the entry.
+
+    Raises click.UsageError.
+    """
+    for each in traced:
+        if each.is_awaited and any(shown.wanted.test and shown.is_text for shown in each.at_entry or ()):
+            raise click.UsageError(
+                f"--stack takes no condition on a string of {each.function.name} together with one on what it returns"
+            )
 
 
 def _is_named(text: str, function: KernelFunction) -> bool:

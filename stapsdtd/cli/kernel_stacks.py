@@ -21,6 +21,8 @@ _T = TypeVar("_T")
 
 MAX_THREADS = 10_000
 """Of which there are calls. A call may never return, as that of a thread that exits in it."""
+MAX_HELD = 100_000
+"""Entries and returns of all threads that wait, as those that a call led to which has not returned."""
 
 
 @dataclass(slots=True)
@@ -34,36 +36,39 @@ class _Call(Generic[_T]):
 
 
 class CallStacks(Generic[_T]):
-    """Of events of any kind. forgotten: how many threads there was no room for."""
+    """Of events of any kind. forgotten: of how many threads calls were forgotten, for which there was no room."""
 
     def __init__(self, chain: Sequence[str], awaited: Collection[str] = ()) -> None:
         """awaited: functions whose calls count only if their returns come."""
         self._positions = {function: position for position, function in enumerate(chain)}
         self._awaited = [function in awaited for function in chain]
         self._threads: dict[int, list[_Call[_T]]] = {}
+        self._held = 0
         self.forgotten = 0
 
     def entered(self, tid: int, function: str, event: _T) -> list[_T]:
         """Return the events to show now."""
         position = self._positions[function]
-        calls = self._threads.pop(tid, [])
+        calls = self._threads.get(tid, [])
         if len(calls) < position:
-            # those that led to it were lost
+            # those that led to it were lost, or not wanted
             return []
         # what is deeper returned unseen, or not as it was to
-        calls[position:] = [_Call([event])]
+        self._drop(calls, position)
+        calls.append(_Call([event]))
+        self._held += 1
+        self._threads.pop(tid, None)
         self._threads[tid] = calls
-        if len(self._threads) > MAX_THREADS:
-            del self._threads[next(iter(self._threads))]
-            self.forgotten += 1
         is_last = position == len(self._positions) - 1
-        return self._accept(calls) if is_last and not self._awaited[position] else []
+        shown = self._accept(calls) if is_last and not self._awaited[position] else []
+        self._make_room()
+        return shown
 
     def returned(self, tid: int, function: str, event: _T) -> list[_T]:
         """Return the events to show now."""
         position = self._positions[function]
         calls = self._threads.get(tid, [])
-        del calls[position + 1 :]
+        self._drop(calls, position + 1)
         if len(calls) <= position:
             # it was entered before anybody looked
             return []
@@ -71,10 +76,12 @@ class CallStacks(Generic[_T]):
         shown = []
         if calls[position].counts or is_last:
             calls[position].held.append(event)
+            self._held += 1
             shown = self._accept(calls)
-        calls.pop()
+        self._drop(calls, position)
         if not calls:
             del self._threads[tid]
+        self._make_room()
         return shown
 
     def _accept(self, calls: list[_Call[_T]]) -> list[_T]:
@@ -86,11 +93,28 @@ class CallStacks(Generic[_T]):
             call.held = []
             call.counts = True
         if not around:
+            self._held -= len(lines)
             return lines
         calls[around[-1]].held += lines
         calls[around[-1]].counts = True
         return []
 
+    def _drop(self, calls: list[_Call[_T]], position: int) -> None:
+        """Forget those from a position on."""
+        self._held -= sum(len(call.held) for call in calls[position:])
+        del calls[position:]
+
+    def _make_room(self) -> None:
+        if len(self._threads) > MAX_THREADS:
+            self._forget(next(iter(self._threads)))
+        if self._held > MAX_HELD:
+            self._forget(max(self._threads, key=lambda tid: sum(len(call.held) for call in self._threads[tid])))
+
+    def _forget(self, tid: int) -> None:
+        self._drop(self._threads.pop(tid), 0)
+        self.forgotten += 1
+
     def forget(self) -> None:
         """Forget all calls, since some entries or returns were lost."""
         self._threads.clear()
+        self._held = 0

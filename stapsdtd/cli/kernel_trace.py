@@ -16,7 +16,7 @@ from stapsdtd.cli.following import follow, set_on_signals, summary_of
 from stapsdtd.cli.function_completion import complete_function
 from stapsdtd.cli.kernel_lines import HEADER, FunctionLines
 from stapsdtd.cli.kernel_plan import planned
-from stapsdtd.cli.kernel_stacks import MAX_THREADS
+from stapsdtd.cli.kernel_stacks import MAX_HELD, MAX_THREADS
 from stapsdtd.cli.render import plural, print_stderr, write_lines
 from stapsdtd.cli.trace import Printer
 from stapsdtd.cli.trace_output import HumanOutput, JsonOutput
@@ -134,7 +134,8 @@ def command(
             if lines.forgotten:
                 print_stderr(
                     f"calls of {plural(lines.forgotten, 'thread')} were forgotten before they returned: "
-                    f"more than {MAX_THREADS} threads were in them at once, or exited there"
+                    f"more than {MAX_THREADS} threads were in them at once or exited there, or more than {MAX_HELD} "
+                    "entries and returns waited for them"
                 )
             output.end(summary)
             return await run.exit_code(failure)

@@ -115,6 +115,16 @@ def test_what_is_no_stack(texts: list[str]) -> None:
         plan(*texts, is_stack=True)
 
 
+@pytest.mark.parametrize("condition", ['str(file) == "a"', 'file->label ~ "a*"'])
+def test_conditions_that_no_stack_has(condition: str) -> None:
+    with pytest.raises(
+        click.UsageError, match="no condition on a string of open_it together with one on what it returns"
+    ):
+        plan(f"open_it({condition}, return < 0)", "close_it", is_stack=True)
+    assert plan(f"open_it({condition})", "close_it", is_stack=True).clauses()
+    assert plan(f"open_it({condition}, return < 0)").clauses()
+
+
 def test_names_that_all_types_have() -> None:
     (clause,) = plan("open_it(file != NULL)", "close_it(return == -ENOENT)").clauses()
     assert "(arg3 != 0)" in clause.where

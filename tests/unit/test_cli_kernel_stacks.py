@@ -16,16 +16,19 @@ def run(chain: str, calls: str, awaited: Collection[str] = ()) -> list[str]:
     """Return what is shown of calls in one thread, as the server delivers them.
 
     calls: names of functions as they are entered, and for each return `-`, or `!` if it does not satisfy a condition.
+    A capital is an entry that does not satisfy one that the daemon tests.
     """
     stacks, shown = CallStacks[str](chain, awaited), list[str]()
     entered: list[tuple[str, int]] = []
     on_chain: list[int] = []
-    for number, name in enumerate(calls):
+    for number, given_name in enumerate(calls):
+        name = given_name.lower()
         if name not in "-!":
             entered.append((name, number))
             if len(on_chain) < len(chain) and chain[len(on_chain)] == name:
                 on_chain.append(number)
-                shown += stacks.entered(1, name, f"{name}{number}")
+                if given_name == name:
+                    shown += stacks.entered(1, name, f"{name}{number}")
             continue
         function, first = entered.pop()
         if first in on_chain:
@@ -93,6 +96,76 @@ def test_calls_that_never_return_do_not_fill_the_memory(monkeypatch: pytest.Monk
     assert stacks.forgotten == 1
     assert stacks.entered(2, "b", "b") == []
     assert stacks.entered(1, "b", "b") == ["a1", "b"]
+
+
+def test_entries_that_the_daemon_leaves_out_lead_to_nothing() -> None:
+    assert run("abc", "aBc--bc---") == ["a0", "b5", "c6", "c6-", "b5-", "a0-"]
+    assert run("abc", "Abc---") == []
+    assert run("ab", "aB-b--") == ["a0", "b3", "b3-", "a0-"]
+
+
+def test_calls_that_lead_to_very_much_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_stacks, "MAX_HELD", 6)
+    stacks = CallStacks[str]("ab", ["a"])
+    stacks.entered(1, "a", "a1")
+    stacks.entered(2, "a", "a2")
+    for _ in range(3):
+        stacks.entered(2, "b", "b")
+        stacks.returned(2, "b", "b-")
+    assert stacks.forgotten == 1
+    assert stacks.returned(2, "a", "a2-") == []
+    stacks.entered(1, "b", "b")
+    assert stacks.returned(1, "a", "a1-") == ["a1", "b", "a1-"]
+    # nothing that is shown counts as held
+    for _ in range(3):
+        assert stacks.entered(3, "a", "a") + stacks.entered(3, "b", "b") + stacks.returned(3, "b", "b-") == []
+        assert stacks.returned(3, "a", "a-") == ["a", "b", "b-", "a-"]
+    assert stacks.forgotten == 1
+
+
+def wanted_of(calls: str) -> set[str]:
+    """Return the calls that led to one of c, and those of c, if all of them satisfy what is asked of them."""
+    around: list[tuple[str, int]] = []
+    chains: list[list[int]] = []
+    unwanted = set()
+    for number, name in enumerate(calls):
+        if name in "-!":
+            _, first = around.pop()
+            if name == "!":
+                unwanted.add(first)
+            continue
+        if name.isupper():
+            unwanted.add(number)
+        around.append((name.lower(), number))
+        chain: list[int] = []
+        for function, first in around:
+            if len(chain) < len("abc") and "abc"[len(chain)] == function:
+                chain.append(first)
+        if len(chain) == len("abc") and chain[-1] == number:
+            chains.append(chain)
+    return {f"{calls[number].lower()}{number}" for chain in chains if unwanted.isdisjoint(chain) for number in chain}
+
+
+@given(
+    st.lists(st.sampled_from("abcABCx-!"), max_size=60),
+    st.sampled_from([("", ""), ("", "b"), ("", "abc"), ("a", ""), ("a", "bc"), ("b", "a"), ("c", "ab"), ("abc", "")]),
+)
+def test_what_is_shown_led_to_each_other(calls: list[str], conditions: tuple[str, str]) -> None:
+    """awaited: on what they return, late: on a string of their entries, which the daemon tests."""
+    awaited, late = conditions
+    valid, functions = "", ""
+    for name in calls:
+        if name not in "-!":
+            functions += name.lower()
+            valid += name if name.lower() in late else name.lower()
+        elif functions:
+            valid += name if functions[-1] in awaited else "-"
+            functions = functions[:-1]
+    valid += "-" * len(functions)
+    shown = run("abc", valid, awaited)
+    expected = wanted_of(valid)
+    assert {line for line in shown if not line.endswith("-")} == expected
+    assert {line.removesuffix("-") for line in shown if line.endswith("-")} == expected
 
 
 @given(st.lists(st.sampled_from("abx-!"), max_size=60), st.sampled_from(["", "a", "b", "ab"]))
