@@ -30,7 +30,7 @@ from tests.kernel.test_kernel_spans import SpanSink
 from tests.support import Ticker, compile_target, wait_for
 from tests.unit.samples import event_rows
 
-pytestmark = [pytest.mark.kernel, pytest.mark.vm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(240)]
 
 PATIENCE_SECONDS = 60
 ENTRY, RETURN = 1, 2
@@ -181,7 +181,7 @@ def hits(script: str, functions: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.vm) for seed in (4, 5))])
 def test_calls_as_they_led_to_each_other(traced: Chained, seed: int) -> None:
     times, threads, script = 20, 4, script_of(seed)
     sinks = {
@@ -211,6 +211,7 @@ def test_events_of_a_thread_are_in_order(traced: Chained) -> None:
     assert sink.values == expected(script, "abc") * 3
 
 
+@pytest.mark.vm
 def test_depth_makes_no_difference(traced: Chained) -> None:
     script = "a" + "da" * 500 + "b" + "db" * 400 + "c" + "-" * 1803
     sink = traced.trace("abc")
@@ -232,6 +233,7 @@ def test_a_function_that_is_called_in_the_place_of_a_return(traced: Chained) -> 
     assert Counter(sink.values) == Counter(once * 10)
 
 
+@pytest.mark.vm
 def test_a_call_whose_return_was_missed_is_over_with_the_next_one_beside_it(traced: Chained) -> None:
     sink = traced.trace("ab")
     # what comes behind m is called from where it was
@@ -242,6 +244,7 @@ def test_a_call_whose_return_was_missed_is_over_with_the_next_one_beside_it(trac
     assert traced.threads == 0
 
 
+@pytest.mark.vm
 def test_threads_that_end_in_a_call_leave_nothing(traced: Chained) -> None:
     sink = traced.trace("ab")
     for _ in range(3):

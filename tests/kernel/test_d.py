@@ -33,7 +33,6 @@ def rows(output: str) -> list[list[str]]:
     return [line.split() for line in output.splitlines() if line.strip()]
 
 
-@pytest.mark.vm
 def test_arguments_of_each_number(daemon: Daemon, arguments_program: Path) -> None:
     program = f"""
         {ARGUMENTS}$target:::none {{ printf("none\\n"); }}
@@ -86,7 +85,6 @@ def test_options_name_probes_by_one_part(
     assert "".join(done.stdout.split()) == "".join(hits)
 
 
-@pytest.mark.vm
 def test_the_default_action_is_a_line(daemon: Daemon, arguments_program: Path) -> None:
     done = run(daemon, "-n", f"{ARGUMENTS}$target:::six,{ARGUMENTS}$target:::none", "-c", str(arguments_program))
     title, *lines = rows(done.stdout)
@@ -108,7 +106,6 @@ def test_aggregations_and_variables(daemon: Daemon, ticker_program: Path) -> Non
     assert sum(line[-1] == "1" and "|@" in "".join(line) for line in lines) == 4
 
 
-@pytest.mark.vm
 def test_what_the_server_adds_up_is_what_the_command_would(daemon: Daemon, ticker_program: Path) -> None:
     tick = f"{TICKER}$target:::tick /arg1 < -1/"
     what = (

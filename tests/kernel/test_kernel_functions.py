@@ -38,7 +38,6 @@ def info(daemon: Daemon, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.vm
 def test_prototype(daemon: Daemon) -> None:
     (function,) = info(daemon, "vfs_read")
     assert function["prototype"] == "ssize_t vfs_read(struct file *file, char *buf, size_t count, loff_t *pos)"
