@@ -15,7 +15,7 @@ from stapsdtd.functions.attaching import Way
 from stapsdtd.functions.lookup import MAX_TRACED
 from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.probes import objects_of
-from stapsdtd.functions.selectors import FIELD, FunctionSelector, parse
+from stapsdtd.functions.selectors import FIELD, MAX_VALUES, FunctionSelector, parse
 from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.model import Object
 from stapsdtd.v1 import kernel_functions_pb2 as pb
@@ -62,12 +62,19 @@ async def traced_functions(backend: Backend, texts: Sequence[str], caller: Calle
     if backend.engine != _ENGINE:
         raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
     selectors = _selectors(texts, backend.limits.max_selectors)
+    if sum(bool(selector.values) for selector in selectors) > _MAX_WITH_VALUES:
+        raise InvalidArgumentError(FIELD, f"at most {_MAX_WITH_VALUES} may have values")
     found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors, most=MAX_TRACED))
     for unknown in found.unfound:
         meant = f"; did you mean {', '.join(unknown.near)}?" if unknown.near else ""
         raise InvalidArgumentError(FIELD, f"{unknown.selector}: {unknown.reason}{meant}")
     if found.left_out:
         raise InvalidArgumentError(FIELD, f"{found.left_out} functions too many match; {MAX_TRACED} are possible")
+    for function in found.functions:
+        if len(function.values) > MAX_VALUES:
+            raise InvalidArgumentError(
+                FIELD, f"{len(function.values)} values of {function.name}; the limit is {MAX_VALUES}"
+            )
     architecture = of_host()
     return objects_of(found.functions, found.ways, architecture.name if architecture else "")
 
@@ -78,8 +85,6 @@ def _selectors(texts: Sequence[str], limit: int) -> list[FunctionSelector]:
     if len(texts) > limit:
         raise InvalidArgumentError(FIELD, f"at most {limit} are allowed")
     selectors = [parse(text) for text in texts]
-    if sum(bool(selector.values) for selector in selectors) > _MAX_WITH_VALUES:
-        raise InvalidArgumentError(FIELD, f"at most {_MAX_WITH_VALUES} may have values")
     if sum(selector.name.is_glob for selector in selectors) > _MAX_GLOBS:
         raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
     return selectors

@@ -168,14 +168,15 @@ def size_of(types: Types, ident: TypeId) -> int:
 
 
 def is_char(found: CType) -> bool:
-    """Report whether a type is `char`, which text is of: neither `signed char` nor `unsigned char`."""
+    """Report whether a type is `char`, arrays of which are shown as text: not `signed char` or `unsigned char`."""
     return isinstance(found, Int) and found.name == "char"
 
 
 def is_text(types: Types, ident: TypeId) -> bool:
-    """Report whether a type is an array of char."""
+    """Report whether a type may be text: an array of bytes, such as `unsigned char d_iname[40]`."""
     found = stripped(types, ident)
-    return isinstance(found, Array) and is_char(stripped(types, found.element))
+    element = stripped(types, found.element) if isinstance(found, Array) else None
+    return isinstance(element, Int) and element.size == 1 and not element.is_bool
 
 
 def is_signed(types: Types, ident: TypeId) -> bool:

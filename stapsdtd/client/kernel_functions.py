@@ -34,7 +34,7 @@ class KernelValue:
     in the argument itself, each further one in what the pointer at the one before points to. bit_offset: of a bit
     field, from the lowest bit of the byte at the last offset. bits: of a bit field, otherwise 0. enumerators: values
     of an enum, by name. refused: why the argument cannot be traced; empty if it can. signed: it is a number that may be
-    negative. shape: what its bytes mean; None unless asked for. is_text: an array of char, which `str()` reads.
+    negative. shape: what its bytes mean; None unless asked for. is_text: an array of bytes, which `str()` reads.
     """
 
     text: str

@@ -26,11 +26,11 @@ from stapsdtd.btf.types import (
     size_of,
     stripped,
 )
-from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
+from stapsdtd.errors import KernelFeatureError
 from stapsdtd.functions.attaching import Shape, Symbols, Way, attachability
 from stapsdtd.functions.model import Found, FoundNames, FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.passing import passed_arguments, passed_result
-from stapsdtd.functions.selectors import FIELD, MAX_VALUES, RESULT, VMLINUX, FunctionSelector, ValuePath
+from stapsdtd.functions.selectors import RESULT, VMLINUX, FunctionSelector, ValuePath
 from stapsdtd.functions.shapes import ShapeTable
 from stapsdtd.functions.symbols import SymbolTable, Wanted, matches, modules_of, near_names
 from stapsdtd.functions.values import ResolvedValue, resolve
@@ -237,13 +237,11 @@ def _named(types: Btf, module: str, wanted: Wanted) -> Iterator[tuple[str, TypeI
 
 
 def _paths(symbol: Symbol, wanted: Wanted) -> list[tuple[ValuePath, str]]:
-    """Return the values that selectors want of a function, each once with a selector. Raises InvalidArgumentError."""
+    """Return the values that selectors want of a function, each once with a selector."""
     paths: dict[str, tuple[ValuePath, str]] = {}
     for selector in wanted.naming(symbol):
         for path in selector.values:
             paths.setdefault(path.text, (path, selector.text))
-    if len(paths) > MAX_VALUES:
-        raise InvalidArgumentError(FIELD, f"{len(paths)} values of {symbol.name}, and at most {MAX_VALUES} are allowed")
     return list(paths.values())
 
 

@@ -67,7 +67,7 @@ class ResolvedValue:
     """declared: the type as C writes it. size: in bytes; 0 for an array without an end. enumerators: of an enum.
 
     shape: the number of the type in what was found with the value; None unless asked for. is_composite: an array, a
-    struct or a union. is_text: an array of char.
+    struct or a union. is_text: an array of bytes.
     """
 
     text: str

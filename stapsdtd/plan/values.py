@@ -82,7 +82,7 @@ def value_of(capture: Capture, subject: Argument | BuiltIn, architecture: str) -
 
 def no_pointer(argument: Argument, capture: Capture) -> Unavailable:
     if argument.characters == 0:
-        return Unavailable(f"{argument.text} is neither a pointer nor an array of char")
+        return Unavailable(f"{argument.text} is neither a pointer nor an array of bytes")
     what = "a string" if capture.is_string else "bytes"
     return Unavailable(f"{argument.text} is {argument.size} bytes wide, which is no pointer to {what}")
 

@@ -20,7 +20,8 @@ from stapsdtd.functions import lookup
 from stapsdtd.kernel.btf import Btf
 from stapsdtd.kernel.function_tables import Symbol
 from stapsdtd.v1 import kernel_functions_pb2 as pb
-from tests.api.served import PATIENCE_SECONDS, Served, refused, served
+from stapsdtd.v1 import stapsdt_pb2
+from tests.api.served import PATIENCE_SECONDS, FakeEngine, Served, refused, served
 from tests.api.test_cli_completion import complete
 from tests.unit.kernel_types import NO_WAYS, FakeKernel, btf_path, kernel_functions
 from tests.unit.test_kernel_btf import module_btf
@@ -105,12 +106,28 @@ def test_globs_are_few(tmp_path: Path, kernel: FakeKernel) -> None:
         )
 
 
-def test_functions_with_values_are_few(tmp_path: Path, kernel: FakeKernel) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        (["returns_large(a)"] * 65, "functions: at most 64 may have values"),
+        (
+            ["with_many(a, b, c, d, e, f, g)", "with_many(h, i, pair, pair.first, pair.second, return, a)"],
+            "functions: 13 values of with_many; the limit is 12",
+        ),
+        (
+            ["with_peer"],
+            "functions: with_peer: there is no such function, or it is inlined wherever it is called; did ",
+        ),
+    ],
+)
+def test_what_a_subscription_may_not_name(
+    tmp_path: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, wanted: list[str], reason: str
+) -> None:
+    monkeypatch.setattr(FakeEngine, "name", "bpf")
+    request = stapsdt_pb2.SubscribeRequest(selectors=["fbt:::"], functions=wanted)
     with kernel_functions(kernel) as functions, served(tmp_path, functions=functions) as server:
-        assert refused(lambda: asked(server, *["returns_large(a)"] * 65)) == (
-            grpc.StatusCode.INVALID_ARGUMENT,
-            "functions: at most 64 may have values",
-        )
+        code, text = refused(lambda: server.stub.Subscribe(request))
+    assert (code, text[: len(reason)]) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
 def test_mistakes_are_pointed_at(server: Served) -> None:

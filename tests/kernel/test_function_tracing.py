@@ -182,7 +182,7 @@ class TestCalls:
         """Of one that is not called itself from there; every call is accounted for."""
         chain = ["__x64_sys_pread64", "vfs_read"]
         functions = [*chain, "__x64_sys_read"]
-        ends = [f"fbt:vmlinux:{function}:{end}()" for function in functions for end in ("entry", "return")]
+        ends = [f"fbt:vmlinux:{function}:{end}" for function in functions for end in ("entry", "return")]
         options = SubscribeOptions(pids=[calls.pid], functions=functions)
         with Client(daemon.target) as client:
             wanted = Clause(
@@ -198,11 +198,6 @@ class TestCalls:
         assert all(2000 * THREADS - missed <= count <= 2000 * THREADS for count in rows.values())
         assert account.filtered >= 4
         assert account.fired == account.aggregated + account.filtered + account.lost
-
-    def test_calls_that_did_not_lead_there_are_not_shown(self, daemon: Daemon, calls: Ticker) -> None:
-        with traced(daemon, "--stack", "__x64_sys_read", "__x64_sys_pread64", "--pid", str(calls.pid)) as records:
-            calls.do("read 100 2 1")
-        assert not records
 
     def test_thousands_are_counted(self, daemon: Daemon, calls: Ticker) -> None:
         with Client(daemon.target) as client:

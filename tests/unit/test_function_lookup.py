@@ -86,12 +86,6 @@ def test_values_of_several_selectors_come_once(kernel: FakeKernel) -> None:
     assert [value.text for value in function.values] == ["a", "pair.first", "b"]
 
 
-def test_too_many_values_of_one_function(kernel: FakeKernel) -> None:
-    texts = "with_many(a, b, c, d, e, f, g)", "with_many(h, i, pair, pair.first, pair.second, return)"
-    with pytest.raises(InvalidArgumentError, match="13 values of with_many, and at most 12 are allowed"):
-        found(kernel, *texts)
-
-
 def test_selectors_that_name_a_symbol() -> None:
     selectors = [parse(text) for text in ("vfs_read", "ext4:vfs_read", "vfs_*", "vmlinux:*", "vfs_write")]
     wanted = Wanted(selectors)

@@ -96,11 +96,11 @@ def test_text_is_where_an_array_of_char_is() -> None:
     assert row["then_count"] == number["then_count"] == 1
 
 
-@pytest.mark.parametrize("path", ["outer->pairs", "outer->either.bytes", "outer->either.pair", "outer->flags"])
+@pytest.mark.parametrize("path", ["outer->pairs", "outer->numbers", "outer->either.pair", "outer->flags"])
 def test_what_is_no_text(path: str) -> None:
     """Not even if it is as wide as a pointer."""
     refused = value_of(Capture(0, True), value(path), "x86-64")
-    assert refused == Unavailable(f"{path} is neither a pointer nor an array of char")
+    assert refused == Unavailable(f"{path} is neither a pointer nor an array of bytes")
 
 
 def function(name: str, *ways: str, refused: tuple[str, ...] = (), module: str = "vmlinux") -> KernelFunction:

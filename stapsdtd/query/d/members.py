@@ -3,7 +3,7 @@
 args[0]->f_pos      at fbt::vfs_read:entry     file->f_pos, a value that the server is asked for
 args[4], where it is behind the function's own arguments
 
-A member that is an array of char is a string, as in D: copyinstr(args[4]).
+A member that is an array of bytes is a string: copyinstr(args[4]).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESULT = 1
 class Function(NamedTuple):
     """What has to be known of a function. arguments: their names. values: texts of those that the server was asked for.
 
-    texts: of the values that are arrays of char. has_result: it does not return void.
+    texts: of the values that are arrays of bytes. has_result: it does not return void.
     """
 
     name: str
