@@ -36,6 +36,7 @@ def test_keys_and_filters(
     daemon: Daemon, ticker: Ticker, ticker_program: Path, keys: list[Expression], condition: Condition
 ) -> None:
     assume(sum(map(operations, keys)) <= MAX_OPERATIONS)
+    assume(operations(condition) <= MAX_OPERATIONS)
     wanted = Aggregate(by=[text_of(key) for key in keys])
     row = Row(ticker.pid, 0, 0, b"ticker", {Capture(index): value for index, value in enumerate(VALUES)})
     expected = tuple(result(key, SITE, row) for key in keys)
