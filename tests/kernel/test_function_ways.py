@@ -166,7 +166,8 @@ def test_returns_tell_of_their_entries(
     # struct path: two pointers of the kernel's
     assert {struct.unpack("=qq", values[4]) < (0, 0) for values in known} == {True}
     assert sink.counts.paired >= (THREADS + 1) * times - missed
-    assert sink.counts.paired == sink.filtered_count + len(known)
+    # what other processes read is filtered, too
+    assert sink.counts.paired <= sink.filtered_count + len(known)
     assert sink.counts.starts == sink.counts.paired + sink.counts.nested + sink.counts.open
     assert sink.counts.nested + sink.counts.open + sink.counts.unmatched <= missed + 2
     assert sink.fired_count == sink.told
