@@ -54,7 +54,6 @@ def killed(own_daemon: Daemon, engine: str, ticker: Ticker) -> Daemon:
 
 
 @pytest.mark.alone
-@pytest.mark.vm
 @pytest.mark.usefixtures("foreign")
 def test_start_removes_what_a_killed_daemon_left(killed: Daemon, ticker: Ticker) -> None:
     killed.restart()

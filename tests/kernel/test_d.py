@@ -93,7 +93,6 @@ def test_the_default_action_is_a_line(daemon: Daemon, arguments_program: Path) -
     assert done.stderr == "stapsdt: matched 2 probes\n"
 
 
-@pytest.mark.vm
 def test_aggregations_and_variables(daemon: Daemon, ticker_program: Path) -> None:
     program = f"""
         {TICKER}$target:::tick {{ @names[copyinstr(arg2)] = count(); @sum = sum(arg1); self->last = arg0; n++; }}
