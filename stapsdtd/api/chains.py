@@ -43,8 +43,6 @@ def _parse(text: str) -> tuple[str, str]:
 
 def with_functions(spec: SubscriptionSpec, functions: Sequence[Object]) -> SubscriptionSpec:
     """Return a subscription whose chains are of the functions that its request names."""
-    if not any(clause.chain for clause in spec.clauses):
-        return spec
     clauses = []
     for position, clause in enumerate(spec.clauses):
         try:
@@ -57,12 +55,12 @@ def with_functions(spec: SubscriptionSpec, functions: Sequence[Object]) -> Subsc
 def _with_functions(clause: ClauseSpec, functions: Sequence[Object]) -> ClauseSpec:
     if clause.chain is None:
         return clause
-    found: dict[tuple[str, str], Object] = {}
+    found: list[tuple[str, str]] = []
     for module, name in clause.chain.functions:
         obj = _only(module, name, functions)
         if (obj.path, name) in found:
             raise InvalidArgumentError(_FIELD, f"{obj.path}:{name} is named twice")
-        found[obj.path, name] = obj
+        found.append((obj.path, name))
         entries, returns = (_chosen(clause.selectors, obj, name, end) for end in (ENTRY, RETURN))
         if entries != returns:
             reason = f"selectors choose the entry and the return of {obj.path}:{name} for different processes"

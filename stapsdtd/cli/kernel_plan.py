@@ -49,7 +49,8 @@ class Shown:
 
     @property
     def is_text(self) -> bool:
-        return self.wanted.is_string or self.known.is_text
+        """Whether it is compared as text, as an array of bytes is to a string."""
+        return self.wanted.is_string or (self.known.is_text and '"' in self.wanted.test)
 
     @property
     def condition(self) -> str:

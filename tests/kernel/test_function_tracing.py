@@ -199,6 +199,11 @@ class TestCalls:
         assert account.filtered >= 4
         assert account.fired == account.aggregated + account.filtered + account.lost
 
+    def test_calls_that_did_not_lead_there_are_not_shown(self, daemon: Daemon, calls: Ticker) -> None:
+        with traced(daemon, "--stack", "__x64_sys_read", "__x64_sys_pread64", "--pid", str(calls.pid)) as records:
+            calls.do("read 100 2 1")
+        assert not records
+
     def test_thousands_are_counted(self, daemon: Daemon, calls: Ticker) -> None:
         with Client(daemon.target) as client:
             if not {feature.name: feature.available for feature in client.info().features}["kprobe.multi"]:

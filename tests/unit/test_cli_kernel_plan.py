@@ -85,6 +85,8 @@ def test_arrays_of_char_are_compared_as_text() -> None:
     (clause,) = plan('open_it(file->label == "a", str(file->label) != "b")').clauses()
     assert clause.where.endswith('|| (str(arg3) == "a") && (str(arg3) != "b"))')
     assert clause.selectors == ["fbt:vmlinux:open_it:entry(arg3, arg3:str)"]
+    # up to 8 bytes are a number as well
+    assert "|| (arg3 == 0))" in plan("open_it(file->label == 0)").clauses()[0].where
 
 
 def test_arguments_of_calls_by_their_result() -> None:

@@ -96,6 +96,7 @@ class BpfEngine:
         self._foreign = ForeignHits(self._tables)
         self._missed = MissedCalls(tracefs, self._reader.post)
         self._following = Following(loaded)
+        self._subscriptions = Subscriptions()
         self._reconciler = Reconciler(
             tables=self._tables,
             rings=self._rings,
@@ -106,8 +107,8 @@ class BpfEngine:
             hit_tables=self._hit_tables,
             spans=self._spans,
             chains=self._chains,
+            subscriptions=self._subscriptions,
         )
-        self._subscriptions = Subscriptions()
         self._objects = ArmedObjects(self._tables, self._endings)
 
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
@@ -163,9 +164,7 @@ class BpfEngine:
             else:
                 sites.append(site)
         try:
-            refused = self._reconciler.reconcile(
-                sites, subscription.owner, self._subscriptions.ring_bytes, subscription_key
-            )
+            refused = self._reconciler.reconcile(sites, subscription.owner, subscription_key)
         except BaseException:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
@@ -186,8 +185,7 @@ class BpfEngine:
 
     def close(self, subscription_key: SubscriptionKey) -> Future[None]:
         subscription = self._subscriptions[subscription_key]
-        sites = [site for sites in subscription.sites.values() for site in sites]
-        self._release(subscription_key, sites, is_awaited=True)
+        self._release(subscription_key, subscription.all_sites, is_awaited=True)
         del self._subscriptions[subscription_key]
         if not self._subscriptions:
             self._rings.drop_large()
@@ -210,7 +208,7 @@ class BpfEngine:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
-        refused = self._reconciler.reconcile(sites, owner, self._subscriptions.ring_bytes, is_awaited=is_awaited)
+        refused = self._reconciler.reconcile(sites, owner, is_awaited=is_awaited)
         for site, reason in refused.items():
             _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
         for armed in {site.object for site in sites}:
@@ -219,9 +217,7 @@ class BpfEngine:
     def _plan_ends(self, subscription_key: SubscriptionKey) -> None:
         """Raises TableFullError."""
         subscription = self._subscriptions[subscription_key]
-        for reason in self._reconciler.reconcile(
-            subscription.ends, subscription.owner, self._subscriptions.ring_bytes
-        ).values():
+        for reason in self._reconciler.reconcile(subscription.ends, subscription.owner).values():
             raise TableFullError(reason)
 
     def collect(self, subscription_key: SubscriptionKey) -> Future[None]:  # noqa: ARG002 - one wait does for all
@@ -248,14 +244,18 @@ class BpfEngine:
     def retry_cleanup(self) -> None:
         self._missed.tell(self._objects.groups())
         self._reaper.try_again()
-        for collect in (self._following.collect, self._chains.collect, self._reconciler.collect):
-            collect()
+        self._following.collect()
+        self._chains.collect()
+        self._reconciler.collect()
 
     def shutdown(self) -> None:
         with contextlib.ExitStack() as steps:
-            for close in (self._loaded.close, self._following.close, self._chains.close, self._reader.stop):
-                steps.callback(close)
-            for finish in (self._drainer.finish, self._reaper.finish, self._endings.finish):
-                steps.callback(finish)
+            steps.callback(self._loaded.close)
+            steps.callback(self._following.close)
+            steps.callback(self._chains.close)
+            steps.callback(self._reader.stop)
+            steps.callback(self._drainer.finish)
+            steps.callback(self._reaper.finish)
+            steps.callback(self._endings.finish)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)

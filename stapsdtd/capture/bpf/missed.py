@@ -52,7 +52,7 @@ class MissedCalls:
                 self._tell(channels, _skipped_by(program))
 
     def _missed(self, groups: Iterable[Group]) -> dict[Group, int]:
-        """Return what each group has missed so far, without those of which that cannot be read."""
+        """Return what each group has missed so far, but those of which it cannot be read."""
         missed = {}
         unread: OSError | None = None
 

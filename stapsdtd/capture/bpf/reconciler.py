@@ -23,6 +23,7 @@ from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.ring_set import RingSet
 from stapsdtd.capture.bpf.site_plans import SitePlan
 from stapsdtd.capture.bpf.span_tables import SpanTables
+from stapsdtd.capture.bpf.subscriptions import Subscriptions
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import SubscriptionKey
 
@@ -49,6 +50,7 @@ class Reconciler:
         hit_tables: HitTables,
         spans: SpanTables,
         chains: Chains,
+        subscriptions: Subscriptions,
     ) -> None:
         self._tables = tables
         self._rings = rings
@@ -59,12 +61,12 @@ class Reconciler:
         self._hit_tables = hit_tables
         self._spans = spans
         self._chains = chains
+        self._subscriptions = subscriptions
 
     def reconcile(
         self,
         sites: Sequence[ArmedSite],
         owner: str,
-        buffer_bytes: int,
         newcomer: SubscriptionKey | None = None,
         *,
         is_awaited: bool = False,
@@ -72,11 +74,11 @@ class Reconciler:
         """Arm, plan and disarm as the consumers of some sites now require. Return which sites were refused, and why.
 
         Those keep their group and plan, and lose the newcomer as a consumer. They may include further sites, which had
-        to move to another group. owner: of the events to be removed, see `turns`. buffer_bytes: of each ring.
+        to move to another group. owner: of the events to be removed, see `turns`.
         """
         refused: dict[ArmedSite, str] = {}
         self.collect()
-        plans = self._new_plans(sites, buffer_bytes, refused)
+        plans = self._new_plans(sites, refused)
         _forget_consumers(newcomer, refused)
         if plans:
             self._reader.begin(plans.values())
@@ -113,23 +115,22 @@ class Reconciler:
             self._hit_tables.end(plan)
             self._spans.end(plan)
 
-    def _new_plans(
-        self, sites: Iterable[ArmedSite], buffer_bytes: int, refused: dict[ArmedSite, str]
-    ) -> dict[ArmedSite, ActivePlan]:
+    def _new_plans(self, sites: Iterable[ArmedSite], refused: dict[ArmedSite, str]) -> dict[ArmedSite, ActivePlan]:
         """Make plans before anything is armed or moved: a refusal changes nothing, and every hit finds its plan."""
         plans = {}
+        ring_bytes = self._subscriptions.ring_bytes
         for site in sites:
             if site.is_wanted:
                 try:
-                    plans[site] = self._plan(site, buffer_bytes)
+                    plans[site] = self._plan(site, ring_bytes)
                 except (TableFullError, OSError, ValueError) as error:
                     refused[site] = str(error)
         return plans
 
-    def _plan(self, site: ArmedSite, buffer_bytes: int) -> ActivePlan:
+    def _plan(self, site: ArmedSite, ring_bytes: int) -> ActivePlan:
         """Raises TableFullError, ValueError and, if there is no memory for a ring, OSError."""
         plan = SitePlan.of(site)
-        self._rings.provide(plan.emission.record_classes, buffer_bytes)
+        self._rings.provide(plan.emission.record_classes, ring_bytes)
         active = plan.active(self._tables.allocate_plan(plan.spec))
         self._hit_tables.begin(active)
         self._spans.begin(active)

@@ -22,12 +22,15 @@ class Subscription:
     sites: dict[ObjectKey, list[ArmedSite]] = field(default_factory=dict)
 
     @property
+    def all_sites(self) -> list[ArmedSite]:
+        return [site for sites in self.sites.values() for site in sites]
+
+    @property
     def ends(self) -> list[ArmedSite]:
         """Return the sites at which its spans end."""
         key = self.channel.subscription_key
-        sites = [site for sites in self.sites.values() for site in sites]
         # an earlier attempt that ran out of memory may have removed it there
-        return [site for site in sites if key in site.consumers and site.consumers[key].is_end]
+        return [site for site in self.all_sites if key in site.consumers and site.consumers[key].is_end]
 
 
 class Subscriptions(dict[SubscriptionKey, Subscription]):
