@@ -147,9 +147,10 @@ def test_returns_tell_of_their_entries(
     assert engine.why_not_paired(span) is None
     wanted = parse_condition(f"elapsed < 0 || arg0 == {BYTES}", lambda _: None)
     end = EndSpan(span, Emit((Capture(0), *map(of_start, span.start_captures))), wanted)
-    # a hit of another process would count as filtered by a predicate
-    of_process = frozenset([calls.pid])
-    sites = [TargetSite(site, 7, action, of_process) for site, action in ((returns, end), (entry, BeginSpan(span)))]
+    of_process = parse_condition(f"pid == {calls.pid}", lambda _: None)
+    sites = [
+        TargetSite(site, 7, action, predicate=of_process) for site, action in ((returns, end), (entry, BeginSpan(span)))
+    ]
     sink = SpanSink()
     engine.open(2, sink, 1024, "client", sink)
     assert engine.arm(2, Target(reads, reads.path, tuple(sites))) == []
@@ -165,7 +166,8 @@ def test_returns_tell_of_their_entries(
     # struct path: two pointers of the kernel's
     assert {struct.unpack("=qq", values[4]) < (0, 0) for values in known} == {True}
     assert sink.counts.paired >= (THREADS + 1) * times - missed
-    assert sink.counts.paired == sink.filtered_count + len(known)
+    # of the calls that were rejected, each return once; and what other processes read meanwhile, which is little
+    assert 0 <= sink.filtered_count - (sink.counts.paired - len(known)) < times // 10
     assert sink.counts.starts == sink.counts.paired + sink.counts.nested + sink.counts.open
     assert sink.counts.nested + sink.counts.open + sink.counts.unmatched <= missed + 2
     assert sink.fired_count == sink.told
