@@ -1,4 +1,7 @@
-"""Compile bpf/stapsdt.bpf.c into the package, for the architecture of this host.
+"""Compile the BPF programs into the package, for the architecture of this host.
+
+    bpf/stapsdt.bpf.c   the program of the bpf engine, in stapsdtd/capture/bpf
+    bpf/*.bpf.c         small ones of their own, each an object in stapsdtd/kernel/objects
 
 Runs as `python bpf/build.py`, and through hatch_build.py when a wheel or an editable install is made. clang and the
 headers of libbpf are needed here, and nowhere at run time. Without clang, or for a machine that the program does not
@@ -18,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "bpf" / "stapsdt.bpf.c"
 TARGET = ROOT / "stapsdtd" / "capture" / "bpf" / "stapsdt.bpf.o"
+OBJECTS = ROOT / "stapsdtd" / "kernel" / "objects"
 fingerprint = runpy.run_path(str(TARGET.with_name("fingerprint.py")))["fingerprint"]
 
 ARCHITECTURES = {
@@ -59,5 +63,15 @@ def command(machine: str, headers: str, output: Path, source: Path = SOURCE, *op
     ]  # fmt: skip
 
 
+def build_all() -> bool:
+    """Compile every program. Return what `build` does."""
+    if not build():
+        return False
+    OBJECTS.mkdir(exist_ok=True)
+    return all(
+        build(OBJECTS / f"{source.stem}.o", source) for source in SOURCE.parent.glob("*.bpf.c") if source != SOURCE
+    )
+
+
 if __name__ == "__main__":
-    build()
+    build_all()

@@ -1,0 +1,1 @@
+"""Objects of BPF programs that are apart from the engine's; bpf/build.py compiles them."""
