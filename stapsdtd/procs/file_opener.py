@@ -1,7 +1,7 @@
 """Opens files that clients name, with their rights.
 
     paths ──► a process with the client's ids opens them (`opening.py`) ──► descriptors ──► parsed ──► NamedFile
-                  └─ no reply for 5 s: killed, and left to the kernel
+                  └─ no reply for 5 s: its pipe is closed, and it is left to the kernel
 
 A path is followed once.
 """
@@ -15,10 +15,9 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from stapsdtd.errors import FileRefusedError, LimitReachedError
@@ -60,7 +59,7 @@ class FileOpener:
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._late: defaultdict[str, list[subprocess.Popen[bytes]]] = defaultdict(list)
+        self._late: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     async def open(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool = False) -> NamedFiles:
         """Open and parse what absolute paths name: files, globs, and directories for the ELF files in them.
@@ -82,10 +81,10 @@ class FileOpener:
                 raise
 
     def close(self) -> None:
-        """Kill the processes, so that the threads end."""
+        """End the processes, and so the threads."""
         with self._lock:
             for process in self._running:
-                process.kill()
+                _end(process)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _open(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool) -> NamedFiles:
@@ -122,15 +121,14 @@ class FileOpener:
     def _process(self, connection: socket.socket, credentials: Credentials) -> Iterator[None]:
         client = credentials.client
         with self._lock:
-            late = [process for process in self._late.pop(client, []) if process.poll() is None]
-            if late:
-                self._late[client] = late
-            if len(late) >= _MAX_LATE:
+            # those that have ended are reaped
+            self._late = [(whose, process) for whose, process in self._late if process.poll() is None]
+            if [whose for whose, _ in self._late].count(client) >= _MAX_LATE:
                 raise LimitReachedError("file systems of files that you named do not reply; try again when they do")
         ids = map(str, (credentials.user, *(sorted(credentials.groups) or [os.getegid()])))
         process = subprocess.Popen(
             [*self._command, str(connection.fileno()), f"/proc/{FIRST_PID}/root", *ids],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             pass_fds=[connection.fileno()],
             env={},
         )
@@ -139,14 +137,23 @@ class FileOpener:
         try:
             yield
         finally:
-            process.kill()
+            _end(process)
             try:
                 process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 with self._lock:
-                    self._late[client].append(process)
+                    self._late.append((client, process))
             with self._lock:
                 self._running.discard(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have the kernel kill a process as soon as it can. Any thread may do so, more than once."""
+    assert process.stdin is not None  # noqa: S101 - it is a pipe
+    process.stdin.close()
+    # one that has yet to change its ids does not heed the pipe; one that has cannot be killed without CAP_KILL
+    with suppress(PermissionError):
+        process.kill()
 
 
 def _received(connection: socket.socket) -> tuple[bytes, str, int | None]:

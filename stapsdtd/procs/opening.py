@@ -1,5 +1,8 @@
 """Opens files as a user may, in a process that may be given up: `python -I -S opening.py SOCKET ROOT UID GID...`.
 
+Its standard input is a pipe of the daemon's. When the daemon closes that or ends itself, the kernel kills this process:
+the daemon cannot, since a process with another user's ids takes CAP_KILL to be killed.
+
 Receives paths, one a message, until the sender shuts down; one after a ? need not be usable. For each it sends the
 path, then O_PATH descriptors, which the daemon can close without asking a file system:
 
@@ -15,9 +18,12 @@ Paths are of ROOT, a link such as /proc/1/root, and /proc/PID/root leads to what
 
 import ctypes
 import errno
+import fcntl
 import fnmatch
 import os
 import re
+import select
+import signal
 import socket
 import stat
 import struct
@@ -56,6 +62,8 @@ _REASONS = {
     errno.ELOOP: "too many symbolic links",
     errno.EXDEV: "leads through a link of /proc, of which only /proc/PID/root can be followed",
 }
+
+_LIFELINE = 0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -102,6 +110,8 @@ def main(connection: socket.socket, root: str, user: int, groups: list[int]) -> 
         except PermissionError:
             sender.send(b"E", "the server lacks CAP_SETUID and CAP_SETGID, and so cannot open files as you")
             return
+        if not _live_with(_LIFELINE):
+            return
         for sent in paths:
             path = sent.removeprefix(_OPTIONAL)
             sender.send(b"P", path)
@@ -147,6 +157,18 @@ def _become(user: int, groups: list[int]) -> None:
     # so that the user cannot trace this process, and have it send what he may not read, whatever fs.suid_dumpable is
     if _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise PermissionError
+
+
+def _live_with(lifeline: int) -> bool:
+    """Have the kernel kill this process once nobody can write to a pipe any more. Report whether somebody still can.
+
+    The kernel sends the signal with the rights that this process has now (sigio_perm in fs/fcntl.c), so it must have
+    changed its ids by now. SIGKILL also ends a process that its user has stopped.
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    return not select.select([lifeline], [], [], 0)[0]
 
 
 def _name(path: str, root: int, sender: _Sender) -> None:
