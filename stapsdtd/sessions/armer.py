@@ -106,10 +106,12 @@ class Armer:
             outcome = considered.outcome = done.result()
             if first is None:
                 self._charge(considered.user, outcome.seconds)
-            if is_wanted and not considered.is_quiet:
+            if is_wanted and considered.is_quiet:
+                self.reveal_fired(live, considered)
+            elif is_wanted:
                 armed_after_ns = int((self._clock() - considered.since) * 1e9)
                 live.report(_statuses(live, considered, outcome.refusals, armed_after_ns))
-            elif not is_wanted:
+            else:
                 self._forget(live, considered)
                 live.subscription.not_wanted(considered.object, considered.selected_sites)
         elif is_wanted:
@@ -151,6 +153,11 @@ class Armer:
         considered.is_quiet = False
         if considered.outcome is not None:
             live.report(_statuses(live, considered, considered.outcome.refusals, armed_after_ns=0))
+
+    def reveal_fired(self, live: LiveSubscription, considered: ConsideredObject) -> None:
+        """Report an object of which the client knew nothing if a process that it may trace has fired a probe there."""
+        if considered.is_quiet and live.subscription.has_fired(considered.object, considered.selected_sites):
+            self.reveal(live, considered)
 
     def renew(self, live: LiveSubscription, pid: int) -> None:
         """Keep armed what is armed in a process in the subscription's scope that has another main thread, or none."""

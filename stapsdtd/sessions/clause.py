@@ -66,6 +66,7 @@ class Clause:
             pairing=self.pairing,
             computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
             pair_condition=ConditionFilter(filter_of_pairs, sites.known) if spec.filters_pairs else None,
+            hit=sites.hit,
         )
 
     def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:

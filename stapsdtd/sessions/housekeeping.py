@@ -99,6 +99,9 @@ class Housekeeping:
             # Subscribe reports what it waits for
             if live.first is None:
                 self._armer.late.report(live)
+                for considered in list(live.considered.values()):
+                    # its process may have ended before anybody saw what it maps
+                    self._armer.reveal_fired(live, considered)
             for clause in live.subscription.clauses:
                 self._sweep(clause)
         if self._foreign_hits is None or self._foreign_hits.done():

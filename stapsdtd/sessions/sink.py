@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,11 +98,12 @@ class EventSink:
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
         computer: FieldComputer | None = None,
+        hit: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> None:
         """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
-        pair_condition: leaves out pairs. computer: of the values that the log gets.
+        pair_condition: leaves out pairs. computer: of the values that the log gets. hit: told which sites fired.
         """
         self._name = name
         self._log = log
@@ -114,6 +115,7 @@ class EventSink:
         self._pairing = pairing
         self._computer = computer
         self._pair_conditions = [pair_condition] if pair_condition else []
+        self._hit = hit
         self._spans = _NO_SPANS
         self._admission = Admission()
         self._lock = threading.Lock()
@@ -127,6 +129,7 @@ class EventSink:
         try:
             batch = self._filter(batch, self._filters)
             rest = len(batch)
+            self._hit(batch.site_ids())
             batch = self._within_quota(batch)
             rest = len(batch)
             batch = self._filter(batch, self._conditions)
@@ -198,6 +201,7 @@ class EventSink:
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         """Take rows of hits, which fired() counts, too. Implements `capture.engine.RowSink`."""
+        self._hit([site_id])
         if self._aggregator is not None and (left_out := self._aggregator.add_rows(site_id, rows)):
             self.lost(LossStage.TABLE_FULL, left_out)
 

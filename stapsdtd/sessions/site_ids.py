@@ -100,6 +100,7 @@ class SiteIds:
         self._ids: dict[tuple[ObjectKey, SiteCapture], int] = {}
         self._new_ids = itertools.count(1) if ids is None else ids
         self._arming: set[int] = set()
+        self._hit_untold: set[int] = set()
         self._armed: set[int] = set()
         self._retired: OrderedDict[int, _Retired] = OrderedDict()
         self._late: dict[int, str] = {}
@@ -145,9 +146,22 @@ class SiteIds:
         with self._lock:
             return Counter(reason for site_id, reason in self._late.items() if site_id in self._armed)
 
+    def hit(self, site_ids: Iterable[int]) -> None:
+        """Take note that sites fired where the client may trace, even if it does not know yet that they are armed."""
+        # this is called for each batch, and nearly always the client knows
+        if self._arming:
+            with self._lock:
+                self._hit_untold |= self._arming.intersection(site_ids)
+
+    def hit_untold(self) -> frozenset[int]:
+        """Return the sites that have fired, and that were neither reported as armed nor retired."""
+        with self._lock:
+            return frozenset(self._hit_untold)
+
     def arm(self, site_id: int) -> None:
         with self._lock:
             self._arming.discard(site_id)
+            self._hit_untold.discard(site_id)
             self._armed.add(site_id)
             self._retired.pop(site_id, None)
 
@@ -155,6 +169,7 @@ class SiteIds:
         """Take note that a site was disarmed or refused. next_seq: of the next event."""
         with self._lock:
             self._arming.discard(site_id)
+            self._hit_untold.discard(site_id)
             self._armed.discard(site_id)
             self._retired[site_id] = _Retired(self._clock(), next_seq)
 

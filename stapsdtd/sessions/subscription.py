@@ -165,6 +165,11 @@ class Subscription:
         for selected in selected_sites:
             self.clauses[selected.clause].retired(self.site_id(found, selected))
 
+    def has_fired(self, found: Object, selected_sites: Iterable[SelectedSite]) -> bool:
+        """Report whether any of some sites fired in a process that the client may trace, though it knows none yet."""
+        fired = [clause.sites.hit_untold() for clause in self.clauses]
+        return any(self.site_id(found, selected) in fired[selected.clause] for selected in selected_sites)
+
     def changed(self, statuses: Sequence[SiteStatus]) -> None:
         """Record which sites were armed, disarmed or refused, and tell the stream."""
         for status in statuses:
@@ -182,9 +187,21 @@ class Subscription:
         """The logs have everything that fired, and the account is final but for what is still to be delivered."""
         for clause in self.clauses:
             clause.settle_spans()
+        if fired := self._fired_untold():
+            self.changed(fired)
         self._end = reason
         self.ended.set_result(None)
         self._notify()
+
+    def _fired_untold(self) -> list[SiteStatus]:
+        """Return that sites are armed of which the client learns by their hits alone: the program that fired was over
+        before anybody saw that it maps them.
+        """
+        return [
+            SiteStatus(SiteState.ARMED, site_id, known.object, known.capture.site, clause=position)
+            for position, clause in enumerate(self.clauses)
+            for site_id, known in clause.known_sites(sorted(clause.sites.hit_untold())).items()
+        ]
 
     # the stream's side
 

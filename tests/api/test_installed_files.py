@@ -21,6 +21,7 @@ from stapsdtd.v1.stapsdt_pb2_grpc import StapsdtServiceStub
 from tests.api.served import PATIENCE_SECONDS, FakeInventory, Served, processes, refused, served
 from tests.api.test_named_files import armed_paths, end, listed, object_at, run
 from tests.support import held_port, wait_for
+from tests.unit.samples import batch
 from tests.unit.test_objects import image
 
 ARMED = pb.SiteStatus.STATE_ARMED
@@ -65,6 +66,12 @@ def first_status(server: Served, response: pb.SubscribeResponse) -> list[tuple[s
         return [(each.name, each.state) for each in next(call).status.sites]
     finally:
         call.cancel()
+
+
+def id_of(server: Served, name: str) -> int:
+    """Return the id of a site in the only subscription."""
+    targets = server.engine.armed.values()
+    return next(each.site_id for target in targets for each in target.sites if each.site.name == name)
 
 
 def states(response: pb.SubscribeResponse) -> list[tuple[str, str, int]]:
@@ -220,6 +227,31 @@ class TestOrdinaryUser:
         run(restricted, own_pid, installed[0])
         assert armed_paths(restricted) == [str(installed[0])]
         assert first_status(restricted, response) == [("one", ARMED)]
+
+    @pytest.mark.usefixtures("installed")
+    def test_hears_of_a_file_by_the_hits_of_a_process_that_nobody_saw(self, restricted: Served) -> None:
+        """It ran for less time than a scan of /proc takes."""
+        response = restricted.subscribe("*:one", "*:two")
+        assert states(response) == []
+        restricted.fire(batch([1, 2], site_id=id_of(restricted, "one")))
+        restricted.in_control(restricted.subscriptions.housekeeping.check_progress)
+        assert first_status(restricted, response) == [("one", ARMED)]
+        account = restricted.unsubscribe(response.subscription_id)
+        assert (account.sites, account.fired) == (1, 2)
+
+    @pytest.mark.usefixtures("installed")
+    def test_hears_of_a_file_by_its_last_hits(self, restricted: Served) -> None:
+        response = restricted.subscribe("*:one", "*:two")
+        restricted.engine.last_events = [batch([1, 2], site_id=id_of(restricted, "one"))]
+        account = restricted.unsubscribe(response.subscription_id)
+        told = [each.name for message in restricted.stream(response.subscription_id) for each in message.status.sites]
+        assert (account.sites, account.fired, told) == (1, 2, ["one"])
+
+    def test_hears_nothing_of_files_of_which_it_has_no_hits(self, restricted: Served, installed: list[Path]) -> None:
+        response = restricted.subscribe("*:one")
+        assert armed_paths(restricted) == [str(installed[0])]
+        restricted.in_control(restricted.subscriptions.housekeeping.check_progress)
+        assert restricted.unsubscribe(response.subscription_id).sites == 0
 
     def test_refusals_are_told_when_a_process_maps_it(
         self, restricted: Served, installed: list[Path], own_pid: int

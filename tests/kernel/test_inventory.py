@@ -220,6 +220,8 @@ class TestOrdinaryUser:
             subprocess.run(ANNE.command(path, str(_HITS)), check=True, stdout=subprocess.DEVNULL)
             wait_for(lambda: len(recorder.events) == _HITS, "her events")
             assert {event.probe.path for event in recorder.events} == {str(path)}
+            # even if nobody saw her process before it was over
+            wait_for(lambda: [site.path for site in recorder.armed()] == [str(path)], "the site to be told")
 
     def test_file_that_only_others_run_is_not_patched(self, home: Path, folder: Path, ticker_program: Path) -> None:
         path = install(ticker_program, folder / "bin" / "program")
