@@ -43,6 +43,7 @@ from stapsdtd.errors import StapsdtdError
 from stapsdtd.functions.kernel import make_kernel_functions
 from stapsdtd.inventory.inventory import make_inventory
 from stapsdtd.kernel.allocator import Trimmer, glibc, limit_arenas
+from stapsdtd.kernel.container_names import ContainerNames
 from stapsdtd.kernel.descriptors import allow_all_descriptors
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.metrics.sources import Sources
@@ -144,6 +145,7 @@ class Daemon:
                 self._files,
                 self._inventory,
                 self._functions,
+                container_names=ContainerNames(config.containers).of,
             )
         )
         self._server = Server(self._servicer, self._relay, config.listeners)

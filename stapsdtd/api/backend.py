@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from stapsdtd.api.access import Gate
-from stapsdtd.api.cgroup_scope import Hierarchy
+from stapsdtd.api.cgroup_scope import Hierarchy, NamesOf
 from stapsdtd.catalog.registry import Registry
-from stapsdtd.config import Limits
+from stapsdtd.config import ContainerSettings, Limits
 from stapsdtd.functions.kernel import KernelFunctions
 from stapsdtd.inventory.files import InstalledFile
 from stapsdtd.inventory.inventory import InventoryStatus
 from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.container_names import ContainerNames
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.procs.file_opener import FileOpener
@@ -48,7 +49,7 @@ class Backend:
 
     refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do.
     files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. hierarchy:
-    the cgroups that requests name.
+    the cgroups that requests name. container_names: what engines call their containers; takes some time.
     """
 
     control: Control
@@ -65,3 +66,4 @@ class Backend:
     inventory: Inventory
     functions: KernelFunctions
     hierarchy: Hierarchy = cgroups
+    container_names: NamesOf = ContainerNames(ContainerSettings()).of

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.kernel import containers
+from stapsdtd.kernel import container_names, containers
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.query.expression import Cgroup
 from stapsdtd.query.nodes import no_cgroup
 
+NamesOf = Callable[[Iterable[str]], Mapping[str, str]]
+"""Maps ids of containers to the names that engines gave them."""
+
 _MAX_NAMES = 64
 _MAX_SHOWN_CHARACTERS = 100
+_MAX_SHOWN_MATCHES = 8
 
 
 class Hierarchy(Protocol):
@@ -38,10 +42,12 @@ class Members:
         return frozenset.intersection(*(frozenset().union(*pids) for pids in pids_by_group))
 
 
-def members(hierarchy: Hierarchy, container_names: Sequence[str], cgroup_paths: Sequence[str]) -> Members | None:
+def members(
+    hierarchy: Hierarchy, names_of: NamesOf | None, given_names: Sequence[str], cgroup_paths: Sequence[str]
+) -> Members | None:
     """Return None if no names are given. Raises as `of_containers` does."""
     groups = (
-        of_containers(hierarchy, "containers", container_names),
+        of_containers(hierarchy, names_of, "containers", given_names),
         of_cgroups(hierarchy, "cgroups", cgroup_paths),
     )
     return Members(hierarchy, tuple(filter(None, groups))) if any(groups) else None
@@ -60,20 +66,28 @@ def of_cgroups(hierarchy: Hierarchy, field: str, paths: Sequence[str]) -> tuple[
     return tuple(Cgroup(path, location.id, location.level) for path, location in locations if location is not None)
 
 
-def of_containers(hierarchy: Hierarchy, field: str, names: Sequence[str]) -> tuple[Cgroup, ...]:
-    """Return all cgroups of the containers with these names or ids. Raises as `of_cgroups` does."""
+def of_containers(
+    hierarchy: Hierarchy, names_of: NamesOf | None, field: str, names: Sequence[str]
+) -> tuple[Cgroup, ...]:
+    """Return all cgroups of the containers with these names or ids. Raises as `of_cgroups` does.
+
+    names_of: None for a client that may not learn which containers others have.
+    """
     _check_count(field, names)
     paths_by_container = containers.cgroups_of(hierarchy.all_paths()) if names else {}
+    given_names = names_of(paths_by_container) if names and names_of else {}
     result: dict[Cgroup, None] = {}
     for name in dict.fromkeys(names):
-        matches = containers.matching(name, paths_by_container)
+        by_id = containers.matching(name, paths_by_container)
+        matches = sorted({*by_id, *container_names.called(name, given_names)})
         if len(matches) > 1:
-            raise InvalidArgumentError(field, f"{name!r} matches {' and '.join(matches[:3])}; write more of it")
+            shown = [f"{each} ({given_names[each]})" if each in given_names else each for each in matches]
+            raise InvalidArgumentError(field, _ambiguous(name, shown, is_id=len(by_id) == len(matches)))
         # without any cgroup a container would not restrict the events, so one that has just gone is an error as well
         locations = [(path, hierarchy.find(path)) for container in matches for path in paths_by_container[container]]
         living = [Cgroup(path, location.id, location.level) for path, location in locations if location is not None]
         if not living:
-            raise InvalidArgumentError(field, _no_container(name))
+            raise InvalidArgumentError(field, _no_container(name, knows_names=names_of is not None))
         result.update(dict.fromkeys(living))
     return tuple(result)
 
@@ -83,9 +97,17 @@ def _check_count(field: str, names: Sequence[str]) -> None:
         raise InvalidArgumentError(field, f"there are {len(names)}, more than the {_MAX_NAMES} allowed")
 
 
-def _no_container(name: str) -> str:
+def _ambiguous(name: str, shown: Sequence[str], *, is_id: bool) -> str:
+    more = len(shown) - _MAX_SHOWN_MATCHES
+    listed = " and ".join([*shown[:_MAX_SHOWN_MATCHES], *([f"{more} more"] if more > 0 else [])])
+    return f"{name!r} matches {listed}; write {'more of it' if is_id else 'the id of one'}"
+
+
+def _no_container(name: str, *, knows_names: bool) -> str:
     shown = name if len(name) <= _MAX_SHOWN_CHARACTERS else name[:_MAX_SHOWN_CHARACTERS] + "…"
+    by_name = "its whole name, or " if knows_names else ""
     return (
-        f"no cgroup of the unified hierarchy is named after a container {shown!r}; write its whole name, or at least "
+        f"no cgroup of the unified hierarchy is named after a container {shown!r}; write {by_name}at least "
         f"{containers.MIN_PREFIX} digits of its id"
+        + ("" if knows_names else ", since engines' names of containers are for roles that reach all users' processes")
     )

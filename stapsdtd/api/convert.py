@@ -105,7 +105,7 @@ def _argument(argument: Argument) -> pb.Argument:
     return message
 
 
-def process(identity: ProcessIdentity) -> pb.Process:
+def process(identity: ProcessIdentity, container_name: str) -> pb.Process:
     return pb.Process(
         pid=identity.pid,
         comm=identity.comm,
@@ -114,6 +114,7 @@ def process(identity: ProcessIdentity) -> pb.Process:
         started_ns=identity.started_ns,
         cgroup=identity.cgroup,
         container_id=identity.container_id,
+        container_name=container_name,
         namespace_pid=identity.namespace_pid,
     )
 

@@ -41,7 +41,12 @@ def parse_files(field: str, paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
-def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scope.Hierarchy) -> SubscriptionSpec:
+def spec_of(
+    request: pb.SubscribeRequest,
+    limits: Limits,
+    hierarchy: cgroup_scope.Hierarchy,
+    names_of: cgroup_scope.NamesOf | None,
+) -> SubscriptionSpec:
     """Validate a request and fill in defaults.
 
     Raises InvalidArgumentError, and KernelFeatureError if a cgroup or container is named on a host without the
@@ -61,7 +66,7 @@ def spec_of(request: pb.SubscribeRequest, limits: Limits, hierarchy: cgroup_scop
         options.uids,
         [_execname(name) for name in options.execnames],
         cgroup_scope.of_cgroups(hierarchy, "scope.cgroups", options.cgroups),
-        cgroup_scope.of_containers(hierarchy, "scope.containers", options.containers),
+        cgroup_scope.of_containers(hierarchy, names_of, "scope.containers", options.containers),
     )
     return SubscriptionSpec(
         parse_clauses(request, limits, hierarchy.find, wanted_of_hits),

@@ -12,13 +12,14 @@ from stapsdtd.api import convert, requests, subscription_messages
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
-from stapsdtd.api.cgroup_scope import Members, members
+from stapsdtd.api.cgroup_scope import Members, NamesOf, members
 from stapsdtd.api.chains import with_functions
 from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
+from stapsdtd.api.rights import Users
 from stapsdtd.api.server_info import server_info
 from stapsdtd.api.stream_requests import check_stream, stream_of
 from stapsdtd.api.streams import Streams
@@ -82,8 +83,13 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.log(logging.DEBUG, "allowed")
             return await server_info(self._backend, self._listing, caller.rights)
 
-    async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest) -> Members | None:
-        return await asyncio.to_thread(members, self._backend.hierarchy, request.containers, request.cgroups)
+    def _names_for(self, users: Users) -> NamesOf | None:
+        """Return what finds containers' names, for clients with a right to everybody's processes."""
+        return self._backend.container_names if users is None else None
+
+    async def _members(self, request: pb.ListProbesRequest | pb.WatchProbesRequest, caller: Caller) -> Members | None:
+        names_of = self._names_for(caller.rights.list)
+        return await asyncio.to_thread(members, self._backend.hierarchy, names_of, request.containers, request.cgroups)
 
     async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
         async with abort_on_error(context):
@@ -93,7 +99,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.log(logging.DEBUG, "allowed")
             selectors = parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
-            among = await self._members(request)
+            among = await self._members(request, caller)
             users = caller.rights.list
             visible = await self._listing.visible_pids(users, among)
             files, files_left_out = await self._files.of_list(request, selectors, caller)
@@ -109,7 +115,13 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             response.sites_left_out, response.files_left_out = limiter.left_out, files_left_out
             if request.details:
                 shown_pids = sorted({pid for probe in probes for pid in probe.pids})
-                response.processes.extend(map(convert.process, await self._listing.identities(shown_pids, users)))
+                identities = await self._listing.identities(shown_pids, users)
+                names_of = self._names_for(users)
+                ids = [identity.container_id for identity in identities]
+                names = await asyncio.to_thread(names_of, ids) if names_of else {}
+                response.processes.extend(
+                    convert.process(each, names.get(each.container_id, "")) for each in identities
+                )
                 response.problems.extend(convert.problems(await self._listing.objects(files, visible)))
         return response
 
@@ -124,7 +136,7 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
             selectors = parse_selectors(request.selectors, self._backend.limits)
             pids = requests.parse_pids("pids", request.pids)
-            among = await self._members(request)
+            among = await self._members(request, caller)
             async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
                 async for message in messages:
                     yield message
@@ -132,7 +144,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
         async with abort_on_error(context):
             caller = self._enter("subscribe", context)
-            spec = await asyncio.to_thread(requests.spec_of, request, self._backend.limits, self._backend.hierarchy)
+            names_of = self._names_for(caller.rights.trace)
+            spec = await asyncio.to_thread(
+                requests.spec_of, request, self._backend.limits, self._backend.hierarchy, names_of
+            )
             named, spec = await self._files.of_subscription(request, spec, caller)
             functions = await traced_functions(self._backend, request.functions, caller)
             spec = with_functions(spec, functions)

@@ -169,6 +169,7 @@ def _process_record(process: Process) -> dict[str, object]:
         "comm": process.comm,
         "user": process.user,
         "container": process.container_id,
+        "container_name": process.container_name,
         "cgroup": process.cgroup,
     }
 

@@ -76,8 +76,9 @@ def complete_selector(ctx: click.Context, parameter: click.Parameter, incomplete
 def complete_container(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     del parameter
     listing = _listing(ctx, details=True)
-    ids = {process.container_id for process in listing.processes if process.container_id} if listing else set()
-    return safe(ids, incomplete)
+    processes = listing.processes if listing else ()
+    called = {name for process in processes if (name := process.container_name or process.container_id)}
+    return safe(called, incomplete)
 
 
 def complete_pid(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -203,7 +204,7 @@ containers = click.option(
     "--container",
     "containers",
     multiple=True,
-    metavar="ID",
+    metavar="NAME",
     shell_complete=complete_container,
     help="Only processes in this container: its name, its id, or at least the id's first 12 digits. Repeatable.",
 )

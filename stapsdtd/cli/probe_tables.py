@@ -152,14 +152,15 @@ def _process(pid: int, processes: Mapping[int, Process]) -> str:
     container = _container(process)
     if container is None and process.namespace_pid == pid:
         return f"{process.comm} ({pid})"
-    place = "its namespace" if container is None else f"container {container}"
+    place = "its namespace" if container is None else f"container {process.container_name or container}"
     return f"{process.comm} ({pid}, {process.namespace_pid} in {place})"
 
 
 def _container(process: Process) -> str | None:
-    """Return the container's name, or its id as it is usually shortened."""
+    """Return the container's name if it is known, with its id as that is usually shortened: `web (8d0c2f6e5b1a)`."""
     container = process.container_id
-    return container[:_SHORT_ID_LENGTH] if container and len(container) == _ID_LENGTH else container
+    short = container[:_SHORT_ID_LENGTH] if container and len(container) == _ID_LENGTH else container
+    return f"{process.container_name} ({short})" if process.container_name else short
 
 
 def dtrace_lines(listing: ProbeListing, *, types: bool) -> Iterator[str]:

@@ -108,6 +108,7 @@ def probe_listing(listing: pb.ListProbesResponse) -> probes.ProbeListing:
                 started_ns=process.started_ns,
                 cgroup=process.cgroup or None,
                 container_id=process.container_id or None,
+                container_name=process.container_name or None,
                 namespace_pid=process.namespace_pid or process.pid,
             )
             for process in listing.processes

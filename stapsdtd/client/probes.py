@@ -119,6 +119,7 @@ class Process:
     cgroup: the path in the unified hierarchy.
     container_id: id or name of the innermost container. It is not authenticated: anyone who controls part of the cgroup
     tree can imitate a container.
+    container_name: what its engine calls it, NAMESPACE/POD/CONTAINER in Kubernetes; None if that is not known.
     namespace_pid: the pid in the process's own pid namespace.
     """
 
@@ -129,6 +130,7 @@ class Process:
     started_ns: int
     cgroup: str | None
     container_id: str | None
+    container_name: str | None
     namespace_pid: int
 
 

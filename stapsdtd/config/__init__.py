@@ -158,6 +158,18 @@ class InventorySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    """Directories in which engines keep the names of containers.
+
+    docker: Docker's data-root. storage: graphroot of Podman and CRI-O. containerd: its state.
+    """
+
+    docker: Texts = ("/var/lib/docker",)
+    storage: Texts = ("/var/lib/containers/storage",)
+    containerd: Texts = ("/run/containerd", "/run/k3s/containerd")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """engine: one of ENGINES. roles: the first that a client has counts. metrics: where Prometheus reads them."""
 
@@ -168,6 +180,7 @@ class Config:
     metrics: Listener | None = None
     filesystems: FilesystemSettings = field(default_factory=FilesystemSettings)
     inventory: InventorySettings = field(default_factory=InventorySettings)
+    containers: ContainerSettings = field(default_factory=ContainerSettings)
 
 
 def validated(config: Config) -> Config:

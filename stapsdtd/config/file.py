@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
@@ -27,6 +27,7 @@ from stapsdtd.config import (
     OPERATOR,
     USER,
     Config,
+    ContainerSettings,
     FilesystemSettings,
     InventorySettings,
     Limits,
@@ -65,6 +66,7 @@ def load(path: str) -> Config:
         table.read("metrics", _metrics, None),
         table.read("filesystems", _filesystems, FilesystemSettings()),
         table.read("inventory", _inventory, InventorySettings()),
+        table.read("containers", _containers, ContainerSettings()),
     )
     table.finish()
     return validated(config)
@@ -166,11 +168,21 @@ def _filesystems(key: str, value: Any) -> FilesystemSettings:
 
 def _inventory(key: str, value: Any) -> InventorySettings:
     settings = _dataclass(InventorySettings, "setting of the inventory", key, value)
-    for name, paths in (("directories", settings.directories), ("state", (settings.state,))):
-        for path in paths:
-            if path and not path.startswith("/"):
-                raise InvalidArgumentError(f"{key}.{name}", f"{path!r} is not an absolute path")
+    _check_paths(key, directories=settings.directories, state=filter(None, (settings.state,)))
     return settings
+
+
+def _containers(key: str, value: Any) -> ContainerSettings:
+    settings = _dataclass(ContainerSettings, "setting of containers", key, value)
+    _check_paths(key, docker=settings.docker, storage=settings.storage, containerd=settings.containerd)
+    return settings
+
+
+def _check_paths(key: str, **paths_by_name: Iterable[str]) -> None:
+    for name, paths in paths_by_name.items():
+        for path in paths:
+            if not path.startswith("/"):
+                raise InvalidArgumentError(f"{key}.{name}", f"{path!r} is not an absolute path")
 
 
 def _roles(key: str, value: Any) -> tuple[Role, ...]:

@@ -20,7 +20,7 @@ import pytest
 from stapsdtd.aggregate.aggregation import Aggregation
 from stapsdtd.api.access import Gate
 from stapsdtd.api.backend import Backend
-from stapsdtd.api.cgroup_scope import Hierarchy
+from stapsdtd.api.cgroup_scope import Hierarchy, NamesOf
 from stapsdtd.api.peers import PeerTable
 from stapsdtd.api.policy import Policy
 from stapsdtd.api.relay import Relay
@@ -381,6 +381,7 @@ class Served:
         inventory: FakeInventory,
         installed_limits: InstalledLimits,
         hierarchy: Hierarchy,
+        container_names: NamesOf,
         functions: KernelFunctions | None,
         ended_kept_seconds: float,
     ) -> None:
@@ -436,6 +437,7 @@ class Served:
             inventory,
             self.functions,
             hierarchy,
+            container_names,
         )
         self.servicer = StapsdtServicer(backend)
         self.relay = Relay(self.peers, self.gate, max_connections, timeouts, clock=clock)
@@ -622,10 +624,11 @@ def served(
     installed_limits: InstalledLimits = DEFAULT_LIMITS,
     functions: KernelFunctions | None = None,
     hierarchy: Hierarchy = cgroups,
+    container_names: NamesOf = lambda _ids: {},
     ended_kept_seconds: float = 10,
 ) -> Iterator[Served]:
     """listeners: beside Served.socket, which is the stub's. clock: what bounds go by. open_object, filesystems,
-    inventory, functions, hierarchy: the host, as far as a test plays it.
+    inventory, functions, hierarchy, container_names: the host, as far as a test plays it.
     """
     server = Served(
         folder,
@@ -642,6 +645,7 @@ def served(
         inventory=inventory or FakeInventory(is_on=False),
         installed_limits=installed_limits,
         hierarchy=hierarchy,
+        container_names=container_names,
         functions=functions,
         ended_kept_seconds=ended_kept_seconds,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,11 +36,14 @@ ANNE_AS_OPERATOR = User(ANNE.uid, (STAFF,))
 ROLES = (replace(OPERATOR, groups=(str(STAFF),)), USER)
 
 
+CONTAINER = "8d0c" * 16
+
+
 class InterruptedHierarchy(FakeHierarchy):
     """interruption: done once, while a request has a cgroup looked up."""
 
     def __init__(self) -> None:
-        super().__init__(["/"])
+        super().__init__(["/", f"/docker/{CONTAINER}"])
         self.interruption: Callable[[], object] | None = None
 
     def find(self, path: str) -> CgroupInfo | None:
@@ -57,7 +60,13 @@ def hierarchy() -> InterruptedHierarchy:
 
 @pytest.fixture
 def server(hierarchy: InterruptedHierarchy) -> Iterator[Served]:
-    with public_folder() as folder, served(folder, roles=ROLES, hierarchy=hierarchy) as started:
+    def names_of(ids: Iterable[str]) -> dict[str, str]:
+        return dict.fromkeys(ids, "shop")
+
+    with (
+        public_folder() as folder,
+        served(folder, roles=ROLES, hierarchy=hierarchy, container_names=names_of) as started,
+    ):
         yield started
 
 
@@ -216,6 +225,29 @@ class TestOthersProcesses:
             code, told.replace(str(pids["bert"]), str(missing)),
         )  # fmt: skip
         assert len(subscribe(anne, scope=pb.Scope(pids=[pids["anne"]], exclude_pids=[pids["bert"]])).sites) == 1
+
+
+class TestContainers:
+    """Names that engines keep are root's. Ids are not secret: /sys/fs/cgroup has them."""
+
+    WHOSE = "engines' names of containers are for roles that reach all users' processes"
+
+    def test_are_known_by_name_to_who_reaches_everybody(self, connect: Connect) -> None:
+        operator = connect(ANNE_AS_OPERATOR)
+        assert subscribe(operator, scope=pb.Scope(containers=["shop"])).subscription_id
+        assert not operator.ListProbes(pb.ListProbesRequest(containers=["shop"]), timeout=PATIENCE_SECONDS).probes
+
+    def test_are_known_by_id_to_all(self, anne: StapsdtServiceStub) -> None:
+        assert subscribe(anne, scope=pb.Scope(containers=[CONTAINER[:12]])).subscription_id
+        for name in ("shop", "none"):
+            request = pb.ListProbesRequest(containers=[name])
+            for call in (
+                partial(subscribe, anne, scope=pb.Scope(containers=[name])),
+                partial(anne.ListProbes, request, timeout=PATIENCE_SECONDS),
+            ):
+                code, told = refused(call)
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert told.endswith(f"{name!r}; write at least 12 digits of its id, since {self.WHOSE}")
 
 
 class TestOthersSubscriptions:

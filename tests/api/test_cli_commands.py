@@ -103,6 +103,7 @@ def contained(server: FakeServer) -> None:
     add = server.listing.processes.add
     add(pid=4711, comm="postgres", user="999", cgroup=f"/docker/{'c0ffee01' * 8}", container_id="c0ffee01" * 8)
     server.listing.processes[0].namespace_pid = 7
+    server.listing.processes[0].container_name = "shop/db"
     add(pid=4712, comm="web", user="root", cgroup="/lxc.payload.web", container_id="web", namespace_pid=4712)
     add(pid=4713, comm="sandboxed", user="root", cgroup="/", namespace_pid=2)
     add(pid=4714, comm="\x1b", user="root", cgroup="/", namespace_pid=4714)
@@ -120,9 +121,10 @@ def test_list_json_with_details(server: FakeServer, run: Run) -> None:
         "comm": "postgres",
         "user": "999",
         "container": "c0ffee01" * 8,
+        "container_name": "shop/db",
         "cgroup": f"/docker/{'c0ffee01' * 8}",
     }
-    assert (third["container"], third["cgroup"]) == (None, "/")
+    assert (third["container"], third["container_name"], third["cgroup"]) == (None, None, "/")
 
 
 def test_list_on_a_terminal_tells_containers(server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_list_on_a_terminal_tells_containers(server: FakeServer, run: Run, monke
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     _, out, _ = run("list")
     assert (
-        "mapped by postgres (4711, 7 in container c0ffee01c0ff), web (4712, 4712 in container web), "
+        "mapped by postgres (4711, 7 in container shop/db), web (4712, 4712 in container web), "
         "sandboxed (4713, 2 in its namespace), \\x1b (4714)"
     ) in out
 
@@ -158,11 +160,11 @@ def test_list_with_details_for_people(server: FakeServer, run: Run) -> None:
     _, out, _ = run("list", "--details")
     assert out.splitlines() == [
         "/usr/bin/postgres",
-        "  PID       USER  COMMAND    CONTAINER     CGROUP",
-        f"  4711 (7)  999   postgres   c0ffee01c0ff  /docker/{'c0ffee01' * 8}",
-        "  4712      root  web        web           /lxc.payload.web",
-        "  4713 (2)  root  sandboxed  -             /",
-        r"  4714      root  \x1b       -             /",
+        "  PID       USER  COMMAND    CONTAINER               CGROUP",
+        f"  4711 (7)  999   postgres   shop/db (c0ffee01c0ff)  /docker/{'c0ffee01' * 8}",
+        "  4712      root  web        web                     /lxc.payload.web",
+        "  4713 (2)  root  sandboxed  -                       /",
+        r"  4714      root  \x1b       -                       /",
         "  PROBE                    SITES  SEMAPHORE  ARGUMENTS",
         "  postgresql:query__start      2  yes        uint64 int32",
         "      its signature is not used: the probe has 2 arguments, and the signature 1",

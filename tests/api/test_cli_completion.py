@@ -61,8 +61,9 @@ def test_completion_of_containers() -> None:
     with serving() as server:
         for container in ("web", "webshop", "database", ""):
             server.listing.processes.add(container_id=container)
-        assert complete(server.target, "stapsdt trace --container we", "we") == ["web", "webshop"]
-        assert complete(server.target, "stapsdt list --container ", "") == ["database", "web", "webshop"]
+        server.listing.processes.add(container_id="c0ff" * 16, container_name="webmail")
+        assert complete(server.target, "stapsdt trace --container we", "we") == ["web", "webmail", "webshop"]
+        assert complete(server.target, "stapsdt list --container ", "") == ["database", "web", "webmail", "webshop"]
 
 
 @pytest.mark.parametrize(

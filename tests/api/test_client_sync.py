@@ -66,6 +66,7 @@ def test_info(server: FakeServer, client: Client) -> None:
 
 def test_list_probes(server: FakeServer, client: Client) -> None:
     server.listing.processes.add(pid=4711, comm="postgres", cgroup="/docker/c0ffee", container_id="c", namespace_pid=7)
+    server.listing.processes[0].container_name = "shop/db"
     server.listing.processes.add(pid=4712)
     listing = client.list_probes("postgresql:*", pids=[4711], containers=["web"], cgroups=["/a"], details=True)
     assert server.asked("ListProbesRequest") == [
@@ -77,10 +78,11 @@ def test_list_probes(server: FakeServer, client: Client) -> None:
     assert (site.offset, site.semaphore_offset, site.function) == (0x1234, 0x5678, "exec_simple_query")
     assert [argument.operand for argument in site.arguments] == [Register("rdi", 0), Memory("rbp", -20)]
     inside, outside = listing.processes
-    assert (inside.comm, inside.cgroup, inside.container_id, inside.namespace_pid) == (
-        "postgres", "/docker/c0ffee", "c", 7,
+    assert (inside.comm, inside.cgroup, inside.container_id, inside.container_name, inside.namespace_pid) == (
+        "postgres", "/docker/c0ffee", "c", "shop/db", 7,
     )  # fmt: skip
-    assert (outside.cgroup, outside.container_id, outside.namespace_pid) == (None, None, 4712)
+    assert (outside.cgroup, outside.container_id, outside.container_name) == (None, None, None)
+    assert outside.namespace_pid == 4712
 
 
 def test_what_is_empty_is_none(server: FakeServer, client: Client) -> None:

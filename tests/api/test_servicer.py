@@ -7,7 +7,7 @@ import gc
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -405,8 +405,12 @@ class TestContainers:
 
     @pytest.fixture
     def server(self, tmp_path: Path, hierarchy: FakeHierarchy) -> Iterator[Served]:
-        with served(tmp_path, hierarchy=hierarchy) as started:
+        with served(tmp_path, hierarchy=hierarchy, container_names=self.names_of) as started:
             yield started
+
+    def names_of(self, ids: Iterable[str]) -> dict[str, str]:
+        given = {self.ID: "test/shop/db", self.SAME_PREFIX: "db", "f" * 64: "of none that runs"}
+        return {each: given[each] for each in ids if each in given}
 
     def cgroup(self, path: str) -> Comparison:
         place = FakeHierarchy(self.CGROUPS).find(path)
@@ -434,11 +438,24 @@ class TestContainers:
             )
             assert text.endswith("write its whole name, or at least 12 digits of its id")
             assert len(text) < 300
+        both = f"{self.ID} (test/shop/db) and {self.SAME_PREFIX} (db)"
         assert refusal(self.ID[:12]) == (
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"scope.containers: '{self.ID[:12]}' matches {self.ID} and {self.SAME_PREFIX}; write more of it",
+            f"scope.containers: '{self.ID[:12]}' matches {both}; write more of it",
         )
+        assert refusal("db") == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"scope.containers: 'db' matches {both}; write the id of one",
+        )
+        assert refusal("of none that runs")[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert server.engine.calls == []
+
+    def test_name_that_an_engine_gave(self, server: Served, pids: list[int]) -> None:
+        server.map(pids[0], server.file_object(site("a")))
+        server.subscribe(scope=pb.Scope(containers=["shop/db"]))
+        (target,) = server.engine.armed.values()
+        paths = [f"/docker/{self.ID}", f"/web.slice/{self.ID}"]
+        assert target.sites[0].predicate == Or(tuple(map(self.cgroup, paths)))
 
     def test_list(self, server: Served, pids: list[int], hierarchy: FakeHierarchy) -> None:
         first, second = pids

@@ -139,6 +139,7 @@ def test_process_is_listed_with_its_container(daemon: Daemon, container: Cgroup,
         "comm": "ticker",
         "user": "root",
         "container": container.name,
+        "container_name": None,
         "cgroup": container.path,
     }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.config import OPERATOR, USER, Config, Limits, Listener, Quotas, Role, Tls, validated
+from stapsdtd.config import OPERATOR, USER, Config, ContainerSettings, Limits, Listener, Quotas, Role, Tls, validated
 from stapsdtd.config.file import load
 from stapsdtd.errors import InvalidArgumentError
 
@@ -41,6 +41,8 @@ def test_all_settings(tmp_path: Path) -> None:
     owner = "root"
     group = "adm"
     mode = "0640"
+    [containers]
+    storage = ["/disk/containers"]
     [roles.support]
     users = ["alice"]
     groups = ["dba"]
@@ -65,6 +67,7 @@ def test_all_settings(tmp_path: Path) -> None:
         Limits(max_selectors=7),
         (support, replace(USER, trace=("none",)), OPERATOR),
         Listener("unix:/tmp/m", "root", "adm", 0o640),
+        containers=ContainerSettings(storage=("/disk/containers",)),
     )
 
 
@@ -99,7 +102,7 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
         (
             'lisen = "unix:/x"',
             "lisen",
-            "is no setting; there are engine, filesystems, inventory, limits, listen, metrics, roles",
+            "is no setting; there are containers, engine, filesystems, inventory, limits, listen, metrics, roles",
         ),
         ("listen = 5", "listen", "must be an address or a table"),
         ("listen = []", "listen", "is empty"),
@@ -124,6 +127,7 @@ TLS = 'certificate = "c"\nkey = "k"\nclient_authority = "a"\n'
         ("[filesystems]\narm = 5", "filesystems.arm", "must be an array of strings"),
         ('[filesystems]\narm = ["nfs 4"]', "filesystems.arm", "'nfs 4' is no type of file system"),
         ('[filesystems]\nlist = ["nfs4"]', "filesystems.list", "is no setting of file systems; there are arm"),
+        ('[containers]\ndocker = ["docker"]', "containers.docker", "'docker' is not an absolute path"),
         ("[metrics]", "metrics.listen", "not of the form"),
         ('[metrics]\nlisten = "tcp:0.0.0.0:9100"', "metrics.listen", "no loopback address"),
         ('[metrics]\nlisten = "tcp:h:9100"', "metrics.listen", "no loopback address"),
