@@ -90,8 +90,9 @@ class FunctionLink:
     def unpatch_in(self, pid: int) -> None:
         """Do nothing: it is for all processes."""
 
-    def renew_in(self, pid: int) -> None:
-        """Do nothing: it ends with no process."""
+    def renew_in(self, pid: int) -> bool:  # noqa: ARG002 - it ends with no process
+        """Do nothing: it ends with no process. Return True."""
+        return True
 
     def disarm(self) -> None:
         """Detach the program, and wait until it does not run any more."""

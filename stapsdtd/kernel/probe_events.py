@@ -74,17 +74,19 @@ class ProbeEvent:
                 else self._open(procfs.memory_holder(pid), ALL_CPUS)
             )
 
-    def renew_in(self, pid: int) -> None:
+    def renew_in(self, pid: int) -> bool:
         """Keep the sites of one process patched, if it was armed by its pid and has another main thread, or none.
 
         An event is for a thread (`__uprobe_perf_filter` in kernel/trace/trace_uprobe.c takes the memory of hw.target),
-        so it ends with that, though others of its process go on. Raises OSError.
+        so it ends with that, though others of its process go on. The program runs once for a hit, however many of
+        them there are. Return True. Raises OSError.
         """
         if (before := self._perf_events.get(pid)) is not None:
             # it may have ended
             with suppress(ProcessLookupError):
                 self._perf_events[pid] = self._open(procfs.memory_holder(pid), ALL_CPUS)
                 os.close(before)
+        return True
 
     def _open(self, pid: int, cpu: int) -> int:
         return open_perf_event(PerfEventAttributes(type=_TYPE_TRACEPOINT, config=self._id, sample_period=1), pid, cpu)

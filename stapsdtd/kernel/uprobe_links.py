@@ -1,4 +1,4 @@
-"""Run a BPF program at many places of a file, in every process, without tracefs (BPF_LINK_CREATE in bpf(2)).
+"""Run a BPF program at many places of a file, without tracefs and without perf (BPF_LINK_CREATE in bpf(2)).
 
     struct uprobe_multi in union bpf_attr, include/uapi/linux/bpf.h, since Linux 6.6
     u64 path, offsets, ref_ctr_offsets, cookies | u32 count, flags, pid
@@ -6,7 +6,9 @@
 Each place has a cookie of its own. Closing the link detaches the program from all of them after one grace period, in
 which nobody else has to wait: no event_mutex is held.
 
-A link for a single process is not offered, since the kernel would leave the children of that process patched.
+A link is for all processes or for one, which the kernel knows by its main thread: it patches memory that is the main
+thread's (uprobe_multi_link_filter in kernel/trace/bpf_trace.c) and runs the program for all threads of its process
+(uprobe_prog_run). Linux 6.6 to 6.9 run it for the main thread alone, unless a stable release mended that.
 """
 
 from __future__ import annotations
@@ -15,8 +17,13 @@ import ctypes
 import errno
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import as_file, files
 
+from stapsdtd.errors import KernelFeatureError
+from stapsdtd.kernel import procfs
+from stapsdtd.kernel.bpf_object import BpfObject
 from stapsdtd.kernel.libbpf import last_error, load_trial
 from stapsdtd.kernel.places import Place
 
@@ -49,8 +56,22 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_COUNTING = "counting.bpf.o"
+"""bpf/counting.bpf.c."""
+
+_CLOSING_THREADS = 32
+"""Each of them waits for a grace period, which those of all closes at a time share."""
+
+
+class NoMainThreadError(OSError):
+    """The main thread of a process has ended before others, so a link for that process alone would patch nothing."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(errno.EOPNOTSUPP, f"the main thread of process {pid} has ended: no link can be for it alone")
+
+
 class UprobeLink:
-    """Places of one file, to be armed for every present and future process."""
+    """Places of one file, to be armed for single processes or for every present and future process."""
 
     holds_event_mutex = False
     own_program = None
@@ -60,14 +81,18 @@ class UprobeLink:
         self._program = program
         self._places = places
         self._cookies = cookies
-        self._link: int | None = None
+        self._links: dict[int | None, int] = {}
 
     def arm(self, pid: int | None) -> None:
-        """pid: None. Raises OSError."""
-        if pid is not None:
-            raise OSError(errno.EOPNOTSUPP, "a link is for all processes")
-        if self._link is None:
-            self._link = _link(self._program, self._places, self._cookies)
+        """Patch the places in one process or, if pid is None, in all: then no process may be armed by its pid.
+
+        Raises OSError; ESRCH if there is no such process, NoMainThreadError.
+        """
+        if pid in self._links or None in self._links:
+            return
+        if pid is not None and procfs.memory_holder(pid) != pid:
+            raise NoMainThreadError(pid)
+        self._links[pid] = _link(self._program, self._places, self._cookies, pid)
 
     def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int:  # noqa: ARG002 - the kernel misses none
         """Return 0: the kernel runs it for every hit."""
@@ -75,15 +100,25 @@ class UprobeLink:
 
     def unpatch(self) -> None:
         """Unpatch the places in all processes, and wait until no hit runs the program any more."""
-        link, self._link = self._link, None
-        if link is not None:
-            os.close(link)
+        links = []
+        while self._links:
+            try:
+                links.append(self._links.popitem()[1])
+            except KeyError:
+                # another thread took the last one
+                break
+        _close(links)
 
     def unpatch_in(self, pid: int) -> None:
-        """Do nothing: it is for all processes."""
+        """Unpatch the places in one process and its children, if it was armed by its pid."""
+        if (link := self._links.pop(pid, None)) is not None:
+            os.close(link)
 
-    def renew_in(self, pid: int) -> None:
-        """Do nothing: it ends with no process."""
+    def renew_in(self, pid: int) -> bool:
+        """Return False if it patches a process by its pid, which has another main thread or none: another link is to
+        be armed in place of this one. Both together would run the program twice for each hit.
+        """
+        return pid not in self._links
 
     disarm = unpatch
     remove = unpatch
@@ -98,7 +133,7 @@ def are_supported() -> bool:
     except OSError:
         return False
     try:
-        os.close(_link(program, [Place("/", 0)], [0]))
+        os.close(_link(program, [Place("/", 0)], [0], None))
     except OSError as error:
         return error.errno == errno.EBADF
     finally:
@@ -106,8 +141,56 @@ def are_supported() -> bool:
     return True
 
 
-def _link(program: int, places: Sequence[Place], cookies: Sequence[int]) -> int:
-    """Return the descriptor of a link, which lasts until it is closed. Raises OSError."""
+def are_for_processes() -> bool:
+    """Return whether a link for a process runs the program for all of its threads: for this process, a function of the
+    C library, and a thread that is not the main one. Takes some 50 ms.
+    """
+    try:
+        with ThreadPoolExecutor(1, "stapsdtd-trial") as thread:
+            return thread.submit(_counts_other_threads).result()
+    except (KernelFeatureError, OSError):
+        return False
+
+
+def _counts_other_threads() -> bool:
+    """Raises KernelFeatureError and OSError."""
+    place = _place_of(ctypes.cast(_libc.getppid, ctypes.c_void_p).value or 0)
+    with as_file(files("stapsdtd.kernel.objects") / _COUNTING) as path:
+        counting = BpfObject(str(path), {}, {}, attach_types={"count": ATTACH_TYPE})
+    try:
+        with counting.table(".bss") as counts:
+            link = _link(counting.program("count"), [place], [0], os.getpid())
+            try:
+                _libc.getppid()
+            finally:
+                os.close(link)
+            return any(counts[:8])
+    finally:
+        counting.close()
+
+
+def _place_of(address: int) -> Place:
+    """Return where in a file the code at an address of this process is."""
+    for mapping in procfs.executable_mappings(os.getpid()):
+        if mapping.start <= address < mapping.end:
+            return Place(next(procfs.ways_to(os.getpid(), mapping)), address - mapping.start + mapping.file_offset)
+    raise OSError(errno.EFAULT, "no file is mapped there")
+
+
+def _close(links: Iterable[int]) -> None:
+    """Close links, which takes a grace period for each, many at once."""
+    match list(links):
+        case []:
+            pass
+        case [link]:
+            os.close(link)
+        case many:
+            with ThreadPoolExecutor(min(len(many), _CLOSING_THREADS), "stapsdtd-links") as pool:
+                list(pool.map(os.close, many))
+
+
+def _link(program: int, places: Sequence[Place], cookies: Sequence[int], pid: int | None) -> int:
+    """Return the descriptor of a link, which lasts until it is closed. pid: None for all processes. Raises OSError."""
     numbers = ctypes.c_uint64 * len(places)
     offsets = numbers(*(place.offset for place in places))
     semaphore_offsets = numbers(*(place.semaphore_offset or 0 for place in places))
@@ -120,6 +203,7 @@ def _link(program: int, places: Sequence[Place], cookies: Sequence[int]) -> int:
         semaphore_offsets=ctypes.addressof(semaphore_offsets),
         cookies=ctypes.addressof(cookie_numbers),
         count=len(places),
+        pid=pid or 0,
     )
     link: int = _libc.syscall(
         _SYSCALL[platform.machine()], _LINK_CREATE, ctypes.byref(attributes), ctypes.sizeof(attributes)

@@ -15,12 +15,40 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from stapsdtd.plan.groups import partition_by_page_offset
 
 Scope = frozenset[int] | None
 """Pids of the processes that are patched; None for all."""
+
+
+class Means(Enum):
+    """What sites of a file are attached by."""
+
+    EVENT = "perf events"
+    LINK = "links"
+    SHARED_LINK = "links for all processes"
+    """Which patch more processes than the scope has; the program tells whose hits count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What this host attaches sites of files by, decided once when the daemon starts.
+
+    for_all: for all processes. by_pid: for single ones.
+    """
+
+    for_all: Means
+    by_pid: Means
+
+    def means(self, scope: Scope) -> Means:
+        return self.for_all if scope is None else self.by_pid
+
+
+EVENTS_ALONE = Choice(Means.EVENT, Means.EVENT)
+"""On kernels without links to uprobes."""
 
 
 class Site(Protocol):
@@ -48,10 +76,11 @@ S = TypeVar("S", bound=Site)
 
 
 class Group(Protocol[S]):
-    """Sites that are attached together."""
+    """Sites that are attached together. is_stale: it patches some process of its scope no more."""
 
     sites: list[S]
     scope: Scope
+    is_stale: bool
 
 
 G = TypeVar("G", bound=Group)  # type: ignore[type-arg]
@@ -75,12 +104,12 @@ class Changes(Generic[S, G]):
 
 
 def changes(
-    groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = (), *, has_links: bool = False
+    groups: Iterable[G], ungrouped: Iterable[S], fixed: Collection[G] = (), *, choice: Choice = EVENTS_ALONE
 ) -> Changes[S, G]:
     """Return the changes after which every wanted site is patched in its scope, and nowhere else.
 
     groups: of sites whose consumers changed. ungrouped: sites without a group. fixed: groups that cannot be widened.
-    has_links: what is for all processes needs no page offsets to tell sites apart.
+    choice: links need no page offsets to tell sites apart.
     """
     result: Changes[S, G] = Changes()
     unattached = [site for site in ungrouped if site.is_wanted]
@@ -96,7 +125,7 @@ def changes(
     for site in sorted(unattached, key=lambda site: site.site_offset):
         together[site.unit, site.scope].append(site)
     for (_, scope), sites in together.items():
-        needs_offsets = sites[0].has_offset and not (has_links and scope is None)
+        needs_offsets = sites[0].has_offset and choice.means(scope) is Means.EVENT
         shared = share_groups(sites) if needs_offsets else [sites]
         result.attach += [Attach(tuple(members), scope) for members in shared]
     return result
@@ -111,7 +140,7 @@ def share_groups(sites: Sequence[S]) -> list[list[S]]:
 def _missing_pids(group: Group[S], wanted: Sequence[S]) -> frozenset[int] | None:
     """Return the pids that the group has to patch in addition, or None if it has to be replaced."""
     scopes = {site.scope for site in wanted}
-    if len(wanted) != len(group.sites) or len(scopes) != 1:
+    if group.is_stale or len(wanted) != len(group.sites) or len(scopes) != 1:
         return None
     (scope,) = scopes
     if scope == group.scope:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,9 +31,9 @@ class Setup:
     quick: bool
 
     @contextmanager
-    def daemon(self, commands: Path = COMMANDS) -> Iterator[Daemon]:
-        """commands: where it is installed."""
-        with running_daemon(self.folder, "--engine", self.engine, commands=commands) as daemon:
+    def daemon(self, commands: Path = COMMANDS, prefix: Sequence[str] = ()) -> Iterator[Daemon]:
+        """commands: where it is installed. prefix: a command that runs it."""
+        with running_daemon(self.folder, "--engine", self.engine, commands=commands, prefix=prefix) as daemon:
             yield daemon
 
 

@@ -11,7 +11,7 @@ from stapsdtd.client import Client, SiteState
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import TICKER, Daemon, Recorder, Ticker, mapped_bytes, semaphores, wait_for
 
-NOP = b"\x90"
+NOP, BREAKPOINT = b"\x90", b"\xcc"
 
 
 def selector(program: Path | str, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
 import shutil
@@ -15,9 +14,9 @@ from stapsdtd.client import Client
 from stapsdtd.elf import parse_object
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.places import Place
-from stapsdtd.kernel.uprobe_links import UprobeLink, are_supported
-from tests.kernel.recovery import NOP
-from tests.support import TICKER, Daemon, Ticker, mapped_bytes
+from stapsdtd.kernel.uprobe_links import NoMainThreadError, UprobeLink, are_for_processes, are_supported
+from tests.kernel.recovery import BREAKPOINT, NOP
+from tests.support import TICKER, Daemon, Ticker, is_dead, mapped_bytes, wait_for
 
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
 
@@ -67,11 +66,44 @@ def test_one_that_is_refused_patches_nothing(ticker: Ticker, ticker_program: Pat
             assert mapped_bytes(ticker.pid, str(ticker_program), site.site_offset, 1, "x") == NOP
 
 
-def test_single_processes_are_not_armed(ticker: Ticker, ticker_program: Path, loaded: Loaded) -> None:
-    with pytest.raises(OSError, match="all processes") as caught:
-        linked(ticker_program, loaded).arm(ticker.pid)
-    assert caught.value.errno == errno.EOPNOTSUPP
-    assert ticker.semaphore == 0
+def test_one_process_is_patched_and_another_of_the_same_file_is_not(
+    ticker: Ticker, ticker_program: Path, loaded: Loaded
+) -> None:
+    assert are_for_processes()
+    before = len(os.listdir("/proc/self/fd"))
+    link = linked(ticker_program, loaded)
+    with open(ticker_program, "rb") as file:
+        offsets = [site.site_offset for site in parse_object(file).sites]
+    with Ticker(ticker_program) as other, Ticker(ticker_program) as third:
+        for pid in (ticker.pid, other.pid):
+            link.arm(pid)
+        assert [each.semaphore for each in (ticker, other, third)] == [1, 1, 0]
+        for offset in offsets:
+            found = [mapped_bytes(each.pid, str(ticker_program), offset, 1, "x") for each in (ticker, other, third)]
+            assert found == [BREAKPOINT, BREAKPOINT, NOP]
+        link.unpatch_in(ticker.pid)
+        assert [each.semaphore for each in (ticker, other, third)] == [0, 1, 0]
+        link.arm(ticker.pid)
+        link.remove()
+        assert [each.semaphore for each in (ticker, other, third)] == [0, 0, 0]
+        for offset in offsets:
+            assert mapped_bytes(ticker.pid, str(ticker_program), offset, 1, "x") == NOP
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_process_that_ended_or_lost_its_main_thread_cannot_be_armed(
+    ticker: Ticker, ticker_program: Path, loaded: Loaded
+) -> None:
+    link = linked(ticker_program, loaded)
+    with Ticker(ticker_program) as gone:
+        gone.kill()
+        with pytest.raises(ProcessLookupError):
+            link.arm(gone.pid)
+    ticker.begin("leave")
+    wait_for(lambda: is_dead(ticker.pid), "the main thread to end")
+    with pytest.raises(NoMainThreadError, match=f"main thread of process {ticker.pid} has ended"):
+        link.arm(ticker.pid)
+    link.remove()
 
 
 def test_what_remains_of_each_file_is_attached_to_that_file(

@@ -18,6 +18,7 @@ from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.model import Capture, Object, Register, Site
+from stapsdtd.plan.attachments import EVENTS_ALONE, Choice, Means
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from tests.support import wait_for
@@ -37,13 +38,17 @@ TABLES = {
 }  # fmt: skip
 """`Pools`, and what a refusal calls them."""
 
+LINKS_FOR_ALL = Choice(Means.LINK, Means.EVENT)
+LINKS_BY_PID = Choice(Means.LINK, Means.LINK)
+LINKS_SHARED = Choice(Means.LINK, Means.SHARED_LINK)
+
 
 def made_engine(
     kernel: FakeKernel,
     tracefs: str = "/nowhere",
     *,
     max_buffer_bytes: int = 1 << 40,
-    has_links: bool = False,
+    choice: Choice = EVENTS_ALONE,
     functions: FunctionLinks | None = None,
 ) -> BpfEngine:
     return BpfEngine(
@@ -52,7 +57,9 @@ def made_engine(
         kernel.loaded,
         kernel.paging,
         max_buffer_bytes,
-        attachments=Attachments(kernel.make_event, kernel.make_link if has_links else None, functions),
+        attachments=Attachments(
+            kernel.make_event, None if choice is EVENTS_ALONE else kernel.make_link, functions, choice
+        ),
         tables=kernel.tables,
         reaper=kernel.reaper,
     )

@@ -36,6 +36,7 @@ from stapsdtd.events.columns import U64
 from stapsdtd.kernel.bpf_entries import EntryMap
 from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.places import FunctionPlace, Place
+from stapsdtd.kernel.uprobe_links import NoMainThreadError
 from stapsdtd.query.program import ACCEPT, NO_WORD, REJECT, Operation, Source
 from stapsdtd.spans.span import SpanCounts
 from tests.unit.fake_rows import HIT_KINDS, FakeRowTables, MemoryRows, made_key
@@ -440,9 +441,10 @@ class FakeEvent:
 
     disarm = unpatch
 
-    def renew_in(self, pid: int) -> None:
+    def renew_in(self, pid: int) -> bool:
         if pid in self.scopes:
             self._kernel.step(f"renew {self._name} in {pid}")
+        return True
 
     def unpatch_in(self, armed: int) -> None:
         self.scopes.discard(armed)
@@ -464,6 +466,18 @@ class FakeLink(FakeEvent):
         super().__init__(kernel, name, places, 0)
         self._cookies = dict(zip(self.places, cookies, strict=True))
 
+    def arm(self, armed: int | None) -> None:
+        if None in self.scopes:
+            return
+        if armed is not None and armed in self._kernel.without_main_thread:
+            raise NoMainThreadError(armed)
+        # the kernel would run the program twice
+        assert armed is not None or not self.scopes
+        super().arm(armed)
+
+    def renew_in(self, pid: int) -> bool:
+        return pid not in self.scopes
+
     def found(self, path: str, offset: int, _address: int) -> tuple[int, int]:
         cookie = self._cookies[path, offset]
         return cookie & 0xFFFFFFFF, cookie >> 32
@@ -472,6 +486,7 @@ class FakeLink(FakeEvent):
 class FakeKernel:
     """log: each step, `define g0 0x10(0x20)`, `arm g0 None`, `remove g0`. path: the file that is hit.
 
+    without_main_thread: processes whose main thread has ended.
     fail: answers what a step raises; before_step is called first, while all is as it was; after_arming when a process
     is armed and the engine does not know it yet.
     memory: what processes have there, by its address; what is not among it is not resident. on_disk: what is
@@ -486,6 +501,7 @@ class FakeKernel:
         self.reaper_worker = AtOnce()
         self.reaper = EventReaper(worker=self.reaper_worker)
         self.events: dict[str, FakeEvent] = {}
+        self.without_main_thread: set[int] = set()
         self._link_numbers = itertools.count()
         self.log: list[str] = []
         self.memory: dict[int, bytes] = {}

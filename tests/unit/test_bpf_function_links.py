@@ -25,9 +25,10 @@ from stapsdtd.kernel import own_programs
 from stapsdtd.kernel.function_links import FEXIT_TYPE, MULTI_TYPE, FunctionLink, tells_missed_entries
 from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.places import FunctionPlace
+from stapsdtd.plan.attachments import EVENTS_ALONE, Choice
 from stapsdtd.query.actions import Action, BeginSpan, Emit, EndSpan
 from stapsdtd.spans.span import Span
-from tests.unit.bpf_rig import made_engine, opened, refused
+from tests.unit.bpf_rig import LINKS_BY_PID, LINKS_FOR_ALL, made_engine, opened, refused
 from tests.unit.fake_bpf import FakeKernel
 from tests.unit.kernel_types import BOTH_WAYS
 from tests.unit.samples import captured, wanted_site
@@ -240,17 +241,17 @@ def kernel_target(names: Collection[str]) -> Target:
     )
 
 
-@pytest.mark.parametrize("has_links", [True, False])
+@pytest.mark.parametrize("choice", [EVENTS_ALONE, LINKS_FOR_ALL, LINKS_BY_PID])
 @pytest.mark.parametrize(
     ("ways", "programs_wanted"),
     [(ALL, {"one:entry", "two:entry"}), ({MULTI, KPROBE}, {"entries"})],
 )
 def test_what_the_kernel_refuses_to_link_gets_kprobes(
-    kernel: FakeKernel, programs: Programs, ways: Collection[str], programs_wanted: set[str], has_links: bool
+    kernel: FakeKernel, programs: Programs, ways: Collection[str], programs_wanted: set[str], choice: Choice
 ) -> None:
     """What stands for programs is none, so that no link can be made. Returns are attached to as their entries are."""
     names = ("entry", "return") if FENTRY in ways else ("entry",)
-    engine = made_engine(kernel, has_links=has_links, functions=FunctionLinks(programs, lambda: ways))
+    engine = made_engine(kernel, choice=choice, functions=FunctionLinks(programs, lambda: ways))
     opened(engine, 1)
     assert engine.arm(1, kernel_target(names)) == []
     assert programs.loaded.keys() == programs_wanted
@@ -265,7 +266,7 @@ def test_what_the_kernel_refuses_to_link_gets_kprobes(
 
 def test_a_function_is_refused_where_there_is_no_kprobe_either(kernel: FakeKernel, programs: Programs) -> None:
     kernel.fail = lambda step: OSError("no kprobes") if step == "define g1 two" else None
-    engine = made_engine(kernel, has_links=True, functions=FunctionLinks(programs, lambda: {FENTRY}))
+    engine = made_engine(kernel, choice=LINKS_FOR_ALL, functions=FunctionLinks(programs, lambda: {FENTRY}))
     opened(engine, 1)
     assert refused(engine.arm(1, kernel_target(["entry"]))) == {"entry": "no kprobes"}
     assert kernel.events.keys() == {"g0"}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.plan.attachments import Scope, changes
+from stapsdtd.plan.attachments import EVENTS_ALONE, Choice, Means, Scope, changes
 
 PAGE = 0x1000
 OFFSETS = (0x10, 0x20, 0x1010, 0x2010, 0x2020)
@@ -37,6 +37,7 @@ class Site:
 class Group:
     sites: list[Site]
     scope: Scope
+    is_stale: bool = False
 
 
 class Host:
@@ -136,6 +137,33 @@ def test_group_is_widened_by_what_it_lacks() -> None:
     assert (group.scope, [site.site_offset for site in group.sites]) == (frozenset({1, 2}), [0x10])
 
 
+def test_group_that_is_stale_is_replaced_by_its_like() -> None:
+    host = Host()
+    host.want(1, {0x10: frozenset({1}), 0x20: frozenset({1})})
+    (group,) = host.groups
+    group.is_stale = True
+    ungrouped: list[Site] = []
+    needed = changes([group], ungrouped)
+    assert (needed.widen, needed.detach) == ([], [group])
+    assert [(attach.sites, attach.scope) for attach in needed.attach] == [(tuple(group.sites), frozenset({1}))]
+
+
+@pytest.mark.parametrize(
+    ("choice", "scope", "groups"),
+    [
+        (EVENTS_ALONE, None, 2),
+        (EVENTS_ALONE, frozenset({1}), 2),
+        (Choice(Means.LINK, Means.EVENT), None, 1),
+        (Choice(Means.LINK, Means.EVENT), frozenset({1}), 2),
+        (Choice(Means.LINK, Means.LINK), frozenset({1}), 1),
+        (Choice(Means.LINK, Means.SHARED_LINK), frozenset({1}), 1),
+    ],
+)
+def test_only_events_need_page_offsets_that_differ(choice: Choice, scope: Scope, groups: int) -> None:
+    sites = [Site(0x10, {1: scope}), Site(0x1010, {1: scope})]
+    assert len(changes([Group([], None)], sites, choice=choice).attach) == groups
+
+
 def test_sites_that_stay_get_a_group_without_those_that_go() -> None:
     host = Host()
     host.want(1, {0x10: None, 0x20: None})
@@ -146,10 +174,10 @@ def test_sites_that_stay_get_a_group_without_those_that_go() -> None:
     assert host.patched() == {0x20: None}
 
 
-@pytest.mark.parametrize("has_links", [True, False])
-def test_sites_of_different_files_are_attached_apart(has_links: bool) -> None:
+@pytest.mark.parametrize("choice", [EVENTS_ALONE, Choice(Means.LINK, Means.LINK)])
+def test_sites_of_different_files_are_attached_apart(choice: Choice) -> None:
     one, other, gone = (Site(0x10, {1: None}, "one"), Site(0x20, {1: None}, "other"), Site(0x30, {}, "other"))
-    needed = changes([Group([other, gone], None)], [one], has_links=has_links)
+    needed = changes([Group([other, gone], None)], [one], choice=choice)
     assert [each.sites for each in needed.attach] == [(one,), (other,)]
 
 

@@ -41,7 +41,7 @@ class Event(Protocol):
 
     def arm(self, pid: int | None) -> None: ...
 
-    def renew_in(self, pid: int) -> None: ...
+    def renew_in(self, pid: int) -> bool: ...
 
     def missed(self, of_events: Callable[[], Mapping[str, int]]) -> int: ...
 
@@ -186,6 +186,7 @@ class Group:
     """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it.
 
     way: to attach to kernel functions. missed: how many calls it did not hit, of which its subscriptions were told.
+    is_stale: it is to be replaced, since it patches some process of its scope no more.
     """
 
     event: Event
@@ -195,6 +196,7 @@ class Group:
     sites: list[ArmedSite]
     way: str = ""
     missed: int = 0
+    is_stale: bool = False
 
     @property
     def is_of_kernel(self) -> bool:

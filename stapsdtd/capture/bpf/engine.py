@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -176,8 +176,9 @@ class BpfEngine:
 
     def renew(self, pid: int) -> None:
         for group in dict.fromkeys(self._objects.groups()):
-            if group.scope is not None and pid in group.scope:
-                group.event.renew_in(pid)
+            if group.scope is not None and pid in group.scope and not group.event.renew_in(pid):
+                group.is_stale = True
+                _log_refused(self._reconciler.reconcile(group.sites, group.sites[0].object.owner))
 
     def disarm(self, subscription_key: SubscriptionKey, target: Object, *, is_awaited: bool = False) -> None:
         sites = self._subscriptions[subscription_key].sites.pop(target.key, [])
@@ -208,9 +209,7 @@ class BpfEngine:
             # an earlier attempt that ran out of memory may have removed it
             site.consumers.pop(subscription_key, None)
         owner = self._subscriptions[subscription_key].owner
-        refused = self._reconciler.reconcile(sites, owner, is_awaited=is_awaited)
-        for site, reason in refused.items():
-            _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)
+        _log_refused(self._reconciler.reconcile(sites, owner, is_awaited=is_awaited))
         for armed in {site.object for site in sites}:
             self._objects.forget_unwanted(armed)
 
@@ -259,3 +258,8 @@ class BpfEngine:
             steps.callback(self._endings.finish)
             for subscription_key in list(self._subscriptions):
                 steps.callback(self.close, subscription_key)
+
+
+def _log_refused(refused: Mapping[ArmedSite, str]) -> None:
+    for site, reason in refused.items():
+        _log.warning("%s: %s stays armed as it was: %s", site.object.path, site.site.name, reason)

@@ -25,8 +25,8 @@ from stapsdtd.kernel.function_links import tells_missed_entries
 from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.kernel.probe_events import ProbeEvent
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.kernel.uprobe_links import UprobeLink
-from stapsdtd.plan.attachments import Scope, changes
+from stapsdtd.kernel.uprobe_links import NoMainThreadError, UprobeLink
+from stapsdtd.plan.attachments import EVENTS_ALONE, Choice, Means, Scope, changes
 from stapsdtd.plan.groups import Window, partition_by_page_offset
 
 _log = logging.getLogger(__name__)
@@ -38,26 +38,29 @@ MakeEvent = Callable[[str, Sequence[Place | FunctionPlace], int], Event]
 """Makes a tracefs event of its name, places and cookie. Raises TracefsRejectedError."""
 
 MakeLink = Callable[[Sequence[Place], Sequence[int]], Event]
-"""Makes a link for all processes of places, and a cookie for each."""
+"""Makes a link of places, and a cookie for each."""
 
 
 class Attachments(NamedTuple):
     """The ways to attach sites. make_link: None where the kernel has no links to uprobes. functions: None where kernel
-    functions take events.
+    functions take events. choice: of events and links.
     """
 
     make_event: MakeEvent
     make_link: MakeLink | None
     functions: FunctionLinks | None = None
+    choice: Choice = EVENTS_ALONE
 
     @classmethod
-    def of(cls, loaded: Loaded, tracefs: Tracefs, ways: Callable[[], Collection[str]]) -> Self:
-        """ways: to attach to kernel functions that this host has."""
+    def of(
+        cls, loaded: Loaded, tracefs: Tracefs, ways: Callable[[], Collection[str]], choice: Choice | None = None
+    ) -> Self:
+        """ways: to attach to kernel functions that this host has. choice: in place of the host's."""
         linked = loaded.linked_program
         make_link = partial(UprobeLink, linked) if linked else None
         tells_skipped = tells_missed_entries(os.uname().release)
         functions = FunctionLinks(loaded, ways, partial(FunctionEvent, tracefs) if tells_skipped else None)
-        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, functions)
+        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, functions, choice or loaded.choice)
 
 
 class Groups:
@@ -67,7 +70,7 @@ class Groups:
         self._owner = owner
         self._tables = tables
         self._reaper = reaper
-        self._make_event, self._make_link, self._functions = attachments
+        self._make_event, self._make_link, self._functions, self._choice = attachments
         self._event_ids = itertools.count()
 
     def regroup(
@@ -81,10 +84,9 @@ class Groups:
         """
         groups = list(dict.fromkeys(site.group for site in sites if site.group is not None))
         ungrouped = [site for site in sites if site.group is None]
-        has_links = self._make_link is not None
-        needed = changes(groups, ungrouped, has_links=has_links)
+        needed = changes(groups, ungrouped, choice=self._choice)
         if fixed := [group for group, pids in needed.widen if not self._widen(group, pids)]:
-            needed = changes(groups, ungrouped, fixed, has_links=has_links)
+            needed = changes(groups, ungrouped, fixed, choice=self._choice)
         try:
             for attach in needed.attach:
                 for way, members in self._parts(attach.sites):
@@ -179,21 +181,34 @@ class Groups:
                 if site.group is None:
                     # before patching, so that the first hit finds its plan
                     self._tables.set_slot(site.slot, first, plans[site].entry.id)
-            for pid in [None] if scope is None else sorted(scope):
-                self._patch(group, pid)
+            self._patch_scope(group)
             undo.pop_all()
         return group
+
+    def _patch_scope(self, group: Group) -> None:
+        """Patch the processes of a new group's scope, or all where no fewer can be had."""
+        if group.scope is None or self._means(group.sites, group.scope) is Means.SHARED_LINK:
+            self._patch(group, None)
+            return
+        try:
+            for pid in sorted(group.scope):
+                self._patch(group, pid)
+        except NoMainThreadError as error:
+            _log.info("%s: %s; all processes are patched", group.sites[0].object.path, error)
+            # before the link for all, which runs the program for the same hits
+            group.event.unpatch()
+            self._patch(group, None)
 
     def _next_name(self) -> str:
         return f"{self._owner.group}/g{next(self._event_ids)}_{self._owner.group.removeprefix('stapsdtd_')}"
 
-    def _link_maker(self, sites: Sequence[ArmedSite], scope: Scope) -> MakeLink | None:
-        """Return None for what takes an event."""
-        return None if scope is not None or sites[0].object.is_kernel else self._make_link
+    def _means(self, sites: Sequence[ArmedSite], scope: Scope) -> Means:
+        """Return what sites are attached by, unless they are the kernel's and have a link of their own kind."""
+        return Means.EVENT if sites[0].object.is_kernel else self._choice.means(scope)
 
     def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
         """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
-        if sites[0].object.is_kernel or self._link_maker(sites, scope):
+        if sites[0].object.is_kernel or self._means(sites, scope) is not Means.EVENT:
             return Window(0, 0)
         (partition,) = partition_by_page_offset([site.site_offset for site in sites])
         return partition.window
@@ -204,8 +219,8 @@ class Groups:
         cookies = [first | site.slot << 32 for site in sites]
         if self._functions is not None and way in {FENTRY, MULTI}:
             return self._functions.link(way, [place for place in places if isinstance(place, FunctionPlace)], cookies)
-        if make_link := self._link_maker(sites, scope):
-            return make_link([place for place in places if isinstance(place, Place)], cookies)
+        if self._make_link is not None and self._means(sites, scope) is not Means.EVENT:
+            return self._make_link([place for place in places if isinstance(place, Place)], cookies)
         self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
         cookie = first | (window.entries - 1) << 32 | window.shift << 48
         name = self._next_name()

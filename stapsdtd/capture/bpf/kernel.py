@@ -25,7 +25,8 @@ from stapsdtd.kernel.bpf_rows import RowMap
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.libbpf import create_ring, put_map, remove_map
 from stapsdtd.kernel.number_map import NumberMap
-from stapsdtd.kernel.perf import possible_cpus
+from stapsdtd.kernel.perf import MappingRing, online_cpus, possible_cpus
+from stapsdtd.plan.attachments import EVENTS_ALONE, Choice, Means
 
 _OBJECT = "stapsdt.bpf.o"
 _OF_EVENTS, _LINKED, _OF_ENTRIES = "on_hit", "on_linked_hit", "on_function_entries"
@@ -44,7 +45,8 @@ class Loaded:
             raise KernelFeatureError(
                 "bpf", "programs see the host's process ids, and this is a pid namespace of its own", "share the host's"
             )
-        takes_links = uprobe_links.are_supported()
+        self.choice = _choose()
+        takes_links = self.choice.for_all is Means.LINK
         self.cpus = max(possible_cpus()) + 1
         constants = np.array([os.getpid(), self.cpus, 0], "u4").tobytes()
         sizes = {
@@ -230,6 +232,27 @@ class Loaded:
         self._object.close()
 
 
+def _choose() -> Choice:
+    """Choose what this host attaches sites of files by.
+
+    For single processes perf events come first: the kernel unpatches a child of such a process at its first hit, and
+    leaves it patched where the process has a link.
+    """
+    if not uprobe_links.are_supported():
+        return EVENTS_ALONE
+    if _has_perf_events():
+        return Choice(Means.LINK, Means.EVENT)
+    return Choice(Means.LINK, Means.LINK if uprobe_links.are_for_processes() else Means.SHARED_LINK)
+
+
+def _has_perf_events() -> bool:
+    try:
+        MappingRing(online_cpus()[0]).close()
+    except KernelFeatureError:
+        return False
+    return True
+
+
 def _fingerprint() -> bytes:
     return fingerprint().to_bytes(8, sys.byteorder)
 
@@ -255,7 +278,7 @@ def feature(found: Loaded | KernelFeatureError) -> Feature:
     """Tell of what load() found."""
     if isinstance(found, KernelFeatureError):
         return Feature("bpf programs", False, False, f"only the ftrace engine: {found.reason}", found.remedy)
-    detail = "the kernel takes the bpf engine's"
+    detail = f"the kernel takes the bpf engine's; sites of single processes are attached by {found.choice.by_pid.value}"
     if found.linked_program is None:
-        detail += ", but has no links to uprobes (Linux 6.6): sites of all processes are tracefs events, too"
+        detail += ", and so are those of all processes, since the kernel has no links to uprobes (Linux 6.6)"
     return Feature("bpf programs", True, False, detail, "")
