@@ -1,4 +1,7 @@
-"""Compiles the BPF objects when a wheel or an editable install is made, and tags the wheel for its machine."""
+"""Compiles the BPF objects and the opener of perf events when a wheel or an editable install is made.
+
+The wheel is tagged for its machine.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,11 @@ class CompileHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
-        if runpy.run_path(str(ROOT / "bpf" / "build.py"))["build_all"]():
-            # no code of the machine's own, which would depend on the C library: musl or glibc, either will do
+        has_objects = runpy.run_path(str(ROOT / "bpf" / "build.py"))["build_all"]()
+        opener = runpy.run_path(str(ROOT / "systemd" / "build.py"))
+        has_opener = opener["build"]()
+        if has_opener:
+            build_data["shared_scripts"][str(opener["TARGET"])] = opener["TARGET"].name
+        if has_objects or has_opener:
+            # no code that depends on the C library: musl or glibc, either will do
             build_data["tag"] = f"py3-none-linux_{platform.machine()}"

@@ -10,6 +10,8 @@ from tests.support import ROOT
 UNITS = ROOT / "systemd"
 SERVICE = UNITS / "stapsdtd.service"
 SOCKET = UNITS / "stapsdtd.socket"
+OPENER_SERVICE = UNITS / "stapsdtd-opener@.service"
+OPENER_SOCKET = UNITS / "stapsdtd-opener.socket"
 
 
 def settings(unit: Path, name: str) -> list[str]:
@@ -18,9 +20,9 @@ def settings(unit: Path, name: str) -> list[str]:
     return [word for key, _, value in lines if key == name for word in value.split()]
 
 
-def capabilities() -> list[str]:
-    """What the service may keep, as setpriv writes it: `sys_ptrace`."""
-    return [word.removeprefix("CAP_").lower() for word in settings(SERVICE, "CapabilityBoundingSet")]
+def capabilities(service: Path = SERVICE) -> list[str]:
+    """What a service may keep, as setpriv writes it: `sys_ptrace`."""
+    return [word.removeprefix("CAP_").lower() for word in settings(service, "CapabilityBoundingSet")]
 
 
 def with_capabilities(names: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.connector import ProcessConnector
-from stapsdtd.kernel.perf import MappingRing, online_cpus
+from stapsdtd.kernel.perf import MappingRing, online_cpus, way_of_opening
 from stapsdtd.kernel.tracefs import Tracefs
 
 
@@ -66,7 +66,7 @@ def _instances() -> str:
 
 def _mapping_records() -> str:
     MappingRing(online_cpus()[0]).close()
-    return "perf reports executable mappings"
+    return f"perf reports executable mappings{way_of_opening()}"
 
 
 def _connector() -> str:

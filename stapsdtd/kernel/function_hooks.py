@@ -17,6 +17,7 @@ from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import btf, function_links, function_tables, libbpf, procfs
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, open_perf_event
+from stapsdtd.kernel.perf_opener import Kind, PerfDeniedError
 
 NAMES = BTF, TRACEABLE, LOCKDOWN, FENTRY, MULTI, KPROBES = (
     "kernel BTF", "traceable functions", "lockdown", "fentry", "kprobe.multi", "kprobes",
@@ -150,7 +151,9 @@ def _try_kprobe() -> str:
     # config1 is kprobe_func, config2 the offset in it
     attributes.rest[0] = ctypes.addressof(name)
     try:
-        os.close(open_perf_event(attributes, ALL_PROCESSES, 0))
+        os.close(open_perf_event(attributes, ALL_PROCESSES, 0, Kind.KPROBE_TRIAL))
+    except PerfDeniedError as error:
+        raise KernelFeatureError(KPROBES, error.reason, error.remedy) from error
     except OSError as error:
         raise _refused(KPROBES, "the kernel refuses one", error) from error
     return "perf attaches to functions"

@@ -10,6 +10,7 @@ The records come from a dummy software event, through one ring buffer per CPU. A
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.perf_opener import Kind, OpenerAbsentError, PerfDeniedError, PerfOpener
 from stapsdtd.model import FileOffset, Mapping
 
 _SYSCALL = {
@@ -35,9 +37,16 @@ _POSITIONS = struct.Struct("=QQ")
 _HEAD_AT, _TAIL_AT = 1024, 1032
 _DATA_PAGES = 64
 
+_PARANOID = "/proc/sys/kernel/perf_event_paranoid"
+_UPSTREAM_PARANOID = 2
+"""The highest value that means something upstream, and the highest that leaves perf events to CAP_PERFMON on Debian."""
+
 ALL_PROCESSES, ALL_CPUS = -1, -1
 
+_FEATURE = "perf events"
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_opener = PerfOpener()
 
 
 class PerfEventAttributes(ctypes.Structure):
@@ -57,17 +66,54 @@ class PerfEventAttributes(ctypes.Structure):
     )
 
 
-def open_perf_event(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
-    """Return the event's descriptor. Raises OSError, and KernelFeatureError on an unknown machine."""
+def open_perf_event(attributes: PerfEventAttributes, pid: int, cpu: int, kind: Kind = Kind.TRACEPOINT) -> int:
+    """Return the event's descriptor. Where the kernel denies it to this process, stapsdtd-opener is asked.
+
+    kind: what the attributes are of, in the opener's words; it makes them itself.
+
+    Raises PerfDeniedError, OSError of other kinds, and KernelFeatureError on an unknown machine.
+    """
+    try:
+        return _open_here(attributes, pid, cpu)
+    except PermissionError as error:
+        try:
+            return _opener.open(kind, pid, cpu, attributes.config if kind is Kind.TRACEPOINT else 0)
+        except OpenerAbsentError:
+            raise _denied(os.strerror(error.errno or errno.EACCES)) from error
+
+
+def _open_here(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
     syscall_number = _SYSCALL.get(platform.machine())
     if syscall_number is None:
-        raise KernelFeatureError("perf events", f"unknown machine {platform.machine()}", "report it")
+        raise KernelFeatureError(_FEATURE, f"unknown machine {platform.machine()}", "report it")
     attributes.size = ctypes.sizeof(attributes)
     descriptor: int = _libc.syscall(syscall_number, ctypes.byref(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
     if descriptor < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"perf_event_open: {os.strerror(error)}")
     return descriptor
+
+
+def way_of_opening() -> str:
+    """Return what to add to a feature that perf events make."""
+    return ", through stapsdtd-opener" if _opener.is_used else ""
+
+
+def _denied(error: str) -> PerfDeniedError:
+    """Say which capability the kernel asks for, and what to do."""
+    try:
+        with open(_PARANOID, encoding="ascii") as file:
+            paranoid = int(file.read())
+    except (OSError, ValueError):
+        paranoid = _UPSTREAM_PARANOID
+    if paranoid > _UPSTREAM_PARANOID:
+        return PerfDeniedError(
+            f"{error}: with kernel.perf_event_paranoid = {paranoid}, Debian's and Ubuntu's kernels want CAP_SYS_ADMIN",
+            "run 'systemctl start stapsdtd-opener.socket', whose service has it, or "
+            f"'sysctl kernel.perf_event_paranoid={_UPSTREAM_PARANOID}', with which CAP_PERFMON is enough",
+        )
+    filtered = ", and with a seccomp profile that allows it" if procfs.is_filtered() else ""
+    return PerfDeniedError(f"{error}: it takes CAP_PERFMON", f"run as root or with that capability{filtered}")
 
 
 class Mapped(NamedTuple):
@@ -144,14 +190,17 @@ class MappingRing:
             wakeup_watermark=1,
         )
         try:
-            self._descriptor = open_perf_event(attributes, ALL_PROCESSES, cpu)
+            self._descriptor = open_perf_event(attributes, ALL_PROCESSES, cpu, Kind.MAPPINGS)
+        except PerfDeniedError as error:
+            raise KernelFeatureError(_FEATURE, error.reason, error.remedy) from error
         except OSError as error:
-            raise _perf_denied(str(error.strerror)) from error
+            remedy = "boot a kernel built with CONFIG_PERF_EVENTS=y"
+            raise KernelFeatureError(_FEATURE, str(error.strerror), remedy) from error
         try:
             self._memory = mmap.mmap(self._descriptor, mmap.PAGESIZE * (1 + _DATA_PAGES))
         except OSError as error:
             os.close(self._descriptor)
-            raise _perf_denied(str(error)) from error
+            raise KernelFeatureError(_FEATURE, f"mmap of a ring: {error.strerror}", "raise LimitMEMLOCK=") from error
         self._ring = RingBuffer(self._memory)
 
     def fileno(self) -> int:
@@ -185,10 +234,3 @@ def parse_cpus(text: str) -> list[int]:
     """Parse a list of CPUs such as `0-3,6`."""
     ranges = [part.partition("-") for part in text.strip().split(",")]
     return [cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)]
-
-
-def _perf_denied(reason: str) -> KernelFeatureError:
-    remedy = "run as root or with CAP_PERFMON, and check /proc/sys/kernel/perf_event_paranoid"
-    if procfs.is_filtered():
-        remedy += " and the seccomp profile"
-    return KernelFeatureError("perf events", reason, remedy)

@@ -11,7 +11,7 @@ import pytest
 
 from stapsdtd.cli import manual
 from tests.support import ROOT, TICKER, Recorder, Ticker, running_daemon, stapsdt
-from tests.units import SERVICE, UNITS
+from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, UNITS, settings
 
 pytestmark = pytest.mark.kernel
 
@@ -73,8 +73,8 @@ def at_its_place(root: Path) -> list[str]:
 def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker) -> None:
     root = tmp_path / "root"
     older = root / _PREFIX / "lib" / "older.py"
-    settings = root / "etc" / "stapsdtd" / "stapsdtd.toml"
-    for path in (older, settings):
+    older_settings = root / "etc" / "stapsdtd" / "stapsdtd.toml"
+    for path in (older, older_settings):
         path.parent.mkdir(parents=True)
         path.write_text("# older\n")
 
@@ -85,6 +85,8 @@ def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker)
         "usr/local/bin/stapsdtd": None,
         f"{_UNITS}/systemd/system/stapsdtd.service": SERVICE,
         f"{_UNITS}/systemd/system/stapsdtd.socket": UNITS / "stapsdtd.socket",
+        f"{_UNITS}/systemd/system/stapsdtd-opener.socket": OPENER_SOCKET,
+        f"{_UNITS}/systemd/system/stapsdtd-opener@.service": OPENER_SERVICE,
         f"{_UNITS}/sysusers.d/stapsdtd.conf": UNITS / "stapsdtd.sysusers.conf",
         f"{_UNITS}/tmpfiles.d/stapsdtd.conf": UNITS / "stapsdtd.tmpfiles.conf",
     }
@@ -92,12 +94,15 @@ def test_install_serve_uninstall(checkout: Path, tmp_path: Path, ticker: Ticker)
     for name, source in installed.items():
         if source is not None:
             assert (root / name).read_text() == source.read_text()
-    assert settings.read_text() == "# older\n"
+    assert older_settings.read_text() == "# older\n"
     assert not older.exists()
     for program in ("stapsdt", "stapsdtd"):
         assert os.readlink(root / "usr" / "local" / "bin" / program) == f"/opt/stapsdtd/bin/{program}"
 
-    with running_daemon(tmp_path, "--config", str(settings), prefix=at_its_place(root)) as daemon:
+    (opener,) = settings(OPENER_SERVICE, "ExecStart")
+    assert os.access(f"{root}{opener}", os.X_OK)
+
+    with running_daemon(tmp_path, "--config", str(older_settings), prefix=at_its_place(root)) as daemon:
         assert os.readlink(f"/proc/{daemon.pid}/exe").startswith("/opt/stapsdtd/bin/python")
         assert "bpf" in stapsdt(daemon.target, "info").stdout
         with Recorder(daemon.target, f"{TICKER}:tick(arg0)", pids=[ticker.pid]) as recorder:

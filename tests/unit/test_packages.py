@@ -66,8 +66,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def files(wheel: Path) -> set[str]:
+    """Return the files of its packages."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        return {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
+
+
+def programs(wheel: Path) -> set[str]:
+    """Return the names of programs that are not Python's, and are marked as such."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = [each for each in archive.infolist() if ".data/scripts/" in each.filename]
+        assert all(each.external_attr >> 16 & 0o111 for each in found)
+        return {each.filename.rpartition("/")[2] for each in found}
 
 
 def requirements(wheel: Path) -> dict[str, Requirement]:
@@ -89,6 +98,7 @@ def test_the_sdist_has_what_the_packages_are_made_of_and_nothing_that_is_made(bu
 def test_a_wheel_with_a_bpf_object_is_tagged_for_its_machine(built: Built) -> None:
     assert built.daemon.name == f"stapsdtd-{__version__}-py3-none-linux_{platform.machine()}.whl"
     assert _OBJECT in files(built.daemon)
+    assert programs(built.daemon) == {"stapsdtd-opener"}
     assert built.client.name == f"stapsdtd_client-{__version__}-py3-none-any.whl"
 
 
