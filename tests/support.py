@@ -12,13 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Self, TypeVar
+from typing import Self
 
 import pytest
 
@@ -43,46 +42,18 @@ from stapsdtd.client import (
     Value,
 )
 from stapsdtd.kernel import procfs
+from tests.waiting import TIME_FACTOR as TIME_FACTOR
+from tests.waiting import require as require
+from tests.waiting import wait_for as wait_for
 
-T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
 COMMANDS = Path(sys.executable).parent
 TARGETS = ROOT / "tests" / "targets"
-TIME_FACTOR = float(os.environ.get("STAPSDTD_TIME_FACTOR", "1"))
-"""How much longer things may take here than on a machine of its own; tests/vm has it set in its guests."""
 SYSTEM_PYTHON = "/usr/bin/python3.11"
 TICKER = "ticker" if "STAPSDTD_TARGETS" in os.environ else f"p{os.getpid()}ticker"
 """The provider of tests/targets/ticker.c. The name is this process's own: tests in others must not trace it."""
 PYPROGRAM = f"p{os.getpid()}program"
 """That of tests/targets/provider_program.py."""
-
-
-def require(condition: object, what: str) -> None:
-    """Skip where something is missing or, where nothing may be missing, fail."""
-    if condition:
-        return
-    if os.environ.get("STAPSDTD_REQUIRE_KERNEL") == "1":
-        pytest.fail(f"{what} is missing, and STAPSDTD_REQUIRE_KERNEL=1 wants it")
-    pytest.skip(f"{what} is missing")
-
-
-def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
-    """Answer what condition answers once that is true; fail where it takes too long.
-
-    seconds: as usual fewer than a lease lasts, whose end would disarm, too.
-    """
-    seconds *= TIME_FACTOR
-    deadline = time.monotonic() + seconds
-    # other tests may need the processor meanwhile
-    pause_seconds = 0.002
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, 0.02)
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm import guest, initrd, kernels, report, table
+from tests.vm import guest, images, initrd, installed, kernels, report, table
 from tests.vm.guest import Machine
 from tests.vm.kernels import Kernel
 from tests.vm.report import Report
@@ -144,3 +144,83 @@ def test_what_doctor_says_of_the_server_is_left_out() -> None:
         '{"name": "tracefs", "available": true, "required": true, "detail": "at /sys", "remedy": ""}',
     ]
     assert table.checks("\n".join(lines)) == (Check("tracefs", True, "at /sys"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        ([], (["12", "13"], False, [])),
+        (["13"], (["13"], False, [])),
+        (["--table", "13", "12"], (["13", "12"], True, [])),
+        (["-k", "12"], (["12", "13"], False, ["-k", "12"])),
+        (["13", "-k", "by_pid", "--table"], (["13"], False, ["-k", "by_pid", "--table"])),
+    ],
+)
+def test_systems_come_first_and_pytest_gets_the_rest(
+    arguments: list[str], parsed: tuple[list[str], bool, list[str]]
+) -> None:
+    assert installed.parsed(arguments) == parsed
+
+
+def test_section_of_a_system_shows_failures_and_how_the_output_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\nKernel panic\n")
+    system = images.SYSTEMS["13"]
+    fine = installed.Outcome(system, log, 12, report=Report(passed=("a",)))
+    assert installed.section(fine) == "installed: Debian 13: 1 passed in 12 s"
+    failed = installed.Outcome(system, log, 12, report=Report(failed=(("b", "E why"),)), problem="went down")
+    assert not failed.is_fine
+    assert installed.section(failed).splitlines() == [
+        "installed: Debian 13: 1 failed in 12 s",
+        "____ b on Debian 13 ____",
+        "E why",
+        "installed: Debian 13: went down",
+        "its output ended so:",
+        "one",
+        "Kernel panic",
+    ]
+
+
+def test_no_test_is_no_success(tmp_path: Path) -> None:
+    assert not installed.Outcome(images.SYSTEMS["12"], tmp_path / "log").is_fine
+
+
+def test_table_of_systems_has_a_row_for_each_test() -> None:
+    columns = [
+        table.InstalledColumn("Debian 12", {"Linux": "6.1"}, {"test_own::test_by_pid": table.MISSING}),
+        table.InstalledColumn("Debian 13", {"Linux": "6.12"}, {"test_own::test_by_pid": "yes"}),
+    ]
+    assert table.installed(columns).splitlines()[-4:] == [
+        "|  | Debian 12 | Debian 13 |",
+        "| --- | --- | --- |",
+        "| Linux | 6.1 | 6.12 |",
+        "| own: by pid | **no** | yes |",
+    ]
+
+
+def test_a_cached_folder_appears_only_when_it_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "CACHE", tmp_path)
+
+    def make(folder: Path) -> None:
+        (folder / "disk").write_text("complete")
+
+    def fail(folder: Path) -> None:
+        (folder / "disk").write_text("half")
+        raise images.ImageError("no archive")
+
+    first = images._kept("disk", "1", make)
+    assert images._kept("disk", "1", fail) == first
+    with pytest.raises(images.ImageError):
+        images._kept("disk", "2", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["disk.lock"]
+    assert (images._kept("disk", "2", make) / "disk").read_text() == "complete"
+
+
+def test_a_step_that_fails_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    monkeypatch.setattr(images, "LOGS", tmp_path / "logs")
+    with pytest.raises(images.ImageError, match=r"^making it failed: no room \(more in logs/making-it.log\)$"):
+        images._run("making it", {}, "sh", "-c", "echo first; echo no room >&2; exit 1")
+    assert (tmp_path / "logs" / "making-it.log").read_text() == "first\nno room\n"
+    with pytest.raises(images.ImageError, match=r"^making it failed: .*stapsdtd-no-such-program: No such file"):
+        images._run("making it", {}, "stapsdtd-no-such-program")

@@ -5,4 +5,8 @@
     guest    qemu with both; the command's output and exit status
 
 Nothing is installed, and the guest writes to its own memory alone, but for one folder that it shares with the host.
+With systemd, as users have it, it takes a disk:
+
+    images     Debian's releases, each with this tree installed, as disks in .cache/vm
+    installed  the tests that are marked `installed`, in guests that boot from these
 """

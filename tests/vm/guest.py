@@ -94,18 +94,31 @@ def _script(machine: Machine, command: Sequence[str], environment: Mapping[str, 
 def _command_line(machine: Machine, first_root: Path, share: Path, cpus: int) -> list[str]:
     read_only = "security_model=none,readonly=on,multidevs=remap"
     return [
-        # however this process ends, the guest ends with it
-        "setpriv", "--pdeathsig", "KILL", *machine.qemu,
-        # in one thread: with several, a CPU may meet the breakpoint by which another one patches the kernel's code, and
-        # find nobody who knows of it ("Oops: int3" in __schedule, seen on 6.12)
-        "-accel", "tcg,thread=single", "-smp", str(cpus), "-m", str(_MEMORY_MIB),
-        "-nodefaults", "-display", "none", "-monitor", "none", "-serial", "stdio", "-no-reboot",
+        *emulator(machine.qemu, cpus=cpus, memory_mib=_MEMORY_MIB),
+        "-serial", "stdio",
         "-kernel", str(machine.kernel.image), "-initrd", str(first_root),
         "-append", f"console={machine.console} panic=-1 quiet",
         "-virtfs", f"local,path={machine.root},mount_tag=root,{read_only}",
         "-virtfs", f"local,path={ROOT},mount_tag=tree,{read_only}",
-        "-virtfs", f"local,path={share},mount_tag=share,security_model=none",
+        *shared(share),
     ]  # fmt: skip
+
+
+def emulator(qemu: Sequence[str], *, cpus: int, memory_mib: int) -> list[str]:
+    """Return the part of qemu's command that all guests have. qemu: its name, and its options of the machine."""
+    return [
+        # however this process ends, the guest ends with it
+        "setpriv", "--pdeathsig", "KILL", *qemu,
+        # in one thread: with several, a CPU may meet the breakpoint by which another one patches the kernel's code, and
+        # find nobody who knows of it ("Oops: int3" in __schedule, seen on 6.12)
+        "-accel", "tcg,thread=single", "-smp", str(cpus), "-m", str(memory_mib),
+        "-nodefaults", "-display", "none", "-monitor", "none", "-no-reboot",
+    ]  # fmt: skip
+
+
+def shared(folder: Path) -> list[str]:
+    """Return qemu's options for a folder that the guest mounts as `share`, and may write to."""
+    return ["-virtfs", f"local,path={folder},mount_tag=share,security_model=none"]
 
 
 def boot(command: Sequence[str], seconds: float, output: Callable[[str], object]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.support import ROOT
 
 CACHE = ROOT / ".cache" / "vm"
+LOGS = CACHE / "logs"
 
 MODULES = (
     "virtio_ring", "virtio", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci",

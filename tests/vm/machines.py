@@ -11,7 +11,7 @@ from tests.vm.guest import Machine
 _ARM64 = ":arm64"
 """As apt writes it."""
 
-_CPU = "max,avx2=off"
+X86_64 = ("qemu-system-x86_64", "-cpu", "max,avx2=off")
 """With what qemu 7.2 makes of AVX2, numpy's argsort() of a few dozen numbers is wrong."""
 
 
@@ -19,7 +19,4 @@ def find(name: str) -> Machine:
     """Raises KernelUnavailableError."""
     if name.endswith(_ARM64):
         return aarch64.machine(name.removesuffix(_ARM64))
-    return Machine(
-        "x86-64", kernels.find(name), ("qemu-system-x86_64", "-cpu", _CPU), "ttyS0", Path("/"), Path("/bin/busybox"),
-        str(COMMANDS),
-    )  # fmt: skip
+    return Machine("x86-64", kernels.find(name), X86_64, "ttyS0", Path("/"), Path("/bin/busybox"), str(COMMANDS))

@@ -15,9 +15,9 @@ from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
 from tests.support import ROOT, stapsdt
-from tests.vm import guest, initrd, kernels, machines, report, table
+from tests.vm import guest, initrd, machines, report, table
 from tests.vm.guest import Machine
-from tests.vm.kernels import KernelUnavailableError
+from tests.vm.kernels import LOGS, KernelUnavailableError
 from tests.vm.report import Report
 from tests.vm.table import Check, Column
 
@@ -29,7 +29,6 @@ _MAX_FAILURES = 8
 """A kernel that refuses an engine fails most tests, each of which takes long then."""
 _CONSOLE_LINES = 25
 
-LOGS = kernels.CACHE / "logs"
 _FETCHING = threading.Lock()
 
 
@@ -69,7 +68,7 @@ def main() -> int:
             outcomes.append(outcome)
             print(section(outcome), flush=True)
     if options.table:
-        (ROOT / "docs" / "kernels.md").write_text(table.document([*map(_column, outcomes), _own_column()]))
+        table.write(kernels=table.document([*map(_column, outcomes), _own_column()]))
     return 0 if all(outcome.is_fine for outcome in outcomes) else 1
 
 

@@ -1,10 +1,14 @@
-"""docs/kernels.md: what each kernel offers, as `stapsdt doctor` says there, and which tests passed on it."""
+"""docs/kernels.md: what each kernel offers, as `stapsdt doctor` says there, which tests passed on it, and what users of
+Debian get from the installed service.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from tests.support import ROOT
 
 _HEAD = """\
 # Kernels
@@ -22,7 +26,15 @@ _TAIL = """
 - Guests run emulated instructions on two CPUs, ten times slower than the host. Tests of speed, of load, and of programs
   that are slow to start therefore run only on the host's kernel.
 """
-_MISSING = "**no**"
+_INSTALLED_TITLE = "## Installed on Debian\n"
+_INSTALLED_HEAD = f"""\
+{_INSTALLED_TITLE}
+`./dev test --installed --table` writes this table: it installs stapsdtd with `./dev install` into Debian, boots that
+with systemd under qemu, with default settings of the kernel, and runs the tests marked `installed` against the service,
+as root and as an ordinary user. CI does the same for every change. Each row below the systems' own is a test.
+
+"""
+MISSING = "**no**"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,15 @@ class Column:
     tests: str
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledColumn:
+    """facts: by what they are of. results: `yes`, MISSING or `skipped`, by the test's name as junit has it."""
+
+    system: str
+    facts: Mapping[str, str]
+    results: Mapping[str, str]
+
+
 def checks(doctor: str) -> tuple[Check, ...]:
     """Read doctor's JSON lines. The server's is left out: it is about a process, not about the kernel."""
     found = map(json.loads, doctor.splitlines())
@@ -59,21 +80,51 @@ def document(columns: Sequence[Column]) -> str:
         ["engine that `auto` takes", *map(_engine, columns)],
         ["tests", *(column.tests for column in columns)],
     ]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     refused = [
         f"- {column.kernel}, {column.machine}, {check.name}: {check.detail}"
         for column in columns
         for check in column.checks
         if not check.available
     ]
-    return _HEAD + "\n".join(lines) + "\n" + "".join(f"\n{line}" for line in refused) + ("\n" * bool(refused)) + _TAIL
+    return _HEAD + _lines(rows) + "".join(f"\n{line}" for line in refused) + ("\n" * bool(refused)) + _TAIL
+
+
+def installed(columns: Sequence[InstalledColumn]) -> str:
+    facts = dict.fromkeys(name for column in columns for name in column.facts)
+    tests = dict.fromkeys(name for column in columns for name in column.results)
+    rows = [
+        ["", *(column.system for column in columns)],
+        ["---"] * (len(columns) + 1),
+        *([name, *(column.facts.get(name, "") for column in columns)] for name in facts),
+        *([_spoken(name), *(column.results.get(name, "") for column in columns)] for name in tests),
+    ]
+    return _INSTALLED_HEAD + _lines(rows)
+
+
+def _spoken(test: str) -> str:
+    """Turn `test_own_programs::test_by_pid` into words."""
+    module, _, name = test.partition("::")
+    return f"{module.removeprefix('test_')}: {name.removeprefix('test_')}".replace("_", " ")
+
+
+def write(kernels: str = "", installed: str = "") -> None:
+    """Write the given parts anew, and leave the other as it is."""
+    path = ROOT / "docs" / "kernels.md"
+    old_kernels, _, old_installed = path.read_text().partition(_INSTALLED_TITLE)
+    kernels = kernels or old_kernels
+    installed = installed or (old_installed and _INSTALLED_TITLE + old_installed)
+    path.write_text("\n\n".join(part.rstrip("\n") for part in (kernels, installed) if part) + "\n")
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
 
 
 def _cell(column: Column, name: str) -> str:
     found = [check.available for check in column.checks if check.name == name]
     if not found:
         return ""
-    return "yes" if found[0] else _MISSING
+    return "yes" if found[0] else MISSING
 
 
 def _engine(column: Column) -> str:

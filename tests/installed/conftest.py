@@ -1,0 +1,40 @@
+"""Every test in this folder is marked, and finds the service as after a boot, with its installed files known."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.installed import machine
+
+_LAST = ("test_capabilities.py", "test_upgrade.py", "test_journal.py", "test_uninstall.py")
+"""What changes the service, looks back at what all tests did, or takes it away."""
+_JOURNAL_LINES = 40
+_CURSOR = pytest.StashKey[str]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LAST.index(item.path.name) if item.path.name in _LAST else -1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_CURSOR] = machine.cursor()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the service said during the test."""
+    report = yield
+    add_section = getattr(report.longrepr, "addsection", None)
+    if report.failed and add_section is not None:
+        lines = machine.journal(item.stash.get(_CURSOR, ""))
+        add_section(f"journal of {machine.SERVICE}", "\n".join(lines[-_JOURNAL_LINES:]))
+    return report
+
+
+@pytest.fixture
+def service() -> None:
+    """The running service, once it knows the installed files."""
+    machine.systemctl("start", machine.SOCKET)
+    machine.wait_for_inventory()

@@ -1,0 +1,172 @@
+"""The machine that the tests run on: its service, and commands as root or as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stapsdtd.client import Client, ClientError, InventoryState
+from tests.waiting import TIME_FACTOR, wait_for
+
+ALICE = "alice"
+ROOT = "root"
+SERVER = "unix:/run/stapsdtd/stapsdtd.sock"
+SERVICE = "stapsdtd.service"
+SOCKET = "stapsdtd.socket"
+TARGETS = Path(__file__).parent.parent / "targets"
+FIRE = "/usr/local/bin/fire"
+TRACING = Path("/sys/kernel/tracing")
+_COMMAND_SECONDS = 60
+
+
+def _identity(user: str) -> dict[str, Any]:
+    """Return what subprocess takes for a user as after a login."""
+    entry = pwd.getpwnam(user)
+    environment = {**os.environ, "HOME": entry.pw_dir, "USER": user}
+    groups = os.getgrouplist(user, entry.pw_gid)
+    return {
+        "user": entry.pw_uid,
+        "group": entry.pw_gid,
+        "extra_groups": groups,
+        "env": environment,
+        "cwd": entry.pw_dir,
+    }
+
+
+def run(*command: str, user: str = ROOT, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. check: fail, with what it said, unless its exit code is 0."""
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_COMMAND_SECONDS * TIME_FACTOR,
+        **_identity(user),
+    )
+    if check and done.returncode:
+        pytest.fail(f"'{' '.join(command)}' of {user} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def count(*arguments: str, user: str) -> int:
+    """Return what `stapsdt count --json` of heldout:hit came to, which ends with a command or a duration."""
+    return counted(run("stapsdt", "count", "heldout:hit", "--json", *arguments, user=user))
+
+
+def counted(done: subprocess.CompletedProcess[str]) -> int:
+    """Return the one number of `stapsdt count --json`; 0 where it printed none."""
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return sum(row["count"] for row in rows)
+
+
+class Running:
+    """A command in the background. messages: its lines on standard error, once it has ended."""
+
+    def __init__(self, *command: str, user: str = ROOT) -> None:
+        self._command = command
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **_identity(user),
+        )
+        self.pid = self.process.pid
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        out, err = self.process.communicate(timeout=_COMMAND_SECONDS * TIME_FACTOR)
+        return subprocess.CompletedProcess(self._command, self.process.returncode, out, err)
+
+    def interrupt(self) -> subprocess.CompletedProcess[str]:
+        """As Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait()
+
+
+@contextmanager
+def running(*command: str, user: str = ROOT) -> Iterator[Running]:
+    """A command in the background, killed at the end if it has not ended."""
+    started = Running(*command, user=user)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.communicate()
+
+
+@contextmanager
+def tracing(*arguments: str, user: str = ROOT) -> Iterator[Running]:
+    """A `stapsdt` that has subscribed: what can be armed is armed, and hits count from now on."""
+    before = set(subscriptions())
+    with running("stapsdt", *arguments, user=user) as started:
+
+        def is_streaming() -> bool:
+            if started.process.poll() is not None:
+                done = started.wait()
+                pytest.fail(f"'{' '.join(arguments)}' ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+            return any(is_on for each, is_on in subscriptions().items() if each not in before)
+
+        wait_for(is_streaming, f"'{' '.join(arguments)}' to subscribe", seconds=30)
+        yield started
+
+
+def subscriptions() -> dict[str, bool]:
+    """Return whether each subscription of the service streams, by its id."""
+    with Client(SERVER) as client:
+        return {each.id: each.streaming for each in client.subscriptions()}
+
+
+def systemctl(*arguments: str, check: bool = True) -> str:
+    return run("systemctl", *arguments, check=check).stdout.strip()
+
+
+def show(name: str, unit: str = SERVICE) -> str:
+    return systemctl("show", "--value", f"--property={name}", unit)
+
+
+def main_pid() -> int:
+    return int(show("MainPID"))
+
+
+def wait_for_inventory() -> None:
+    """Start the service, as a client does, and wait until it knows the installed files."""
+
+    def is_current() -> bool:
+        try:
+            with Client(SERVER) as client:
+                inventory = client.info().inventory
+        except ClientError:
+            return False
+        return inventory is not None and inventory.state is InventoryState.CURRENT
+
+    wait_for(is_current, "the inventory of installed files", seconds=60)
+
+
+def journal(cursor: str = "", unit: str = SERVICE) -> list[str]:
+    """Return the lines of a unit, since a cursor if there is one."""
+    since = ["--after-cursor", cursor] if cursor else []
+    return run(
+        "journalctl", "--no-pager", "--boot", "--output=short-monotonic", "--unit", unit, *since
+    ).stdout.splitlines()
+
+
+def cursor() -> str:
+    """Return where the journal ends now."""
+    shown = run("journalctl", "--no-pager", "--lines=1", "--show-cursor", "--output=cat").stdout
+    return shown.rpartition("-- cursor: ")[2].strip()
+
+
+def armed_events() -> list[str]:
+    """Return what is defined in tracefs by this project, in its file of uprobe events."""
+    return (TRACING / "uprobe_events").read_text().splitlines()
