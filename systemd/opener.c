@@ -2,7 +2,7 @@
  * stapsdtd-opener: opens perf events for the daemon, on kernels that give them to CAP_SYS_ADMIN alone.
  *
  *	request  u32 version, kind | s32 pid, cpu | u64 tracepoint		stapsdtd/kernel/perf_opener.py
- *	reply    u32 version | s32 errno, or 0 and one descriptor
+ *	reply    u32 version | s32 errno, or 0 and one descriptor; then a second 0, when it is closed here
  *
  * systemd starts one for each connection, a SOCK_SEQPACKET socket that is standard input here, and gives it that one
  * capability. Before it reads anything it forbids itself all system calls but those of serve(). What is opened is
@@ -145,7 +145,8 @@ static int receive(struct request *request)
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 	ssize_t size = recvmsg(CONNECTION, &message, 0);
 
-	if (size == 0 && !message.msg_flags)
+	/* ECONNRESET if there are answers that it has not read */
+	if (size < 0 || (size == 0 && !message.msg_flags))
 		return 0;
 	if (size != sizeof(*request) || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC) || request->version != VERSION)
 		_exit(2);
@@ -199,10 +200,10 @@ static int open_event(const struct request *request)
 	return fd < 0 ? -errno : fd;
 }
 
-/* A client that is gone is noticed by receive(). */
-static void reply(int result)
+/* A client that is gone is noticed by receive(). descriptor: goes with it, or is negative. */
+static void send_reply(int error, int descriptor)
 {
-	struct reply reply = { VERSION, result < 0 ? -result : 0 };
+	struct reply reply = { VERSION, error };
 	struct iovec part = { &reply, sizeof(reply) };
 	union {
 		char bytes[CMSG_SPACE(sizeof(int))];
@@ -210,7 +211,7 @@ static void reply(int result)
 	} control = { { 0 } };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 
-	if (result >= 0) {
+	if (descriptor >= 0) {
 		struct cmsghdr *header;
 
 		message.msg_control = control.bytes;
@@ -218,12 +219,22 @@ static void reply(int result)
 		header = CMSG_FIRSTHDR(&message);
 		header->cmsg_level = SOL_SOCKET;
 		header->cmsg_type = SCM_RIGHTS;
-		header->cmsg_len = CMSG_LEN(sizeof(result));
-		memcpy(CMSG_DATA(header), &result, sizeof(result));
+		header->cmsg_len = CMSG_LEN(sizeof(descriptor));
+		memcpy(CMSG_DATA(header), &descriptor, sizeof(descriptor));
 	}
 	(void)sendmsg(CONNECTION, &message, MSG_NOSIGNAL);
-	if (result >= 0)
-		close(result);
+}
+
+static void answer(int result)
+{
+	if (result < 0) {
+		send_reply(-result, -1);
+		return;
+	}
+	send_reply(0, result);
+	/* from then on the client's is the only one: when it is closed, the sites are unpatched at once */
+	close(result);
+	send_reply(0, -1);
 }
 
 int main(void)
@@ -234,6 +245,6 @@ int main(void)
 	find_kprobe_type();
 	forbid_the_rest();
 	while (receive(&request))
-		reply(open_event(&request));
+		answer(open_event(&request));
 	_exit(0);
 }

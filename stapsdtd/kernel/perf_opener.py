@@ -1,7 +1,7 @@
 """The client of stapsdtd-opener, which opens perf events where the kernel gives them to CAP_SYS_ADMIN alone.
 
     request  u32 version, kind | s32 pid, cpu | u64 tracepoint             systemd/opener.c
-    reply    u32 version | s32 errno, or 0 and one descriptor
+    reply    u32 version | s32 errno, or 0 and one descriptor; then a second 0, when the opener has closed its own
 
 Debian's and Ubuntu's kernels do so with kernel.perf_event_paranoid above 2. What was opened stays open when the opener
 ends; the next request connects again, and systemd starts another one.
@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+from array import array
 from enum import IntEnum
 
 SOCKET_PATH = "/run/stapsdtd-opener/opener.sock"
@@ -26,6 +27,7 @@ REPLY = struct.Struct("=Ii")
 _SECONDS = 10.0
 _MOST_DESCRIPTORS = 4
 """That are received, so that too many are noticed."""
+_DESCRIPTOR_BYTES = array("i").itemsize
 _ATTEMPTS = 2
 """One connection may have ended since it was used; a new one that ends as well says that something is wrong."""
 
@@ -121,16 +123,15 @@ class PerfOpener:
         if self._connection is None:
             self._connection = self._connected()
         self._connection.send(request)
-        answer, descriptors, flags, _ = socket.recv_fds(
-            self._connection, REPLY.size + 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-        )
-        if len(answer) != REPLY.size or flags & socket.MSG_CTRUNC:
-            _close_all(descriptors)
-            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection" if not answer else "it is another")
-        version, error = REPLY.unpack(answer)
-        if version != VERSION:
-            _close_all(descriptors)
-            raise ConnectionResetError(errno.ECONNRESET, f"it is of version {version}")
+        error, descriptors = _received(self._connection)
+        if not error:
+            try:
+                # as long as it has one as well, closing ours unpatches nothing
+                error, more = _received(self._connection)
+            except BaseException:
+                _close_all(descriptors)
+                raise
+            descriptors += more
         return error, descriptors
 
     def _connected(self) -> socket.socket:
@@ -150,6 +151,34 @@ class PerfOpener:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _received(connection: socket.socket) -> tuple[int, list[int]]:
+    """Return the errno of one message and its descriptors. Raises OSError."""
+    # socket.recv_fds() of Python 3.11 ignores its flags
+    message, control, flags, _ = connection.recvmsg(
+        REPLY.size + 1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * _DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    descriptors = [each for level, kind, data in control for each in _passed(level, kind, data)]
+    problem = ""
+    if not message:
+        problem = "it closed the connection"
+    elif len(message) != REPLY.size or flags & socket.MSG_CTRUNC:
+        problem = "its message has another size"
+    elif (version := REPLY.unpack(message)[0]) != VERSION:
+        problem = f"it speaks version {version} of the protocol, and this process {VERSION}"
+    if problem:
+        _close_all(descriptors)
+        raise ConnectionResetError(errno.ECONNRESET, problem)
+    return REPLY.unpack(message)[1], descriptors
+
+
+def _passed(level: int, kind: int, data: bytes) -> array[int]:
+    """Return the descriptors that a part of a message's control data has."""
+    descriptors = array("i")
+    if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        descriptors.frombytes(data[: len(data) // _DESCRIPTOR_BYTES * _DESCRIPTOR_BYTES])
+    return descriptors
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -227,5 +227,7 @@ def test_without_clang_one_line_says_so_and_the_wheel_is_for_any_machine(built: 
         "stapsdtd: building without the bpf engine: clang is missing (apt-get install clang libbpf-dev); "
         "the ftrace engine works without"
     )
+    assert "stapsdtd: building without the opener of perf events: clang is missing (apt-get install clang)\n" in said
+    assert not programs(wheel)
     assert wheel.name == f"stapsdtd-{__version__}-py3-none-any.whl"
     assert files(wheel) == files(built.daemon) - {_OBJECT}

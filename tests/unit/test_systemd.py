@@ -16,12 +16,15 @@ from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config import Config, InventorySettings
 from stapsdtd.config.file import load
 from stapsdtd.inventory.inventory import state_directory
+from stapsdtd.kernel.perf_opener import SOCKET_PATH
 from stapsdtd.sandbox.processes import USER
 from tests.support import require
-from tests.units import SERVICE, SOCKET, UNITS, settings
+from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, SOCKET, UNITS, settings
 
 _MOST_EXPOSED = 45
 """Tenths. systemd calls up to 50 OK; what is below 40 would take hiding what the daemon is there to see."""
+_OPENER_EXPOSED = 15
+_ALL = (SERVICE, SOCKET, OPENER_SERVICE, OPENER_SOCKET)
 
 
 def tool(*command: str) -> subprocess.CompletedProcess[str]:
@@ -32,10 +35,10 @@ def tool(*command: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def installed(tmp_path: Path) -> list[str]:
     """The units, with programs that exist: to verify is also to look for those."""
-    for unit in (SERVICE, SOCKET):
-        text = re.sub(r"/opt/stapsdtd/bin/\w+", sys.executable, unit.read_text())
+    for unit in _ALL:
+        text = re.sub(r"/opt/stapsdtd/bin/[\w-]+", sys.executable, unit.read_text())
         (tmp_path / unit.name).write_text(text)
-    return [str(tmp_path / unit.name) for unit in (SERVICE, SOCKET)]
+    return [str(tmp_path / unit.name) for unit in _ALL]
 
 
 def test_units_are_clean(installed: list[str]) -> None:
@@ -43,10 +46,29 @@ def test_units_are_clean(installed: list[str]) -> None:
     assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
 
 
-def test_the_service_is_not_exposed() -> None:
-    rated = tool("systemd-analyze", "security", "--offline=yes", f"--threshold={_MOST_EXPOSED}", str(SERVICE))
+@pytest.mark.parametrize(("service", "most_exposed"), [(SERVICE, _MOST_EXPOSED), (OPENER_SERVICE, _OPENER_EXPOSED)])
+def test_the_services_are_not_exposed(service: Path, most_exposed: int) -> None:
+    rated = tool("systemd-analyze", "security", "--offline=yes", f"--threshold={most_exposed}", str(service))
     assert rated.returncode == 0, rated.stdout
-    assert re.search(r"Overall exposure level for stapsdtd.service: [0-4]\.[0-9] OK", rated.stdout)
+    unit = service.name.replace("@.", "@i.")
+    assert re.search(rf"Overall exposure level for {unit}: [0-4]\.[0-9] OK", rated.stdout)
+
+
+def test_the_opener_is_started_where_the_daemon_asks_it() -> None:
+    (path,) = settings(OPENER_SOCKET, "ListenSequentialPacket")
+    assert path == SOCKET_PATH
+    assert settings(OPENER_SOCKET, "SocketMode") == ["0600"]
+    assert settings(OPENER_SOCKET, "DirectoryMode") == ["0700"]
+    # containers are given what is there
+    assert Path(path).parent != Path(*settings(SOCKET, "ListenStream")).parent
+    assert OPENER_SOCKET.name in settings(SERVICE, "Wants")
+    assert settings(OPENER_SOCKET, "ConditionFileIsExecutable") == settings(OPENER_SERVICE, "ExecStart")
+
+
+def test_only_the_opener_has_sys_admin_and_nothing_else() -> None:
+    assert settings(OPENER_SERVICE, "CapabilityBoundingSet") == ["CAP_SYS_ADMIN"]
+    assert "CAP_SYS_ADMIN" not in settings(SERVICE, "CapabilityBoundingSet")
+    assert settings(OPENER_SERVICE, "AmbientCapabilities") == []
 
 
 def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
