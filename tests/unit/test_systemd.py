@@ -17,6 +17,7 @@ from stapsdtd.config import Config, InventorySettings
 from stapsdtd.config.file import load
 from stapsdtd.inventory.inventory import state_directory
 from stapsdtd.kernel.perf_opener import SOCKET_PATH
+from stapsdtd.kernel.places import KPROBE_EVENTS, UPROBE_EVENTS
 from stapsdtd.sandbox.processes import USER
 from tests.support import require
 from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, SOCKET, UNITS, settings
@@ -76,6 +77,11 @@ def test_the_daemon_listens_where_the_socket_is_and_clients_look() -> None:
     assert DEFAULT_ADDRESS.removeprefix("unix:") == path
     assert load(str(UNITS / "stapsdtd.toml")) == Config()
     assert str(Path(path).parent) in settings(SERVICE, "ReadWritePaths")
+
+
+def test_the_daemon_may_write_where_events_are_defined() -> None:
+    writable = {path.removeprefix("-") for path in settings(SERVICE, "ReadWritePaths")}
+    assert writable >= {f"/sys/kernel/tracing/{name}" for name in (UPROBE_EVENTS, KPROBE_EVENTS, "instances")}
 
 
 def test_the_inventory_is_kept_where_the_unit_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
