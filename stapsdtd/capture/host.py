@@ -49,7 +49,7 @@ class Host:
         hooks = HookTrials()
         with ThreadPoolExecutor(1, "stapsdtd-nops") as executor:
             # the trial mostly waits
-            trial = executor.submit(probe_nops)
+            trial = executor.submit(probe_nops, Owner.this_process().group)
             bpf = load()
             features = probe_features()
             nops = trial.result()

@@ -71,11 +71,13 @@ def _print(checks: Iterable[Check], *, as_json: bool) -> None:
 def _local() -> list[features.Feature]:
     # imported here, so that only this command pays for it
     from stapsdtd.capture.bpf.kernel import feature, load  # noqa: PLC0415
+    from stapsdtd.capture.names import Owner  # noqa: PLC0415
     from stapsdtd.kernel.features import probe_features  # noqa: PLC0415
     from stapsdtd.kernel.function_hooks import HookTrials  # noqa: PLC0415
     from stapsdtd.kernel.nops import nop_feature, probe_nops  # noqa: PLC0415
 
-    return [*probe_features(), nop_feature(probe_nops()), feature(load()), *HookTrials().features(_TRIAL_SECONDS)]
+    nops = probe_nops(Owner.this_process().group)
+    return [*probe_features(), nop_feature(nops), feature(load()), *HookTrials().features(_TRIAL_SECONDS)]
 
 
 def merge(local: Iterable[features.Feature], reported: Iterable[client.Feature]) -> list[Check]:

@@ -1,38 +1,30 @@
-"""A program of 555 bytes that arms two of its own nops, executes them, and reports what the kernel made of them.
+"""A program of 235 bytes that executes two nops, and reports what the kernel made of them while they were armed.
 
     0x400000  ELF header, program header
-    0x400078  two struct perf_event_attr: uprobes at five and at ten of this same file
-    0x400178  /proc/self/exe
-    0x400188          sub     $32, %rsp
-                      xor     %ebx, %ebx
-              open:   mov     %ebx, %edi              # perf_event_open(attributes, 0, -1, -1, PERF_FLAG_FD_CLOEXEC)
-                      shl     $7, %edi
-                      add     $0x400078, %edi
-                      xor     %esi, %esi
-                      mov     $-1, %edx
-                      mov     $-1, %r10d
-                      mov     $8, %r8d
-                      mov     $298, %eax
-                      syscall
-                      mov     %eax, (%rsp,%rbx,4)
-                      inc     %ebx
-                      cmp     $2, %ebx
-                      jb      open
-                      mov     $3, %ebx
-              five:   .byte   0x0f, 0x1f, 0x44, 0, 0
-              ten:    .byte   0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0
-                      dec     %ebx
-                      jnz     five
-                      mov     five, %rax
-                      mov     %rax, 8(%rsp)
-                      mov     five + 8, %rax
-                      mov     %rax, 16(%rsp)
-                      mov     $1, %edi                # write(1, both results and the nops' present bytes, 24)
-                      mov     %rsp, %rsi
-                      mov     $24, %edx
+    0x400078
+                      sub     $16, %rsp
+                      xor     %ebx, %ebx              # passes
+              report: mov     $1, %edi                # write(1, the nops' present bytes, 15)
+                      mov     $five, %esi
+                      mov     $15, %edx
                       mov     $1, %eax
                       syscall
-                      mov     $336, %eax              # uprobe(), last: a seccomp filter may kill the program for it
+                      cmp     $3, %ebx
+                      je      ask
+                      test    %ebx, %ebx
+                      jnz     five
+                      xor     %edi, %edi              # read(0, a byte): the nops are armed by now
+                      mov     %rsp, %rsi
+                      mov     $1, %edx
+                      xor     %eax, %eax
+                      syscall
+                      cmp     $1, %eax
+                      jne     leave
+              five:   .byte   0x0f, 0x1f, 0x44, 0, 0
+              ten:    .byte   0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0
+                      inc     %ebx
+                      jmp     report
+              ask:    mov     $336, %eax              # uprobe(), last: a seccomp filter may kill the program for it
                       syscall
                       mov     %rax, (%rsp)
                       mov     $1, %edi                # write(1, its result, 8)
@@ -40,12 +32,14 @@
                       mov     $8, %edx
                       mov     $1, %eax
                       syscall
-                      xor     %edi, %edi              # exit(0)
+              leave:  xor     %edi, %edi              # exit(0)
                       mov     $60, %eax
                       syscall
 
-The events use perf's uprobe PMU and are for this process alone: they do not appear in tracefs, no other process maps
-the file, and everything goes when the process exits.
+It is in a memfd that no other process maps, so whatever is armed there is armed for this process alone. Whoever runs
+it arms the nops once it has reported the first time, and closes that afterwards; if he is killed, the program reads the
+end of its input and exits. Each pass is reported before the next: a filter may kill the program for the call that a nop
+became.
 """
 
 from __future__ import annotations
@@ -54,47 +48,53 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from queue import Empty, SimpleQueue
+
+from stapsdtd.kernel.places import Place
 
 _log = logging.getLogger(__name__)
 
 LOAD_VADDR = 0x400000
 _FILE_HEADER = struct.Struct("<4s5B7xHHIQQQIHHHHHH")
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
-_ATTRIBUTES = struct.Struct("<II8xQ32xQQ56x")
-"""The first 128 bytes of struct perf_event_attr, with type, size, sample_period, uprobe_path and probe_offset."""
-_ATTRIBUTES_AT = _FILE_HEADER.size + _PROGRAM_HEADER.size
-_PATH_AT = _ATTRIBUTES_AT + 2 * _ATTRIBUTES.size
-_PATH = b"/proc/self/exe".ljust(16, b"\0")
-CODE_AT = _PATH_AT + len(_PATH)
+CODE_AT = _FILE_HEADER.size + _PROGRAM_HEADER.size
 CODE = bytes.fromhex(
-    "4883ec2031db89dfc1e70781c77800400031f6baffffffff41baffffffff41b808000000b82a0100000f0589049cffc3"
-    "83fb0272d1bb030000000f1f440000662e0f1f840000000000ffcb75ed488b0425c20140004889442408488b0425ca01"
-    "40004889442410bf010000004889e6ba18000000b8010000000f05b8500100000f0548890424bf010000004889e6ba08"
+    "4883ec1031dbbf01000000beb0004000ba0f000000b8010000000f0583fb03742a85db751331ff4889e6ba0100000031"
+    "c00f0583f80175320f1f440000662e0f1f840000000000ffc3ebbbb8500100000f0548890424bf010000004889e6ba08"
     "000000b8010000000f0531ffb83c0000000f05"
 )
 NOPS = {5: bytes.fromhex("0f1f440000"), 10: bytes.fromhex("662e0f1f840000000000")}
 _NOPS_AT = CODE_AT + CODE.index(b"".join(NOPS.values()))
 _BREAKPOINT = b"\xcc"
 
-REPORT = struct.Struct("<2i5s10sx")
+REPORT = struct.Struct("<5s10s")
+PASSES = 3
 _SYSCALL_RESULT = struct.Struct("<q")
 
-_ENOTSUPP = 524
+ENOTSUPP = 524
 """Kernel-internal errno (include/linux/errno.h): uprobes do not support the instruction."""
 
 _MFD_EXEC = 0x10
 """Since Linux 6.3. On older kernels every memfd is executable, and the flag is EINVAL."""
 
-_NO_PMU = 0xFFFFFFFF
-_PMU_TYPE = "/sys/bus/event_source/devices/uprobe/type"
 _SECONDS = 1.0
 
+Arm = Callable[[Place], Callable[[], None]]
+"""Arms a place. What it returns disarms it. Raises OSError; ENOTSUPP if the kernel knows no uprobe there."""
 
-def program(pmu_type: int) -> bytes:
-    """Return the program as an ELF file. pmu_type: this kernel's type number for perf's uprobe PMU."""
+
+def arm_nothing(place: Place) -> Callable[[], None]:
+    """Refuse to arm a place."""
+    raise OSError(errno.EACCES, f"{place} is not to be armed")
+
+
+def program() -> bytes:
+    """Return the program as an ELF file."""
     size = CODE_AT + len(CODE)
     content = _FILE_HEADER.pack(
         *(b"\x7fELF", 2, 1, 1, 0, 0),  # 64 bits, little-endian, ELF version, System V ABI and its version
@@ -102,66 +102,86 @@ def program(pmu_type: int) -> bytes:
         *(_FILE_HEADER.size, _PROGRAM_HEADER.size, 1, 0, 0, 0),
     )
     content += _PROGRAM_HEADER.pack(1, 5, 0, LOAD_VADDR, LOAD_VADDR, size, size, 0x1000)  # PT_LOAD, R X
-    offset = _NOPS_AT
-    for nop in NOPS.values():
-        content += _ATTRIBUTES.pack(pmu_type, _ATTRIBUTES.size, 1, LOAD_VADDR + _PATH_AT, offset)
-        offset += len(nop)
-    return content + _PATH + CODE
+    return content + CODE
 
 
-def run(pmu_type_path: str = _PMU_TYPE, seconds: float = _SECONDS) -> tuple[Mapping[int, bool], int | None]:
+def run(arm: Arm, seconds: float = _SECONDS) -> tuple[Mapping[int, bool], int | None]:
     """Return whether this kernel rewrites nops, by their length in bytes, and the syscall's errno.
 
     A length is missing if no probe could be placed there; the errno is None if unknown: security policy may keep the
     program from starting, kill it or block it.
+
+    Closing a probe takes a grace period, which another tracer's program can delay for long. So the trial has a thread
+    of its own, which is left behind if it takes longer than seconds.
     """
+    found: SimpleQueue[tuple[Mapping[int, bool], int | None]] = SimpleQueue()
+
+    def try_it() -> None:
+        refused: dict[int, int] = {}
+        with contextlib.ExitStack() as armed:
+            try:
+                output = output_of(program(), seconds, lambda path: refused.update(_arm_nops(path, arm, armed)))
+            except OSError as error:
+                _log.debug("cannot run the nop trial: %s", error)
+                output = b""
+            found.put(parse(output, refused))
+
+    thread = threading.Thread(target=try_it, name="stapsdtd-nops", daemon=True)
+    thread.start()
+    # until all is disarmed, since what is in tracefs would outlive this process
+    thread.join(2 * seconds)
     try:
-        with open(pmu_type_path, encoding="ascii") as file:
-            pmu_type = int(file.read())
-    except (OSError, ValueError):
-        # no such PMU before Linux 4.17; the syscall is still worth trying
-        pmu_type = _NO_PMU
-    return _run(pmu_type, seconds)
+        return found.get_nowait()
+    except Empty:
+        return {}, None
 
 
 def syscall_errno(seconds: float = _SECONDS) -> int | None:
-    """Return the syscall's errno as run() does, without arming anything.
+    """Return the syscall's errno as run() does, without arming anything."""
+    return run(arm_nothing, seconds)[1]
 
-    Closing a probe takes event_mutex and a grace period, which another tracer's program can delay for long.
+
+def _arm_nops(path: str, arm: Arm, armed: contextlib.ExitStack) -> Iterator[tuple[int, int]]:
+    """Yield the lengths of the nops that cannot be armed, with an errno. armed: disarms the others when closed."""
+    offset = _NOPS_AT
+    for length in NOPS:
+        try:
+            armed.callback(arm(Place(path, offset)))
+        except OSError as error:
+            _log.debug("a nop of %d bytes cannot be armed: %s", length, error)
+            yield length, error.errno or 0
+        offset += length
+
+
+def parse(output: bytes, refused: Mapping[int, int]) -> tuple[Mapping[int, bool], int | None]:
+    """Parse the program's output, possibly truncated, into the result of `run`.
+
+    refused: errno by length of the nops that could not be armed.
     """
-    return _run(_NO_PMU, seconds)[1]
-
-
-def _run(pmu_type: int, seconds: float) -> tuple[Mapping[int, bool], int | None]:
-    try:
-        return parse(output_of(program(pmu_type), seconds))
-    except OSError as error:
-        _log.debug("cannot run the nop trial: %s", error)
-        return {}, None
-
-
-def parse(output: bytes) -> tuple[Mapping[int, bool], int | None]:
-    """Parse the program's output, possibly truncated, into the result of `run`."""
-    if len(output) < REPORT.size:
-        return {}, None
-    *results, five, ten = REPORT.unpack_from(output)
+    reports_bytes = (1 + PASSES) * REPORT.size
+    whole = min(len(output), reports_bytes) // REPORT.size * REPORT.size
+    passes = list(REPORT.iter_unpack(output[:whole]))[1:]
     rewritten = {}
-    for (length, nop), result, code in zip(NOPS.items(), results, (five, ten), strict=True):
-        if result == -_ENOTSUPP:
+    for position, (length, nop) in enumerate(NOPS.items()):
+        codes = [codes[position] for codes in passes]
+        if refused.get(length) == ENOTSUPP or codes == [_BREAKPOINT + nop[1:]] * PASSES:
             rewritten[length] = False
         # still the nop if the probe was not placed there
-        elif result >= 0 and code != nop:
-            rewritten[length] = code != _BREAKPOINT + nop[1:]
-    if len(output) != REPORT.size + _SYSCALL_RESULT.size:
+        elif any(code not in {nop, _BREAKPOINT + nop[1:]} for code in codes):
+            rewritten[length] = True
+    if len(output) != reports_bytes + _SYSCALL_RESULT.size:
         return rewritten, None
-    syscall_result: int = _SYSCALL_RESULT.unpack_from(output, REPORT.size)[0]
+    syscall_result: int = _SYSCALL_RESULT.unpack_from(output, reports_bytes)[0]
     return rewritten, -syscall_result if syscall_result < 0 else None
 
 
-def output_of(content: bytes, seconds: float) -> bytes:
-    """Run a program, given as its ELF file, and kill it after a timeout. Raises OSError if it cannot be executed."""
+def output_of(content: bytes, seconds: float, on_begin: Callable[[str], None]) -> bytes:
+    """Run a program, given as its ELF file, and kill it after a timeout. Raises OSError if it cannot be executed.
+
+    on_begin: called with a path of its file once it has written something, after which it is given a byte.
+    """
     with _in_memory(content) as descriptor:
-        return _execute(descriptor, seconds)
+        return _execute(descriptor, seconds, on_begin)
 
 
 @contextlib.contextmanager
@@ -180,22 +200,31 @@ def _in_memory(content: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _execute(descriptor: int, seconds: float) -> bytes:
+def _execute(descriptor: int, seconds: float, on_begin: Callable[[str], None]) -> bytes:
+    path = f"/proc/self/fd/{descriptor}"
     process = subprocess.Popen(
         ["stapsdt-nops"],
-        executable=f"/proc/self/fd/{descriptor}",
+        executable=path,
         pass_fds=(descriptor,),
         env={},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        bufsize=0,
     )
+    begun = b""
     try:
-        return process.communicate(timeout=seconds)[0]
+        if process.stdin and process.stdout and select.select([process.stdout], [], [], seconds)[0]:
+            begun = process.stdout.read(REPORT.size) or b""
+            if begun:
+                on_begin(path)
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(b"\n")
+        return begun + process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
         process.kill()
         try:
-            return process.communicate(timeout=seconds)[0]
+            return begun + process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
             # a process blocked in the kernel cannot be killed, so do not wait for it
             _log.warning("process %d, the nop trial, is stuck in the kernel and was left behind", process.pid)

@@ -17,9 +17,11 @@ import errno
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from stapsdtd.kernel import nop_trial, procfs
+from stapsdtd.kernel import nop_trial, procfs, uprobe_links
 from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.nop_arming import arm_by_event, arm_by_link
 
 _NAME = "safe nops"
 _LENGTHS = frozenset({5, 10})
@@ -29,8 +31,8 @@ _BY_ERRNO: Mapping[int | None, frozenset[int]] = {
     errno.ENOSYS: frozenset(),
 }
 _REMEDY = (
-    "run as root or with CAP_PERFMON; allow perf_event_open in the seccomp profile and executable memfds "
-    "(sysctl vm.memfd_noexec)"
+    "run as root or with CAP_BPF and CAP_PERFMON; allow bpf or perf_event_open in the seccomp profile, and executable "
+    "memfds (sysctl vm.memfd_noexec)"
 )
 
 
@@ -52,8 +54,10 @@ class NopRewriting:
         )
 
 
-def probe_nops() -> NopRewriting:
+def probe_nops(group: str) -> NopRewriting:
     """Check the syscall, and run the trial unless its errno already shows that the kernel rewrites nops.
+
+    group: of the events in tracefs by which the nops are armed where the kernel has no links to uprobes.
 
     The trial takes about 200 ms, mostly waiting, and at most 2 s.
     """
@@ -62,7 +66,8 @@ def probe_nops() -> NopRewriting:
     tried: Mapping[int, bool] = {}
     syscall_errno = nop_trial.syscall_errno()
     if not _BY_ERRNO.get(syscall_errno):
-        tried, syscall_errno = nop_trial.run()
+        arm = arm_by_link if uprobe_links.are_supported() else partial(arm_by_event, group)
+        tried, syscall_errno = nop_trial.run(arm)
     return judge(tried, syscall_errno, is_filtered=procfs.is_filtered())
 
 

@@ -34,7 +34,7 @@ _SYSCALL = {
     "x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361,
 }  # fmt: skip
 _LINK_CREATE = 28
-_PROGRAM_TYPE_KPROBE = 2
+PROGRAM_TYPE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -129,7 +129,7 @@ def are_supported() -> bool:
     if platform.machine() not in _SYSCALL:
         return False
     try:
-        program = load_trial(_PROGRAM_TYPE_KPROBE, ATTACH_TYPE)
+        program = load_trial(PROGRAM_TYPE, ATTACH_TYPE)
     except OSError:
         return False
     try:

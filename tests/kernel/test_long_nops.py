@@ -12,15 +12,31 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from stapsdtd.capture.names import Owner
 from stapsdtd.client import Client, SiteState
 from stapsdtd.kernel import nop_trial
+from stapsdtd.kernel.nop_arming import arm_by_event, arm_by_link
 from stapsdtd.kernel.nops import probe_nops
 from stapsdtd.kernel.tracefs import Tracefs
-from tests.support import TARGETS, Daemon, Recorder, Ticker, children, compile_target, require, stapsdt, wait_for
+from stapsdtd.kernel.uprobe_links import are_supported
+from tests.refusing import refusing
+from tests.support import (
+    TARGETS,
+    TIME_FACTOR,
+    Daemon,
+    Recorder,
+    Ticker,
+    children,
+    compile_target,
+    require,
+    stapsdt,
+    wait_for,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -149,45 +165,72 @@ def test_what_became_one_since_it_was_read_is_refused(daemon: Daemon, tmp_path: 
     assert status.reason == "the file changed since it was read: a nop of 5 bytes instead of 1"
 
 
+def _by_event() -> nop_trial.Arm:
+    return partial(arm_by_event, Owner.this_process().group)
+
+
 @pytest.mark.alone
+@pytest.mark.vm
 def test_trying_it_leaves_nothing(tracefs: Tracefs, rewritten: int | None) -> None:
     before = tracefs.read("uprobe_events"), children()
-    found = probe_nops()
+    found = probe_nops(Owner.this_process().group)
     assert found.rewritten == (frozenset() if rewritten is None else {rewritten})
     assert not found.unknown
     # what the kernel says of itself and what it does are the same
-    tried, answer = nop_trial.run()
-    assert {length for length, was_rewritten in tried.items() if was_rewritten} == found.rewritten
-    assert answer == nop_trial.syscall_errno()
+    for arm in [_by_event(), *([arm_by_link] if are_supported() else [])]:
+        tried, answer = nop_trial.run(arm)
+        assert {length for length, was_rewritten in tried.items() if was_rewritten} == found.rewritten
+        assert answer == nop_trial.syscall_errno()
+        assert tried.keys() == {5, 10}
     assert (tracefs.read("uprobe_events"), children()) == before
 
 
-_REFUSE = """
-import ctypes, errno, os, struct, sys
-numbers = [int(number) for number in sys.argv[1].split(",")]
-LOAD_NUMBER, IS, ANSWER = 0x20, 0x15, 0x06
-lines = [(LOAD_NUMBER, 0, 0, 0)]
-lines += [(IS, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
-lines += [(ANSWER, 0, 0, 0x7FFF0000), (ANSWER, 0, 0, 0x50000 | errno.ENOSYS)]
-code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
-program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-assert ctypes.CDLL(None).prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program) == 0
+_TRIAL = """
+from stapsdtd.capture.names import Owner
 from stapsdtd.kernel.nops import probe_nops
-found = probe_nops()
+found = probe_nops(Owner.this_process().group)
 print(sorted(found.rewritten), sorted(found.unknown))
 """
-_PERF_EVENT_OPEN, _EXECVE = 298, 59
 
 
-@pytest.mark.parametrize("refused", [(_UPROBE,), (_UPROBE, _PERF_EVENT_OPEN), (_UPROBE, _EXECVE)])
-def test_a_seccomp_profile_that_knows_nothing_of_it(refused: tuple[int, ...], rewritten: int | None) -> None:
-    """It answers as an old kernel would. Where the trial cannot be made either, nothing that may be rewritten is safe.
+@pytest.mark.parametrize("answer", [errno.EPERM, errno.ENOSYS])
+@pytest.mark.parametrize(
+    ("refused", "is_known"),
+    [
+        (["uprobe"], True),
+        pytest.param(["uprobe", "perf_event_open"], are_supported(), marks=pytest.mark.vm),
+        (["uprobe", "bpf"], True),
+        (["uprobe", "perf_event_open", "bpf"], False),
+        (["uprobe", "execve"], False),
+    ],
+)
+def test_a_seccomp_profile_that_knows_nothing_of_it(
+    refused: list[str], is_known: bool, answer: int, rewritten: int | None
+) -> None:
+    """It answers as an old kernel would, or refuses. Where the trial cannot be made, nothing that may be rewritten is
+    safe.
 
     Kernels that rewrite nops let this syscall through all filters (kernel/seccomp.c); the others do not.
     """
-    is_known = {_UPROBE: True, _PERF_EVENT_OPEN: rewritten is not None, _EXECVE: False}[refused[-1]]
-    command = [sys.executable, "-c", _REFUSE, ",".join(map(str, refused))]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    is_known = is_known or (rewritten is not None and "execve" not in refused)
+    command = [*refusing(*refused, answer=answer), sys.executable, "-c", _TRIAL]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20 * TIME_FACTOR).stdout.strip()
     certain = [] if rewritten is None else [rewritten]
     assert found == (f"{certain} []" if is_known else "[] [5, 10]")
+
+
+@pytest.mark.vm
+def test_what_a_filter_hides_is_seen_where_it_happens(rewritten: int | None) -> None:
+    """As if the syscall said nothing: the trial alone finds what the kernel makes of armed nops."""
+    script = """
+from stapsdtd.kernel import nop_trial, nops
+from functools import partial
+from stapsdtd.capture.names import Owner
+from stapsdtd.kernel.nop_arming import arm_by_event
+tried, _ = nop_trial.run(partial(arm_by_event, Owner.this_process().group))
+found = nops.judge(tried, None, is_filtered=True)
+print(sorted(found.rewritten), sorted(found.unknown))
+"""
+    command = [*refusing("uprobe"), sys.executable, "-c", script]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20 * TIME_FACTOR).stdout.strip()
+    assert found == f"{[] if rewritten is None else [rewritten]} []"
