@@ -42,6 +42,8 @@ from stapsdtd.client import (
     Value,
 )
 from stapsdtd.kernel import procfs
+from tests.semaphores import mapped_bytes as mapped_bytes
+from tests.semaphores import semaphores as semaphores
 from tests.waiting import TIME_FACTOR as TIME_FACTOR
 from tests.waiting import require as require
 from tests.waiting import wait_for as wait_for
@@ -431,30 +433,6 @@ def resident_kib(pid: int) -> int:
 def status_kib(pid: int, name: str) -> int:
     """A size in /proc/PID/status."""
     return int(Path(f"/proc/{pid}/status").read_text().split(f"\n{name}:")[1].split()[0])
-
-
-def mapped_bytes(pid: int, path: str, file_offset: int, size: int, permission: str) -> bytes:
-    """What a process has in memory of a file at an offset: in its code (permission `x`) or its data (`w`)."""
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        addresses, permissions, offset, _, _, *rest = line.split(maxsplit=5)
-        if permission not in permissions or rest != [path]:
-            continue
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        position = start + file_offset - int(offset, 16)
-        if start <= position < end:
-            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-                memory.seek(position)
-                return memory.read(size)
-    raise ValueError(f"process {pid} does not map {path} at {file_offset:#x}")
-
-
-def semaphores(pid: int, probes: Iterable[Probe]) -> Counter[int]:
-    """The semaphores' values in a process, by file offset."""
-    found: Counter[int] = Counter()
-    for probe in probes:
-        for offset in {site.semaphore_offset for site in probe.sites if site.semaphore_offset is not None}:
-            found[offset] = int.from_bytes(mapped_bytes(pid, probe.path, offset, 2, "w"), sys.byteorder)
-    return found
 
 
 def armed_semaphores(probes: Iterable[Probe]) -> Counter[int]:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.installed import machine
 
-_LAST = ("test_capabilities.py", "test_upgrade.py", "test_journal.py", "test_uninstall.py")
-"""What changes the service, looks back at what all tests did, or takes it away."""
+_LAST = ("test_upgrade.py", "test_journal.py", "test_capabilities.py", "test_uninstall.py")
+"""What replaces the service, looks back at what it said until then, takes rights from it, and takes it away."""
 _JOURNAL_LINES = 40
 _CURSOR = pytest.StashKey[str]()
 

@@ -9,12 +9,14 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stapsdtd.client import Client, ClientError, InventoryState
+from stapsdtd.client import Client, ClientError, InventoryState, Probe
+from tests.semaphores import semaphores
 from tests.waiting import TIME_FACTOR, wait_for
 
 ALICE = "alice"
@@ -28,7 +30,7 @@ TRACING = Path("/sys/kernel/tracing")
 _COMMAND_SECONDS = 60
 
 
-def _identity(user: str) -> dict[str, Any]:
+def identity(user: str) -> dict[str, Any]:
     """Return what subprocess takes for a user as after a login."""
     entry = pwd.getpwnam(user)
     environment = {**os.environ, "HOME": entry.pw_dir, "USER": user}
@@ -42,16 +44,19 @@ def _identity(user: str) -> dict[str, Any]:
     }
 
 
-def run(*command: str, user: str = ROOT, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. check: fail, with what it said, unless its exit code is 0."""
+def run(
+    *command: str, user: str = ROOT, check: bool = True, folder: str | None = None, seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. check: fail, with what it said, unless its exit code is 0. folder: else the user's."""
+    who = identity(user)
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
-        timeout=_COMMAND_SECONDS * TIME_FACTOR,
-        **_identity(user),
+        timeout=seconds * TIME_FACTOR,
+        **(who | ({"cwd": folder} if folder else {})),
     )
     if check and done.returncode:
         pytest.fail(f"'{' '.join(command)}' of {user} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
@@ -80,7 +85,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            **_identity(user),
+            **identity(user),
         )
         self.pid = self.process.pid
 
@@ -167,6 +172,23 @@ def cursor() -> str:
     return shown.rpartition("-- cursor: ")[2].strip()
 
 
-def armed_events() -> list[str]:
-    """Return what is defined in tracefs by this project, in its file of uprobe events."""
-    return (TRACING / "uprobe_events").read_text().splitlines()
+def left_by(pid: int) -> list[str]:
+    """Return what a daemon has in tracefs: events and instances are named by its pid."""
+    events = (TRACING / "uprobe_events").read_text().splitlines()
+    return [name for name in (*events, *os.listdir(TRACING / "instances")) if f"_{pid}_" in name]
+
+
+def semaphore(pid: int) -> int:
+    """Return the value of heldout:hit's in a process that runs `fire`."""
+    return sum(semaphores(pid, _probes()).values())
+
+
+@cache
+def _probes() -> list[Probe]:
+    with Client(SERVER) as client:
+        return list(client.list_probes("heldout:hit", files=[FIRE]).probes)
+
+
+def dev(*arguments: str) -> str:
+    """Run ./dev in the tree that was installed; return what it said. Nothing is downloaded."""
+    return run("./dev", *arguments, folder=os.environ["STAPSDTD_TREE"], seconds=150).stderr

@@ -85,4 +85,4 @@ def test_killed_daemon_is_replaced() -> None:
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: machine.main_pid() not in {0, killed}, "another daemon")
     assert machine.count("--", FIRE, str(HITS), user=ALICE) == HITS
-    assert not [event for event in machine.armed_events() if f"_{killed}_" in event]
+    assert not machine.left_by(killed)

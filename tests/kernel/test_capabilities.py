@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from stapsdtd.kernel import function_hooks
 from stapsdtd.kernel.connector import QUEUE_BYTES
 from stapsdtd.kernel.function_hooks import HookTrials
 from stapsdtd.sandbox.processes import worker_ids
+from tests.connector import connector_queue_bytes
 from tests.support import PYPROGRAM, ROOT, TARGETS, TICKER, Daemon, Recorder, Ticker, require, running_daemon, wait_for
 from tests.units import capabilities, with_capabilities
 
@@ -26,8 +25,6 @@ pytestmark = pytest.mark.kernel
 
 _SOMEBODY = 1234
 _AS_SOMEBODY = ("setpriv", f"--reuid={_SOMEBODY}", f"--regid={_SOMEBODY}", "--clear-groups")
-_PIDFD_GETFD = 438
-_NETLINK_CONNECTOR = 11
 
 
 @pytest.fixture(scope="module", params=["bpf", "ftrace"])
@@ -100,28 +97,6 @@ def status_of(pid: int, name: str) -> list[str]:
     return next(line for line in lines if line.startswith(f"{name}:")).split()[1:]
 
 
-def connector_queue_bytes(daemon: Daemon) -> int | None:
-    """How long the queue of its process connector is; None where it has none."""
-    pidfd = os.pidfd_open(daemon.pid)
-    try:
-        for name in os.listdir(f"/proc/{daemon.pid}/fd"):
-            copied = ctypes.CDLL(None).syscall(_PIDFD_GETFD, pidfd, int(name), 0)
-            if copied < 0:
-                continue
-            try:
-                found = socket.socket(fileno=copied)
-            except OSError:
-                os.close(copied)
-                continue
-            with found:
-                if (found.family, found.proto) == (socket.AF_NETLINK, _NETLINK_CONNECTOR):
-                    # the kernel counts double, for its own
-                    return found.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2
-    finally:
-        os.close(pidfd)
-    return None
-
-
 def test_the_daemon_has_exactly_these(limited: Daemon) -> None:
     kept = int(status_of(limited.pid, "CapEff")[0], 16)
     names = [line.split()[0] for line in subprocess.check_output(["setpriv", "--list-caps"], text=True).splitlines()]
@@ -132,7 +107,7 @@ def test_the_daemon_has_exactly_these(limited: Daemon) -> None:
 def test_nothing_is_lacking(limited: Daemon) -> None:
     # this process has all capabilities
     assert all_lacking(limited) == {feature.name for feature in HookTrials().features(20) if not feature.available}
-    assert connector_queue_bytes(limited) == QUEUE_BYTES
+    assert connector_queue_bytes(limited.pid) == QUEUE_BYTES
 
 
 def test_files_are_parsed_behind_all_walls(limited: Daemon) -> None:
@@ -204,7 +179,7 @@ def _without_net_admin(daemon: Daemon) -> None:
     most = int(Path("/proc/sys/net/core/rmem_max").read_text())
     require(most < QUEUE_BYTES, "a bound of sockets' queues that is lower than what the daemon wants")
     # before Linux 6.6 there is no connector at all then
-    assert connector_queue_bytes(daemon) in {None, most}
+    assert connector_queue_bytes(daemon.pid) in {None, most}
 
 
 def _parsed_as_root(daemon: Daemon) -> None:

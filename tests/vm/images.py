@@ -37,12 +37,17 @@ USER = "alice"
 _PACKAGES = (
     "systemd", "systemd-sysv", "udev", "dbus", "linux-image-amd64", "initramfs-tools",
     "clang", "libbpf-dev", "libbpf1", "python3", "python3-venv",
-    "passwd", "procps", "strace", "systemtap-sdt-dev", "util-linux",
+    "passwd", "systemd-container", "systemtap-sdt-dev", "util-linux",
 )  # fmt: skip
 """The machine, what `./dev install` would install (the guest has no network), and what the tests use."""
 _TESTING = ("pytest>=8.3", "pytest-timeout>=2.3")
 _PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux2014", "manylinux_2_17")
-_PROGRAMS = {"fire": ("fire.c", "-lpthread"), "longnop5": ("longnop.c", "-DNOP_BYTES=5")}
+_PROGRAMS = {
+    "cold": ("cold.c", ""),
+    "fire": ("fire.c", "-lpthread"),
+    "longnop5": ("longnop.c", "-DNOP_BYTES=5"),
+    "spanner": ("spanner.c", "-lpthread"),
+}
 """What is compiled into /usr/local/bin: its source in tests/targets, and flags."""
 _DISK_SIZE = "4G"
 _SECONDS = 1200

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import ParseError
 
@@ -29,15 +30,17 @@ _SECONDS = 2700
 _TEST_SECONDS = 600
 _MEMORY_MIB = 3000
 _LINES = 25
+_LOG_DENIED = "SYSTEMD_LOG_SECCOMP=1"
+"""A variable of systemd's environment, with which each system call that a unit's filter denies is logged."""
 _TESTS = "/run/tests"
 """Where the guest has tests/, or what of it runs there, apart from the tree that is installed."""
-_FILES = ("__init__.py", "conftest.py", "waiting.py", "installed", "targets")
+_FILES = ("__init__.py", "conftest.py", "connector.py", "semaphores.py", "waiting.py", "installed", "targets")
 _FACTS = {
     "Linux": "uname -r",
     "systemd": "systemctl --version | head -n 1 | cut -d' ' -f2",
     "Python": "python3 -c 'import platform; print(platform.python_version())'",
     "`kernel.perf_event_paranoid`": "cat /proc/sys/kernel/perf_event_paranoid",
-    "engine that `auto` takes": "stapsdt info | sed -n 's/^engine *//p'",
+    "engine that `auto` takes": "systemctl start stapsdtd && stapsdt info | sed -n 's/^engine *//p'",
 }
 """What a column of the table says of a system, and the command that finds it out there."""
 
@@ -66,7 +69,7 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     print(f"installed: Debian {', '.join(names)}; consoles in {LOGS.relative_to(ROOT)}/", flush=True)
     # one alone is watched while it runs; of several, the failures are shown at the end of each
-    shown = sys.stdout.write if len(names) == 1 else None
+    shown = partial(print, end="", flush=True) if len(names) == 1 else None
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         outcomes = []
         for outcome in pool.map(lambda name: _outcome(SYSTEMS[name], arguments, shown), names):
@@ -143,6 +146,7 @@ def _script(arguments: Sequence[str]) -> str:
     lines = [
         "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1",
         f"export STAPSDTD_TIME_FACTOR={guest.TIME_FACTOR} STAPSDTD_REQUIRE_KERNEL={required}",
+        f"export STAPSDTD_TREE={images.TREE} PIP_NO_INDEX=1 PIP_FIND_LINKS={images.WHEELS}",
         f"mkdir {_TESTS}",
         f"cp -r {initrd.SHARE}/tests {initrd.SHARE}/pyproject.toml {_TESTS}",
         f"cd {_TESTS}",
@@ -160,7 +164,7 @@ def _command_line(image: Image, share: Path, console: Path) -> list[str]:
         *guest.emulator(machines.X86_64, cpus=2, memory_mib=_MEMORY_MIB),
         "-serial", f"file:{console}", "-serial", "stdio",
         "-kernel", str(image.kernel), "-initrd", str(image.initrd),
-        "-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet systemd.show_status=0",
+        "-append", f"root=/dev/vda rw console=ttyS0 panic=-1 quiet systemd.show_status=0 {_LOG_DENIED}",
         # what the guest writes is gone when it ends
         "-drive", f"file={image.disk},format=raw,if=virtio,snapshot=on",
         *guest.shared(share),
