@@ -51,7 +51,8 @@ from tests.waiting import wait_for as wait_for
 ROOT = Path(__file__).parent.parent
 COMMANDS = Path(sys.executable).parent
 TARGETS = ROOT / "tests" / "targets"
-SYSTEM_PYTHON = "/usr/bin/python3.11"
+SYSTEM_PYTHON = os.path.realpath("/usr/bin/python3")
+"""The distribution's, whose interpreter has probes: 3.11 on Debian 12, 3.13 on 13."""
 TICKER = "ticker" if "STAPSDTD_TARGETS" in os.environ else f"p{os.getpid()}ticker"
 """The provider of tests/targets/ticker.c. The name is this process's own: tests in others must not trace it."""
 PYPROGRAM = f"p{os.getpid()}program"

@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.installed import machine
+from tests.installed import machine, system_calls
 
-_LAST = ("test_upgrade.py", "test_journal.py", "test_capabilities.py", "test_uninstall.py")
+_LAST = ("test_upgrade.py", "test_journal.py", "test_system_calls.py", "test_capabilities.py", "test_uninstall.py")
 """What replaces the service, looks back at what it said until then, takes rights from it, and takes it away."""
 _JOURNAL_LINES = 40
 _CURSOR = pytest.StashKey[str]()
@@ -31,6 +31,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         lines = machine.journal(item.stash.get(_CURSOR, ""))
         add_section(f"journal of {machine.SERVICE}", "\n".join(lines[-_JOURNAL_LINES:]))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _counted() -> None:
+    """Count system calls from before the first test on."""
+    system_calls.count()
 
 
 @pytest.fixture

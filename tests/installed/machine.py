@@ -140,6 +140,12 @@ def show(name: str, unit: str = SERVICE) -> str:
     return systemctl("show", "--value", f"--property={name}", unit)
 
 
+def unit_setting(name: str) -> list[str]:
+    """Return the words of all lines of the service's unit that set a name."""
+    lines = [line.partition("=") for line in systemctl("cat", SERVICE).splitlines()]
+    return [word for key, _, value in lines if key == name for word in value.split()]
+
+
 def main_pid() -> int:
     return int(show("MainPID"))
 

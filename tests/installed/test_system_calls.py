@@ -1,0 +1,39 @@
+"""The unit's filter of system calls, and those that all tests before this one had the daemon and its children make."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.installed import machine, system_calls
+
+pytestmark = pytest.mark.installed
+
+
+def test_denied_ones_are_logged() -> None:
+    """Else the next test could not fail."""
+    before = machine.cursor()
+    denied = ["systemd-run", "--wait", "--quiet", "--property=SystemCallFilter=~@mount"]
+    denied += ["--property=SystemCallErrorNumber=EPERM", "/bin/mount", "-t", "tmpfs", "none", "/mnt"]
+    machine.run(*denied, check=False)
+    assert any('comm="mount"' in line for line in system_calls.denied(before))
+
+
+def test_none_was_denied() -> None:
+    ours = [line for line in system_calls.denied() if "/opt/stapsdtd" in line or 'comm="stapsdtd"' in line]
+    assert {re.sub(r"\bpid=\d+ ?|audit\([^)]*\): ?", "", line) for line in ours} == set()
+
+
+def test_the_filter_allows_all_that_were_made() -> None:
+    allowed = set(machine.show("SystemCallFilter").split())
+    made = system_calls.made()
+    assert len(made) > 50
+    assert made - allowed == set()
+
+
+def test_all_that_the_unit_adds_were_made() -> None:
+    """Those of the filter that are in no set of systemd's."""
+    added = {word for word in machine.unit_setting("SystemCallFilter") if not word.startswith("@")}
+    assert added
+    assert added - system_calls.made() == set()
