@@ -150,6 +150,13 @@ def main_pid() -> int:
     return int(show("MainPID"))
 
 
+def wait_for_another(pid: int) -> None:
+    """Wait until another daemon than the one with this pid serves."""
+    wait_for(
+        lambda: show("ActiveState") == "active" and main_pid() not in {0, pid}, "another daemon to serve", seconds=60
+    )
+
+
 def wait_for_inventory() -> None:
     """Start the service, as a client does, and wait until it knows the installed files."""
 

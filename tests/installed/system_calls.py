@@ -1,5 +1,6 @@
-"""Which system calls the daemon and its children made, as a histogram of the kernel's (Documentation/trace/histogram.rst)
-counts them, and which were denied, as the kernel logs them.
+"""Which system calls the daemon and its children made, and which were denied.
+
+The kernel counts the former in a histogram (Documentation/trace/histogram.rst), and logs the latter.
 """
 
 from __future__ import annotations

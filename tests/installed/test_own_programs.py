@@ -10,7 +10,6 @@ import pytest
 
 from tests.installed import machine
 from tests.installed.machine import ALICE, FIRE, ROOT
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
@@ -79,6 +78,6 @@ def test_users_see_nothing_of_others() -> None:
 def test_killed_daemon_is_replaced() -> None:
     killed = machine.main_pid()
     os.kill(killed, signal.SIGKILL)
-    wait_for(lambda: machine.main_pid() not in {0, killed}, "another daemon")
+    machine.wait_for_another(killed)
     assert machine.count("--", FIRE, str(HITS), user=ALICE) == HITS
     assert not machine.left_by(killed)

@@ -91,8 +91,7 @@ def test_kill_under_load() -> None:
         machine.run("kill", "-KILL", str(before))
         streaming.wait()
         assert isinstance(streaming.ended, ClientError)
-        wait_for(lambda: machine.main_pid() not in {0, before}, "another daemon")
-        wait_for(lambda: machine.show("ActiveState") == "active", "it to be ready")
+        machine.wait_for_another(before)
         assert not machine.left_by(before)
         assert machine.semaphore(load.pid) == 0
     assert machine.count("--", FIRE, str(HITS), user=ALICE) == HITS

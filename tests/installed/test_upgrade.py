@@ -9,7 +9,6 @@ import pytest
 
 from tests.installed import machine, system_calls
 from tests.installed.machine import ALICE, FIRE
-from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
@@ -34,7 +33,6 @@ def test_upgrade_with_a_subscription_open() -> None:
     assert done.returncode == 1
     assert _SETTINGS.read_text().endswith("# kept\n")
     assert os.stat("/opt/stapsdtd/bin/python3").st_ino != inode
-    wait_for(lambda: machine.show("ActiveState") == "active", "the service to be up")
-    assert machine.main_pid() not in {0, before}
+    machine.wait_for_another(before)
     assert not machine.left_by(before)
     assert machine.count("--", FIRE, str(HITS), user=ALICE) == HITS
