@@ -19,6 +19,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if machine.TREE is None:
+        pytest.fail(
+            "these tests replace and remove what is installed; './dev test --installed' boots a system for them"
+        )
     item.stash[_CURSOR] = machine.cursor()
 
 
@@ -28,14 +32,18 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     add_section = getattr(report.longrepr, "addsection", None)
     if report.failed and add_section is not None:
-        lines = machine.journal(item.stash.get(_CURSOR, ""))
+        lines = machine.journal(item.stash.get(_CURSOR, "")) if machine.TREE else []
         add_section(f"journal of {machine.SERVICE}", "\n".join(lines[-_JOURNAL_LINES:]))
     return report
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _counted() -> None:
-    """Count system calls from before the first test on."""
+def _own_machine() -> None:
+    """Refuse to touch a host, and count system calls from before the first test on."""
+    if machine.TREE is None:
+        pytest.fail(
+            "these tests replace and remove what is installed; './dev test --installed' boots a system for them"
+        )
     system_calls.count()
 
 

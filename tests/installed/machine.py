@@ -24,6 +24,8 @@ ROOT = "root"
 SERVER = "unix:/run/stapsdtd/stapsdtd.sock"
 SERVICE = "stapsdtd.service"
 SOCKET = "stapsdtd.socket"
+TREE = os.environ.get("STAPSDTD_TREE")
+"""What was installed, in the guests of tests/vm alone."""
 TARGETS = Path(__file__).parent.parent / "targets"
 FIRE = "/usr/local/bin/fire"
 TRACING = Path("/sys/kernel/tracing")
@@ -204,4 +206,4 @@ def _probes() -> list[Probe]:
 
 def dev(*arguments: str) -> str:
     """Run ./dev in the tree that was installed; return what it said. Nothing is downloaded."""
-    return run("./dev", *arguments, folder=os.environ["STAPSDTD_TREE"], seconds=150).stderr
+    return run("./dev", *arguments, folder=TREE, seconds=150).stderr

@@ -31,6 +31,15 @@ def test_arguments() -> None:
     assert [row["args"] for row in rows(done)] == [[n, "hello from the held-out program", -3] for n in range(3)]
 
 
+def test_python() -> None:
+    """As README.md asks it. The distribution's interpreter has probes."""
+    script = "import gc; [gc.collect() for _ in range(10)]"
+    done = machine.run(
+        "stapsdt", "count", "python:gc__start", "--json", "--", "/usr/bin/python3", "-c", script, user=ALICE
+    )
+    assert machine.counted(done) >= 10, done.stderr
+
+
 class Provider:
     """A program of alice's, in pure Python, that makes its probes when it is told to."""
 

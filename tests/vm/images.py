@@ -228,7 +228,8 @@ def _make_disk(packages: Path, folder: Path) -> None:
 
 def _run(what: str, paths: dict[str, Path], *command: str) -> None:
     """Run a command in mount and pid namespaces of its own. paths: variables of its environment. Raises ImageError."""
-    apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+    # however this process ends, the command ends with it
+    apart = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
     variables = {**os.environ, **{name: str(path) for name, path in paths.items()}}
     try:
         subprocess.run(
