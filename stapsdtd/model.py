@@ -171,14 +171,41 @@ class ParsedObject:
     read_only: tuple[ReadOnlySegment, ...] = ()
 
 
+FileId = tuple[int, int, int]
+"""Device, inode number and instance of a file: see `ObjectKey`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """A version of a file as reported by fstat. A file is parsed again only if any of these changes."""
+    """A version of a file. A file is parsed again only if any of these changes; `procs.file_keys` determines them.
+
+    dev, inode: of the inode that uprobes compare, if is_certain; else as reported by fstat for a file of an overlay,
+    which may be the same inode as another file. instance: see `kernel.inodes.MappedInode`.
+    """
 
     dev: int
     inode: int
     size: int
     mtime_ns: int
+    instance: int = 0
+    is_certain: bool = True
+
+    @property
+    def file(self) -> FileId:
+        """Return what all versions of the file have in common."""
+        return self.dev, self.inode, self.instance
+
+    @property
+    def likeness(self) -> tuple[int, int, int]:
+        """Return what is the same for keys of one version of a file, however they were determined.
+
+        Overlays put the number of a layer into the upper bits of its inode numbers (xino in fs/overlayfs).
+        """
+        return self.inode & 0xFFFFFFFF, self.size, self.mtime_ns
+
+    def may_be(self, other: ObjectKey) -> bool:
+        """Report whether the kernel may have one inode for two different keys."""
+        return not (self.is_certain and other.is_certain) and self.likeness == other.likeness
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from stapsdtd.kernel import reach
+from stapsdtd.kernel.inodes import MappedInode, ProcessInodes
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.mounts import Mount, mounts, parse
-from stapsdtd.kernel.overlays import layers_of, shares_user_namespace
+from stapsdtd.kernel.overlays import OVERLAY, layers_of, shares_user_namespace
 
 LOCAL = frozenset(
     {
@@ -41,7 +42,12 @@ _PSEUDO = frozenset(
 )  # fmt: skip
 """These have no server, and no files that a process maps."""
 
-_OVERLAY = "overlay"
+_OTHER_INODES = frozenset({OVERLAY, "bcachefs", "btrfs"})
+"""On these, what stat shows is not the inode that uprobes compare, or does not tell it from another one."""
+
+_OF_MEMORY = frozenset({"ramfs", "tmpfs"})
+"""Served from memory alone, whoever mounted them."""
+
 _MAX_STACK_DEPTH = 4
 """Of overlays and loop devices. The kernel allows two overlays (FILESYSTEM_MAX_STACK_DEPTH)."""
 
@@ -64,22 +70,61 @@ class Filesystems:
         self._tables = [_Table("/proc/self/mountinfo"), _Table(f"/proc/{first_pid}/mountinfo")]
         self._shmem = _shmem_device()
 
-    def why_not(self, descriptor: int, pid: int) -> str | None:
-        """Return why an open file that process pid maps must not be armed; None if it may. Raises OSError."""
+    def why_not(self, descriptor: int, pid: int, inode: MappedInode | None = None) -> str | None:
+        """Return why an open file that process pid maps must not be armed; None if it may. Raises OSError.
+
+        inode: the kernel's, if known. Arming reads the inode's pages, so that its file system is harmless or not,
+        whatever is stacked on it.
+        """
+        reason = self._why_not_mounted(descriptor, pid)
+        return self._why_not_inode(inode) if reason is not None and inode is not None else reason
+
+    def _why_not_mounted(self, descriptor: int, pid: int) -> str | None:
         device, mount_id = reach.device_and_mount(descriptor)
         if device == self._shmem:
             return None
-        tables = [table.mounts() for table in self._tables]
+        tables = list(self._mounts())
         for table in tables:
             if mount_id in table:
                 return self.judge(table[mount_id], table)
-        with suppress(OSError):
-            process_mounts = {mount.id: mount for mount in mounts(f"/proc/{pid}/mountinfo")}
-            if mount_id in process_mounts:
-                # layers are named as the mounter saw them, from outside the container
-                outer = tables[-1] or tables[0]
-                return self.judge(process_mounts[mount_id], outer if shares_user_namespace(pid) else None)
+        if mount := _mount_of(pid, mount_id):
+            # layers are named as the mounter saw them, from outside the container
+            outer = tables[-1] or tables[0]
+            return self.judge(mount, outer if shares_user_namespace(pid) else None)
         return "no visible mount shows which file system the file is on"
+
+    def _why_not_inode(self, inode: MappedInode) -> str | None:
+        device = f"{os.major(inode.dev)}:{os.minor(inode.dev)}".encode()
+        for table in self._mounts():
+            for mount in table.values():
+                if mount.device == device:
+                    return self.judge(mount, table)
+        if inode.kind in _OF_MEMORY:
+            return None
+        return f"the file is on {inode.kind or 'a file system'} that no visible mount shows"
+
+    def shows_inodes(self, status: reach.FileStatus) -> bool:
+        """Report whether a file's device and inode number are surely those of the inode that uprobes compare."""
+        if os.major(status.st_dev) or status.st_dev == self._shmem:
+            return True
+        mount = next((table[status.mount] for table in self._mounts() if status.mount in table), None)
+        return mount is not None and mount.kind.decode(errors="replace") not in _OTHER_INODES
+
+    def kind_of(self, descriptor: int, pid: int) -> str:
+        """Return the type of the file system that an open file of process pid is on; empty if no mount shows it.
+
+        Raises OSError.
+        """
+        _, mount_id = reach.device_and_mount(descriptor)
+        mount = next((table[mount_id] for table in self._mounts() if mount_id in table), _mount_of(pid, mount_id))
+        return "" if mount is None else mount.kind.decode(errors="backslashreplace")
+
+    def inodes_of(self, pid: int) -> ProcessInodes:
+        """Return the inodes that a process maps, whose maps have been read."""
+        return ProcessInodes(pid, self.calls)
+
+    def _mounts(self) -> Iterator[dict[int, Mount]]:
+        return (table.mounts() for table in self._tables)
 
     @contextmanager
     def held(self, path: str) -> Iterator[int]:
@@ -105,7 +150,7 @@ class Filesystems:
         """Report whether every mount is trusted. Needed where no names are cached, such as on a VM's root that is an
         overlay over 9p.
         """
-        tables = [table.mounts() for table in self._tables]
+        tables = list(self._mounts())
         return bool(self.armed_too) and all(
             mount.kind.decode(errors="replace") in _PSEUDO or self.judge(mount, table) is None
             for table in tables
@@ -119,7 +164,7 @@ class Filesystems:
         kind = mount.kind.decode(errors="backslashreplace")
         if kind in self.armed_too:
             return None if _is_mounted_by_root(mount, trusted) else f"the file is on {kind} that root did not mount"
-        if kind == _OVERLAY and trusted is not None:
+        if kind == OVERLAY and trusted is not None:
             reasons = [self._judge_path(layer, trusted, depth) for layer in layers_of(mount.options)]
         elif kind in LOCAL:
             reasons = [self._judge_path(file, trusted, depth) for file in self._backing_files(mount)]
@@ -160,6 +205,13 @@ class Filesystems:
             if "/nbd" in real:
                 files.append(b"a network block device")
         return files
+
+
+def _mount_of(pid: int, mount_id: int) -> Mount | None:
+    """Return a mount that a process sees."""
+    with suppress(OSError):
+        return next((mount for mount in mounts(f"/proc/{pid}/mountinfo") if mount.id == mount_id), None)
+    return None
 
 
 def _is_mounted_by_root(mount: Mount, trusted: dict[int, Mount] | None) -> bool:

@@ -99,6 +99,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "bpf_prog_load": (ctypes.c_int, ctypes.c_int, *[ctypes.c_char_p] * 3, ctypes.c_size_t, _Pointer),
     "libbpf_find_vmlinux_btf_id": (ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
     "bpf_raw_tracepoint_open": (ctypes.c_int, _Pointer, ctypes.c_int),
+    "bpf_iter_create": (ctypes.c_int, ctypes.c_int),
     "bpf_link_create": (ctypes.c_int, *[ctypes.c_int] * 3, _Pointer),
 }
 """Result and argument types."""

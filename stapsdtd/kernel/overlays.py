@@ -2,7 +2,8 @@
 
     57 30 0:48 / /merged rw - overlay none rw,lowerdir=/a:/b,upperdir=/u,workdir=/w        a line of /proc/PID/mountinfo
 
-Two overlays show the same lower file under two devices (tried on 6.18). Paths of layers are as the mounter saw them.
+Two overlays show the same lower file under two devices (tried on 6.18). Paths of layers are as the mounter saw them,
+which for a container is its runtime, in the host's mount namespace. `kernel.inodes` is the better way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from stapsdtd.kernel.mounts import mounts
 from stapsdtd.kernel.procfs import shown_path
 from stapsdtd.kernel.reach import FileStatus, cached_status
 
+OVERLAY = "overlay"
 _UNESCAPED_COLON = re.compile(rb"(?<!\\):")
 
 
@@ -27,9 +29,9 @@ class _Overlay(NamedTuple):
     layers: tuple[bytes, ...]
 
 
-def real_file(pid: int, path: str, shown: FileStatus) -> FileStatus | None:
+def real_file(pid: int, path: str, shown: FileStatus, first_pid: int = 1) -> FileStatus | None:
     """Return the layer's file behind the file that a process sees at path; None if it is not on an overlay or cannot be
-    determined.
+    determined. first_pid: the process that sees what the host has mounted.
 
     Only mounts seen by this process or by processes in its user namespace are trusted: in a user namespace of their
     own, users can mount what they like.
@@ -43,7 +45,9 @@ def real_file(pid: int, path: str, shown: FileStatus) -> FileStatus | None:
             if witness == "self" and shares_user_namespace(pid):
                 continue
             return None
-        real_files = [real for mount in mounts if (real := _in_layers(witness, mount, path, shown))]
+        roots = [f"/proc/{root}/root" for root in dict.fromkeys(("self", str(first_pid), witness))]
+        candidates = (_in_layers(root, mount, path, shown) for mount in mounts for root in roots)
+        real_files = [real for real in candidates if real]
         if real_files:
             return real_files[0]
         if not shares_user_namespace(pid):
@@ -82,8 +86,11 @@ def _without_backslashes(value: bytes) -> bytes:
     return re.sub(rb"\\(.)", rb"\1", value, flags=re.DOTALL)
 
 
-def _in_layers(witness: str, mount: _Overlay, path: str, shown: FileStatus) -> FileStatus | None:
-    """Return the file of the first layer that has the path, which is the one that the overlay shows."""
+def _in_layers(root: str, mount: _Overlay, path: str, shown: FileStatus) -> FileStatus | None:
+    """Return the file of the first layer that has the path, which is the one that the overlay shows.
+
+    root: in which to look up the layers' paths.
+    """
     # bytes that are not text are shown escaped in both
     point = shown_path(mount.mount_point.rstrip(b"/"))
     if not path.startswith(point + "/"):
@@ -94,7 +101,7 @@ def _in_layers(witness: str, mount: _Overlay, path: str, shown: FileStatus) -> F
             # relative to the mounter's working directory, which is unknown
             return None
         try:
-            status = cached_status(os.fsdecode(f"/proc/{witness}/root".encode() + layer + within))
+            status = cached_status(os.fsdecode(root.encode() + layer + within))
         except OSError:
             continue
         same = (status.st_ino, status.st_size, status.st_mtime_ns) == (shown.st_ino, shown.st_size, shown.st_mtime_ns)

@@ -9,6 +9,7 @@ from functools import cache
 
 from stapsdtd.kernel import procfs, reach
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import inode_reader
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -68,6 +69,11 @@ class LocalMemory:
         descriptor = reach.hold(f"/proc/{holder}/map_files/{region.start:x}-{region.end:x}")
         try:
             with self._lock:
-                return 0 if self._filesystems.why_not(descriptor, holder) else room
+                if self._filesystems.why_not(descriptor, holder) is None:
+                    return room
+            reader = inode_reader()
+            inode = None if reader is None else reader.mapped_by(holder).get(region.start)
+            with self._lock:
+                return 0 if inode is None or self._filesystems.why_not(descriptor, holder, inode) else room
         finally:
             os.close(descriptor)

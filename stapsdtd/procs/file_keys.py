@@ -1,24 +1,45 @@
-"""Keys of files, by which objects are recognized, and whether a path still leads to an object."""
+"""Keys of files, by which objects are recognized, and whether a path still leads to an object.
+
+    stat shows the inode that uprobes compare       most file systems, `Filesystems.shows_inodes`
+    /proc/PID/maps shows it                         overlays before Linux 6.8
+    a BPF iterator shows it                         overlays, btrfs: `kernel.inodes`
+    overlays' layers are looked up by name          where BPF is not to be had: `kernel.overlays`
+    it cannot be known                              `ObjectKey.is_certain` is false
+
+This is the only place that decides which of these applies.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.overlays import real_file
+from stapsdtd.kernel.inodes import MappedInode, ProcessInodes, inode_reader
+from stapsdtd.kernel.overlays import OVERLAY, real_file
 from stapsdtd.kernel.reach import FileStatus, status_of
 from stapsdtd.model import Mapping, Object, ObjectKey
 
 
-def key_of_mapped(descriptor: int, pid: int, mapping: Mapping, way: str) -> ObjectKey | None:
-    """Return the key of the file that is open, or None if it is not the mapped one. A file of an overlay has its
-    layer's.
+class Identity(NamedTuple):
+    """inode: as the kernel shows it; None if stat or names had to do."""
+
+    key: ObjectKey
+    inode: MappedInode | None = None
+
+
+def identify_mapped(
+    descriptor: int, mapping: Mapping, way: str, inodes: ProcessInodes, filesystems: Filesystems
+) -> Identity | None:
+    """Identify the file that is open, or held, at a descriptor; None if it is not the mapped one.
+
+    inodes: of the process. Raises ObjectPendingError if the process holds the lock of its memory map, and OSError.
 
     map_files leads to what is at these addresses now, which after an exec can be another file. Some file systems show
-    another inode in maps than in stat (overlayfs before Linux 6.8), so there the path may do instead.
+    another inode in maps than in stat (overlayfs before Linux 6.8, btrfs), so there the path may do instead.
     """
     status = status_of(descriptor)
     if not status.is_regular:
@@ -27,13 +48,60 @@ def key_of_mapped(descriptor: int, pid: int, mapping: Mapping, way: str) -> Obje
         is_mapped = status.st_ino == mapping.inode or procfs.shown_link(f"/proc/self/fd/{descriptor}") == mapping.path
     else:
         is_mapped = (status.st_dev, status.st_ino) == (mapping.dev, mapping.inode)
-    return _key_of(real_file(pid, mapping.path, status) or status) if is_mapped else None
+    if not is_mapped:
+        return None
+    if filesystems.shows_inodes(status):
+        return _as_shown(status)
+    if os.major(mapping.dev):
+        # no overlay has a block device's number, so that this is the layer's
+        return _by_inode(status, MappedInode(mapping.dev, mapping.inode))
+    if inode := inodes.at(mapping.start):
+        return _by_inode(status, inode)
+    # it has ended, or there is no BPF
+    return _reopened(descriptor, status, inodes.thread, mapping.path, filesystems)
 
 
-def key_of_open(descriptor: int, pid: int, path: str) -> ObjectKey:
-    """Return the key of a file that is open, which process pid has at path. A file of an overlay has its layer's."""
+def identify_open(descriptor: int, pid: int, path: str, filesystems: Filesystems) -> Identity:
+    """Identify a file that is open for reading, which process pid has at path. Raises OSError."""
     status = status_of(descriptor)
-    return _key_of(real_file(pid, path, status) or status)
+    if filesystems.shows_inodes(status):
+        return _as_shown(status)
+    reader = inode_reader()
+    if reader is None:
+        return _by_name(descriptor, status, pid, path, filesystems)
+    inode = reader.of_open(descriptor)
+    return _unknown(status) if inode is None else _by_inode(status, inode)
+
+
+def _reopened(descriptor: int, status: FileStatus, pid: int, path: str, filesystems: Filesystems) -> Identity:
+    """Identify a file that is held by O_PATH. It is not opened if it may not be armed."""
+    if inode_reader() is None:
+        return _by_name(descriptor, status, pid, path, filesystems)
+    if filesystems.why_not(descriptor, pid) is not None:
+        return _unknown(status)
+    opened = open_now(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return identify_open(opened, pid, path, filesystems)
+    finally:
+        os.close(opened)
+
+
+def _by_name(descriptor: int, status: FileStatus, pid: int, path: str, filesystems: Filesystems) -> Identity:
+    if real := real_file(pid, path, status, filesystems.first_pid):
+        return _as_shown(real)
+    return _unknown(status) if filesystems.kind_of(descriptor, pid) in {OVERLAY, ""} else _as_shown(status)
+
+
+def _as_shown(status: FileStatus) -> Identity:
+    return Identity(ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+
+
+def _by_inode(status: FileStatus, inode: MappedInode) -> Identity:
+    return Identity(ObjectKey(inode.dev, inode.number, status.st_size, status.st_mtime_ns, inode.instance), inode)
+
+
+def _unknown(status: FileStatus) -> Identity:
+    return Identity(ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, is_certain=False))
 
 
 def is_host_file(obj: Object, filesystems: Filesystems) -> bool:
@@ -63,8 +131,7 @@ def may_lead_to(key: ObjectKey, path: str, filesystems: Filesystems) -> bool:
 
 def was_written_to(obj: Object, filesystems: Filesystems) -> bool:
     """Report whether the object's path leads to the same file with other content."""
-    file = obj.key.dev, obj.key.inode
-    return any(key and key != obj.key and (key.dev, key.inode) == file for key in _keys_at(obj.path, filesystems))
+    return any(key and key != obj.key and key.file == obj.key.file for key in _keys_at(obj.path, filesystems))
 
 
 def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
@@ -73,14 +140,18 @@ def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
     """
     for pid, root in (os.getpid(), ""), (filesystems.first_pid, f"/proc/{filesystems.first_pid}/root"):
         try:
-            status = filesystems.status_at(f"{root}{path}")
+            with filesystems.held(f"{root}{path}") as held:
+                status = status_of(held)
+                if filesystems.shows_inodes(status) or not status.is_regular:
+                    yield _as_shown(status).key
+                else:
+                    yield _reopened(held, status, pid, path, filesystems).key
         except (BlockingIOError, ObjectPendingError):
             yield None
         except OSError:
             continue
-        else:
-            yield _key_of(real_file(pid, path, status) or status)
 
 
-def _key_of(status: FileStatus) -> ObjectKey:
-    return ObjectKey(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+def open_now(path: str, flags: int) -> int:
+    """Open without blocking: a process may put a FIFO in a file's place, and opening that would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -14,8 +14,8 @@ from stapsdtd.errors import ObjectForeignError, ObjectGoneError
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.reach import status_of
 from stapsdtd.model import Object, ObjectKey, ParsedObject
-from stapsdtd.procs.file_keys import key_of_open
-from stapsdtd.procs.objects import Parse, is_same, open_now
+from stapsdtd.procs.file_keys import identify_open, open_now
+from stapsdtd.procs.objects import Parse, is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def open_named(obj: Object, file: NamedFile, parse: Parse, filesystems: Filesyst
         raise ObjectForeignError(reason)
     descriptor = open_now(f"/proc/self/fd/{file.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        key = key_of_open(descriptor, file.viewer, file.path)
+        key = identify_open(descriptor, file.viewer, file.path, filesystems).key
         credentials = file.credentials
         if is_same(descriptor, key, obj, partial(parse, pid=credentials.pid, owner=credentials.user)):
             return descriptor

@@ -9,17 +9,18 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import ProcessInodes
 from stapsdtd.kernel.reach import status_of
 from stapsdtd.model import Mapping, Object, ObjectKey, ParsedObject
 from stapsdtd.procs.budgets import user_of
-from stapsdtd.procs.file_keys import key_of_mapped
+from stapsdtd.procs.file_keys import identify_mapped, identify_open, open_now
 from stapsdtd.procs.parsed_files import ParsedFiles
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class ObjectStore:
 
         Raises KeyError if the file must be resolved.
         """
-        key = self._files.object_of(dev, inode)
+        key = self._files.object_of((dev, inode, 0))
         if key is None:
             raise KeyError(path)
         try:
@@ -91,26 +92,32 @@ class ObjectStore:
             raise KeyError(path)
         return _object(key, path, parsed)
 
-    def resolve(self, pid: int, mapping: Mapping) -> Object | None:
-        """Return the object that a process maps, or None if it has no notes.
+    def inodes_of(self, pid: int) -> ProcessInodes:
+        """Return the inodes that a process maps, for `resolve`. Its maps must have been read before."""
+        return self._filesystems.inodes_of(pid)
+
+    def resolve(self, pid: int, mapping: Mapping, inodes: ProcessInodes | None = None) -> Object | None:
+        """Return the object that a process maps, or None if it has no notes. inodes: those of all of its mappings.
 
         Raises ObjectGoneError if it cannot be reached, OSError if this process is out of resources, and
         ObjectPendingError if it will be known later.
         """
         with contextlib.suppress(KeyError):
             return self.recall(mapping.dev, mapping.inode, mapping.path)
-        pid = procfs.memory_holder(pid)
+        inodes = inodes or self.inodes_of(pid)
+        pid = inodes.thread
         for way in procfs.ways_to(pid, mapping):
             try:
                 with self._filesystems.held(way) as descriptor:
-                    key = key_of_mapped(descriptor, pid, mapping, way)
-                    if key is None:
+                    found = identify_mapped(descriptor, mapping, way, inodes, self._filesystems)
+                    if found is None:
                         continue
-                    if self._filesystems.why_not(descriptor, pid) is not None:
+                    key = found.key
+                    if self._filesystems.why_not(descriptor, pid, found.inode) is not None:
                         return self._resolve_copy(pid, mapping, key)
                     parsed = self._files.get(key)
                     if parsed is None:
-                        parsed = self._parse(descriptor, pid, mapping, key, way)
+                        parsed = self._parse(descriptor, pid, mapping, key)
             except OSError as error:
                 if error.errno in OUT_OF_RESOURCES:
                     raise
@@ -122,11 +129,11 @@ class ObjectStore:
 
     def _resolve_copy(self, pid: int, mapping: Mapping, seen: ObjectKey) -> Object | None:
         """Resolve a file that this process must not open. seen: from the kernel's cache, which may be out of date."""
-        parsed = self._files.get(seen) if self._files.object_of(seen.dev, seen.inode) == seen else None
+        parsed = self._files.get(seen) if self._files.object_of(seen.file) == seen else None
         if parsed is None:
             user = user_of(pid)
             copy = self._copies.take(pid, user, mapping)
-            seen = copy.key
+            seen = replace(seen, size=copy.key.size, mtime_ns=copy.key.mtime_ns)
             try:
                 parsed = self._parse_file(copy.descriptor, pid, user)
             except ObjectUnreadableError as error:
@@ -136,10 +143,10 @@ class ObjectStore:
             self._files.add(seen, parsed, mapping.path)
         return _object(self._files.identify(seen), mapping.path, parsed)
 
-    def _parse(self, held: int, pid: int, mapping: Mapping, key: ObjectKey, way: str) -> ParsedObject | None:
-        """Parse and cache a file; None if another one is open."""
+    def _parse(self, held: int, pid: int, mapping: Mapping, key: ObjectKey) -> ParsedObject | None:
+        """Parse and cache a file; None if another one is open, such as its copy in an overlay's upper layer."""
         with open(f"/proc/self/fd/{held}", "rb", opener=open_now) as file:
-            if key_of_mapped(file.fileno(), pid, mapping, way) != key:
+            if identify_open(file.fileno(), pid, mapping.path, self._filesystems).key != key:
                 return None
             is_unlinked = status_of(file.fileno()).st_nlink == 0
             try:
@@ -176,14 +183,15 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
     """
     is_pending = False
     for process, mapping in mappings:
-        pid = procfs.memory_holder(process)
+        inodes = filesystems.inodes_of(process)
+        pid = inodes.thread
         for way in procfs.ways_to(pid, mapping):
             try:
                 with filesystems.held(way) as held:
-                    key = key_of_mapped(held, pid, mapping, way)
-                    if key is None or (key.dev, key.inode) != (obj.key.dev, obj.key.inode):
+                    found = identify_mapped(held, mapping, way, inodes, filesystems)
+                    if found is None or found.key.file != obj.key.file:
                         continue
-                    if reason := filesystems.why_not(held, pid):
+                    if reason := filesystems.why_not(held, pid, found.inode):
                         raise ObjectForeignError(reason)
                     descriptor = open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
             except ObjectPendingError:
@@ -193,19 +201,22 @@ def open_object(obj: Object, mappings: Iterable[tuple[int, Mapping]], parse: Par
                 if error.errno in OUT_OF_RESOURCES:
                     raise
                 continue
-            key = key_of_mapped(descriptor, pid, mapping, way)
             try:
+                key = identify_open(descriptor, pid, mapping.path, filesystems).key
                 if is_same(descriptor, key, obj, partial(parse, pid=pid)):
                     return descriptor
             except ObjectPendingError:
                 is_pending = True
+            except BaseException:
+                os.close(descriptor)
+                raise
             os.close(descriptor)
     raise ObjectPendingError(obj.path) if is_pending else ObjectGoneError(obj.path)
 
 
-def is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callable[[int], ParsedObject]) -> bool:
+def is_same(descriptor: int, key: ObjectKey, obj: Object, parse: Callable[[int], ParsedObject]) -> bool:
     """Report whether an open file is the object, with all probes where they were."""
-    if key is None or (key.dev, key.inode) != (obj.key.dev, obj.key.inode):
+    if key.file != obj.key.file:
         return False
     if key == obj.key:
         return True
@@ -214,8 +225,3 @@ def is_same(descriptor: int, key: ObjectKey | None, obj: Object, parse: Callable
         return parse(descriptor) == obj.parsed
     except (ObjectUnreadableError, OSError):
         return False
-
-
-def open_now(path: str, flags: int) -> int:
-    """Open without blocking: a process may put a FIFO in a file's place, and opening that would wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)

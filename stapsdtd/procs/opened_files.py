@@ -12,10 +12,10 @@ from stapsdtd.errors import FileRefusedError, LimitReachedError, ObjectPendingEr
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
 from stapsdtd.kernel.reach import status_of
-from stapsdtd.model import ObjectKey, ParsedObject
-from stapsdtd.procs.file_keys import key_of_open
+from stapsdtd.model import FileId, ObjectKey, ParsedObject
+from stapsdtd.procs.file_keys import identify_open, open_now
 from stapsdtd.procs.named_files import Credentials, NamedFile
-from stapsdtd.procs.objects import Parse, open_now
+from stapsdtd.procs.objects import Parse
 
 FIRST_PID = 1
 _PENDING_SECONDS = 0.05
@@ -72,7 +72,7 @@ class OpenedFiles:
     path: str
     _: KW_ONLY
     are_expected: bool = False
-    files: dict[tuple[int, int], NamedFile] = field(default_factory=dict)
+    files: dict[FileId, NamedFile] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
     unusable: dict[str, str] = field(default_factory=dict)
     why_none: str = ""
@@ -160,20 +160,20 @@ class OpenedFiles:
         if reason := self.filesystems.why_not(held, viewer):
             self._refuse(reason)
             return
-        key = key_of_open(held, viewer, shown)
-        file = key.dev, key.inode
-        if file in self.files:
-            return
         descriptor = open_now(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
         try:
+            key = identify_open(descriptor, viewer, shown, self.filesystems).key
+            if key.file in self.files:
+                os.close(descriptor)
+                return
             parsed = self._parsed(descriptor)
-            _check_unchanged(key, key_of_open(descriptor, viewer, shown))
+            _check_unchanged(key, identify_open(descriptor, viewer, shown, self.filesystems).key)
             self._check_bounds(parsed)
         except BaseException:
             os.close(descriptor)
             raise
         self.paths.add(shown)
-        self.files[file] = NamedFile(descriptor, shown, viewer, key, parsed, self.credentials)
+        self.files[key.file] = NamedFile(descriptor, shown, viewer, key, parsed, self.credentials)
 
     def _parsed(self, descriptor: int) -> ParsedObject:
         """Raises _UselessError."""

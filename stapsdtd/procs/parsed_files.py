@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stapsdtd.model import Object, ObjectKey, ParsedObject
+from stapsdtd.model import FileId, Object, ObjectKey, ParsedObject
 
 _FILE_BYTES = 1000
 _NOTE_BYTES = 400
@@ -41,16 +41,16 @@ class ParsedFiles:
         self._may_lead_to = may_lead_to
         self._bounds = bounds
         self._parsed: dict[ObjectKey, ParsedObject] = {}
-        self._objects: dict[tuple[int, int], ObjectKey] = {}
+        self._objects: dict[FileId, ObjectKey] = {}
         self._unlinked: set[ObjectKey] = set()
         # by path, the least recently used first
         self._idle: OrderedDict[ObjectKey, str] = OrderedDict()
         self._idle_bytes = 0
         self._to_check: OrderedDict[ObjectKey, None] = OrderedDict()
 
-    def object_of(self, dev: int, inode: int) -> ObjectKey | None:
+    def object_of(self, file: FileId) -> ObjectKey | None:
         """Return the key of an inode's object."""
-        return self._objects.get((dev, inode))
+        return self._objects.get(file)
 
     def get(self, key: ObjectKey) -> ParsedObject | None:
         """Return a cached file; of the idle ones, it is forgotten last."""
@@ -87,13 +87,13 @@ class ParsedFiles:
         earlier one, this may be another file with the inode of a deleted one.
         """
         parsed = self._parsed[key]
-        earlier = self._objects.get((key.dev, key.inode))
+        earlier = self._objects.get(key.file)
         is_mapped = earlier is not None and earlier in self._parsed and earlier not in self._idle
         if earlier is not None and is_mapped and self._parsed[earlier] == parsed and (parsed.sites or parsed.problems):
             return earlier
         if earlier is not None and earlier != key and earlier in self._parsed:
             self._forget(earlier)
-        self._objects[key.dev, key.inode] = key
+        self._objects[key.file] = key
         return key
 
     def mapped(self, obj: Object) -> None:
@@ -102,7 +102,7 @@ class ParsedFiles:
         self._unset_idle(key)
         # it may have had to go already, if its process maps many others
         self._parsed.setdefault(key, obj.parsed)
-        self._objects.setdefault((key.dev, key.inode), key)
+        self._objects.setdefault(key.file, key)
 
     def unmapped(self, obj: Object) -> None:
         """Let an object go that nobody maps any more; at once if it had no name when it was parsed, like a memfd."""
@@ -128,8 +128,8 @@ class ParsedFiles:
         self._unset_idle(key)
         self._unlinked.discard(key)
         del self._parsed[key]
-        if self._objects.get((key.dev, key.inode)) == key:
-            del self._objects[key.dev, key.inode]
+        if self._objects.get(key.file) == key:
+            del self._objects[key.file]
 
 
 def _bytes_of(parsed: ParsedObject) -> int:

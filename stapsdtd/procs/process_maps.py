@@ -111,9 +111,10 @@ class ProcessMaps:
             self._registry.gone(pid)
 
     def _resolved(self, pid: int, records: Iterable[Mapped]) -> Iterator[tuple[Mapping, Object]]:
+        inodes = self._store.inodes_of(pid)
         for record in records:
             try:
-                obj = self._store.resolve(pid, record.mapping)
+                obj = self._store.resolve(pid, record.mapping, inodes)
             except (ObjectGoneError, ObjectPendingError, OSError) as error:
                 _log.debug("pid %d, which has ended: %s", pid, error)
             else:
@@ -132,11 +133,13 @@ class ProcessMaps:
         if seen != process:
             before = {}
         now: dict[Mapping, Object | None] = {}
-        files: dict[tuple[int, int], Object | None] = {}
+        # subvolumes of btrfs have the same device and inode numbers in maps
+        files: dict[tuple[int, int, str], Object | None] = {}
+        inodes = self._store.inodes_of(process.pid)
         mapped: dict[ObjectKey, tuple[Object, Mapping]] = {}
         is_partial = is_excessive = False
         for mapping in mappings:
-            file = mapping.dev, mapping.inode
+            file = mapping.dev, mapping.inode, mapping.path
             try:
                 if mapping in before:
                     obj = before[mapping]
@@ -146,7 +149,7 @@ class ProcessMaps:
                     is_partial = True
                     continue
                 else:
-                    obj = self._store.resolve(process.pid, mapping)
+                    obj = self._store.resolve(process.pid, mapping, inodes)
             except ObjectGoneError as error:
                 _log.debug("pid %d: %s", process.pid, error)
                 continue

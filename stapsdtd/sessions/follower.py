@@ -14,6 +14,7 @@ from functools import partial
 from stapsdtd import model
 from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import why_no_reader
 from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
@@ -21,7 +22,7 @@ from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Outcome
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
-from stapsdtd.sessions.live import LiveSubscription
+from stapsdtd.sessions.live import ConsideredObject, Doubtful, LiveSubscription
 from stapsdtd.sessions.matcher import is_mapped_in_scope, is_wanted_unmapped, selected_sites
 from stapsdtd.sessions.subscription import SiteState, Subscription
 from stapsdtd.sessions.targets import ArmRequest
@@ -64,14 +65,18 @@ class ObjectFollower:
     def consider(self, live: LiveSubscription, obj: Object) -> None:
         """Arm or disarm an object for a subscription as the processes that map it now require."""
         pending = live.pending.pop(obj.key, None)
-        self._consider(live, obj)
+        doubtful = live.doubtful.pop(obj.key, None)
+        self._consider(live, obj, is_reported=doubtful is not None)
         if pending is not None:
             if considered := live.considered.get(obj.key):
                 considered.is_late = True
             elif obj.key not in live.barred and not pending.is_quiet:
                 live.report([live.status(SiteState.DISARMED, obj, each) for each in pending.selected_sites])
+        if doubtful is not None and not {obj.key} & (live.doubtful.keys() | live.considered.keys()):
+            live.report([live.status(SiteState.DISARMED, obj, each) for each in doubtful.reported_sites])
 
-    def _consider(self, live: LiveSubscription, obj: Object) -> None:
+    def _consider(self, live: LiveSubscription, obj: Object, *, is_reported: bool = False) -> None:
+        """is_reported: the client knows that the object is doubtful."""
         subscription = live.subscription
         mappings: Mapping[int, model.Mapping] = self._registry.mappings(obj.key)
         named = self._named_file(live, obj.key)
@@ -86,6 +91,7 @@ class ObjectFollower:
                 live.unknown_since.pop(obj.key, None)
             elif (considered.is_quiet and not is_free) or self._is_gone(live, obj):
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
+                self._consider_doubtful(live)
             return
         selected = selected_sites(subscription, obj, mappings, named)
         is_mapped = is_mapped_in_scope(subscription, selected, mappings)
@@ -109,6 +115,13 @@ class ObjectFollower:
         if not selected:
             return
         is_quiet = owners is not None and is_installed and not is_mapped
+        if other := live.candidate_for(obj.key):
+            live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
+            if not is_reported:
+                doubt = self._why_doubtful(live, other)
+                sites = live.doubtful[obj.key].reported_sites
+                live.report([live.status(SiteState.REFUSED, obj, each, doubt) for each in sites])
+            return
         if reason := self._foreign.why_not(subscription.client.name, obj.key):
             if obj.key not in live.barred:
                 live.barred[obj.key] = obj
@@ -181,10 +194,28 @@ class ObjectFollower:
         if self._registry.mappings(obj.key).keys() - pids:
             self._consider(live, obj)
 
+    def _why_doubtful(self, live: LiveSubscription, other: ConsideredObject) -> str:
+        """Return why an object is not armed that may be the same file as another."""
+        owners = live.subscription.spec.owners
+        pids = self._registry.mappings(other.object.key).keys()
+        visible = pids if owners is None else belonging(pids, owners)
+        whose = f" of process {min(visible)}" if visible else ""
+        return (
+            f"it may be the same file as {other.object.path}{whose}, which is armed: a hit would be delivered twice; "
+            f"which files are the same is unknown: {why_no_reader() or 'the process ended too soon'}"
+        )
+
     def consider_pending(self, live: LiveSubscription) -> None:
-        """Try again to arm objects that could not be opened."""
+        """Try again to arm objects that could not be opened, or might have been the same file as others."""
         for considered in list(live.pending.values()):
             self.consider(live, considered.object)
+        self._consider_doubtful(live)
+
+    def _consider_doubtful(self, live: LiveSubscription) -> None:
+        """Arm objects of which no other one that is armed may be the same file any more."""
+        for doubtful in list(live.doubtful.values()):
+            if live.candidate_for(doubtful.object.key) is None:
+                self.consider(live, doubtful.object)
 
     def unmapped(self, live: LiveSubscription) -> list[Object]:
         """Return the objects that are armed for a subscription, or being armed, and no process maps."""

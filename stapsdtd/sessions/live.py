@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from stapsdtd.catalog.selectors import SelectedSite
-from stapsdtd.model import Object, ObjectKey
+from stapsdtd.model import FileId, Object, ObjectKey
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.attacher import Outcome
@@ -47,6 +48,14 @@ class ConsideredObject:
         if self.is_quiet:
             return ()
         return self.selected_sites if self.outcome is None and self.is_late else self.armed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doubtful:
+    """An object that is not armed, since another that is may be the same file. reported_sites: as REFUSED."""
+
+    object: Object
+    reported_sites: tuple[SelectedSite, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +117,7 @@ class LiveSubscription:
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
+    doubtful: dict[ObjectKey, Doubtful] = field(default_factory=dict)
     files: dict[ObjectKey, NamedFile] = field(default_factory=dict)
     installed: set[ObjectKey] = field(default_factory=set)
     is_beyond_bounds: bool = False
@@ -116,7 +126,10 @@ class LiveSubscription:
     disarming: set[Disarming] = field(default_factory=set)
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
-    _by_file: dict[tuple[int, int], ConsideredObject] = field(default_factory=dict, init=False)
+    _by_file: dict[FileId, ConsideredObject] = field(default_factory=dict, init=False)
+    _by_likeness: defaultdict[tuple[int, int, int], set[ObjectKey]] = field(
+        default_factory=lambda: defaultdict(set), init=False
+    )
 
     def named_files(self) -> list[NamedFile]:
         """Return the files that the client named."""
@@ -124,14 +137,24 @@ class LiveSubscription:
 
     def version_of(self, key: ObjectKey) -> ConsideredObject | None:
         """Return the considered version of the same file, whatever its content."""
-        return self._by_file.get((key.dev, key.inode))
+        return self._by_file.get(key.file)
+
+    def candidate_for(self, key: ObjectKey) -> ConsideredObject | None:
+        """Return a considered object that may be the same file under another key."""
+        return next(
+            (self.considered[each] for each in self._by_likeness.get(key.likeness, ()) if each.may_be(key)), None
+        )
 
     def add(self, considered: ConsideredObject) -> None:
         key = considered.object.key
-        self.considered[key] = self._by_file[key.dev, key.inode] = considered
+        self.considered[key] = self._by_file[key.file] = considered
+        self._by_likeness[key.likeness].add(key)
 
     def pop(self, key: ObjectKey) -> ConsideredObject:
-        del self._by_file[key.dev, key.inode]
+        del self._by_file[key.file]
+        self._by_likeness[key.likeness].discard(key)
+        if not self._by_likeness[key.likeness]:
+            del self._by_likeness[key.likeness]
         self.unknown_since.pop(key, None)
         return self.considered.pop(key)
 

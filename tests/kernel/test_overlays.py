@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stapsdtd.client import Client, SiteState, SubscribeOptions
-from tests.support import TICKER, Daemon, Recorder, Ticker, wait_for
+from stapsdtd.client import Client
+from tests.support import TICKER, Daemon, Recorder, Ticker
 
 pytestmark = pytest.mark.kernel
 
@@ -81,7 +81,7 @@ def test_file_that_was_copied_up_is_another(daemon: Daemon, layer: Path, tmp_pat
 
 
 def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon, layer: Path, tmp_path: Path) -> None:
-    """Whoever is root there alone may claim any layers; the file is an object of its own then."""
+    """Whoever is root there alone may claim any layers; the kernel says which file it is, and where that lies."""
     folder = tmp_path / "rootless"
     script = (
         f"mount -t overlay -o '{options(layer, folder)}' none '{folder}/merged' && exec '{folder}/merged/bin/ticker'"
@@ -89,11 +89,13 @@ def test_overlay_of_another_user_namespace_is_believed_in_nothing(daemon: Daemon
     with (
         Ticker(layer / "bin" / "ticker") as lower,
         Ticker("unshare", "-U", "-r", "-m", "sh", "-c", script) as rootless,
-        Client(daemon.target) as client,
     ):
-        own = f"{TICKER}:ticker::tick"
-        # what it lies on nobody can tell, so that it is listed from a copy, and not armed
-        wait_for(lambda: len(client.list_probes(own, pids=[lower.pid, rootless.pid])) == 2, "both to be listed")
-        with client.subscribe(own, SubscribeOptions(pids=[rootless.pid])) as subscription:
-            assert [site.state for site in subscription.sites] == [SiteState.REFUSED]
-            assert "the file is on overlay" in subscription.sites[0].reason
+        pids = sorted([lower.pid, rootless.pid])
+        with Client(daemon.target) as client:
+            (probe,) = client.list_probes(f"{TICKER}:ticker::tick", pids=pids)
+            assert sorted(probe.pids) == pids
+        with Recorder(daemon.target, f"{TICKER}:ticker::tick(arg0)", pids=pids) as recorder:
+            assert len(recorder.armed()) == 1
+            for ticker in (lower, rootless):
+                assert ticker.do("fire 3") == 1
+        assert sorted(event.pid for event in recorder.events) == sorted(pids * 3)

@@ -293,7 +293,7 @@ def test_object_without_a_name_is_forgotten_with_its_last_process(path: Path) ->
     for _ in range(2):
         store.unmapped(nameless)
         assert files.get(nameless.key) is None
-        assert files.object_of(nameless.key.dev, nameless.key.inode) is None
+        assert files.object_of(nameless.key.file) is None
     assert files.get(found.key) == found.parsed
     assert store.resolve(PID, mapping) == nameless
     assert len(parser.inodes) == 3
@@ -351,4 +351,4 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         path.write_bytes(image(b"probe"))
         found.append(resolved(store, path))
     assert [obj.path for obj in found if files.get(obj.key)] == [obj.path for obj in found[7:]]
-    assert [obj.path for obj in found if files.object_of(obj.key.dev, obj.key.inode)] == [obj.path for obj in found[7:]]
+    assert [obj.path for obj in found if files.object_of(obj.key.file)] == [obj.path for obj in found[7:]]

@@ -37,7 +37,7 @@ class Host:
     def known(self, among: list[Object]) -> list[int]:
         """Return which of these are cached, and make sure that the table of inodes agrees."""
         numbers = [each.key.inode for each in among if self.files.get(each.key) is not None]
-        assert numbers == [each.key.inode for each in among if self.files.object_of(each.key.dev, each.key.inode)]
+        assert numbers == [each.key.inode for each in among if self.files.object_of(each.key.file)]
         return numbers
 
 
@@ -149,4 +149,4 @@ def test_file_without_probes_is_never_another_ones_object() -> None:
     after = ObjectKey(before.key.dev, before.key.inode, 0, 1)
     host.files.add(after, NOTHING, before.path)
     assert host.files.identify(after) == after
-    assert host.files.object_of(before.key.dev, before.key.inode) == after
+    assert host.files.object_of(before.key.file) == after

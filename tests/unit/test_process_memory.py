@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import MappedInode
 from stapsdtd.kernel.process_memory import LocalMemory, touch
 
 PAGE = mmap.PAGESIZE
@@ -90,7 +91,7 @@ def test_process_that_is_gone_is_an_error() -> None:
 
 
 class _Served(Filesystems):
-    def why_not(self, descriptor: int, pid: int) -> str | None:  # noqa: ARG002
+    def why_not(self, descriptor: int, pid: int, inode: MappedInode | None = None) -> str | None:  # noqa: ARG002
         return "somebody serves it"
 
 

@@ -21,6 +21,7 @@ from stapsdtd.catalog.registry import Change, Registry
 from stapsdtd.errors import KernelFeatureError, ObjectGoneError, ObjectPendingError, ObjectUnreadableError
 from stapsdtd.kernel.connector import Executed, Exited, Forked, Overflowed, ProcessEvent
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import ProcessInodes
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.perf import Lost, Mapped
 from stapsdtd.kernel.procfs import ProcessStat
@@ -94,7 +95,10 @@ class Files:
         if found.key == MEMFD.key:
             self.known.discard(found.key.inode)
 
-    def resolve(self, _pid: int, mapping: Mapping) -> Object | None:
+    def inodes_of(self, pid: int) -> ProcessInodes:
+        return ProcessInodes(pid, LockedCalls(), lambda: None)
+
+    def resolve(self, _pid: int, mapping: Mapping, _inodes: ProcessInodes) -> Object | None:
         if mapping.inode not in self.objects:
             raise ObjectGoneError(mapping.path)
         self.known.add(mapping.inode)
