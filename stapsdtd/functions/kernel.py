@@ -35,7 +35,7 @@ class RunningKernel:
     """The host's."""
 
     def symbols(self, *, only_modules: bool = False) -> Iterator[Symbol]:
-        return function_tables.code_symbols(only_modules=only_modules)
+        return function_tables.functions(only_modules=only_modules)
 
     def traceable(self) -> Iterator[Symbol] | None:
         return None if function_tables.why_no_filter_functions() else function_tables.filter_functions()
@@ -63,13 +63,13 @@ def ways_of(features: Iterable[Feature]) -> tuple[Way, ...]:
 def ways_to_attach(hooks: HookTrials) -> frozenset[str]:
     """Return the names of those that this host has, MULTI among them."""
     names = {**_WAYS, function_hooks.MULTI: MULTI}
-    found = hooks.features(_TRIAL_SECONDS)
+    found = hooks.found(_TRIAL_SECONDS)
     return frozenset(names[each.name] for each in found if each.available and each.name in names)
 
 
 def make_kernel_functions(hooks: HookTrials) -> KernelFunctions:
     """Make those of this host."""
-    return KernelFunctions(lambda: ways_of(hooks.features(_TRIAL_SECONDS)))
+    return KernelFunctions(lambda: ways_of(hooks.found(_TRIAL_SECONDS)))
 
 
 class KernelFunctions:

@@ -11,7 +11,8 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import btf, function_links, function_tables, libbpf, procfs
@@ -32,6 +33,8 @@ _KERNELS = {
 _KPROBE_TYPE = "/sys/bus/event_source/devices/kprobe/type"
 _TARGET = "bpf_fentry_test1"
 
+_WITHOUT_KPROBES = "functions of modules, and returns of more than 64 at once, cannot be traced"
+
 _PROGRAM_TRACING, _PROGRAM_KPROBE = 26, 2
 """BPF_PROG_TYPE_TRACING and _KPROBE (include/uapi/linux/bpf.h)."""
 
@@ -51,10 +54,14 @@ class HookTrials:
         for name, trial in trials.items():
             self._found[name] = _feature(name, trial)
 
-    def features(self, seconds: float = 0.0) -> list[Feature]:
+    def found(self, seconds: float = 0.0) -> list[Feature]:
         """Return what is known after waiting for at most some seconds. Usually all is after 20 ms."""
         self._thread.join(seconds)
         return list(self._found.values())
+
+    def features(self, seconds: float = 0.0) -> list[Feature]:
+        """Return what users are told of that."""
+        return told(self.found(seconds))
 
 
 def _feature(name: str, trial: Callable[[], str]) -> Feature:
@@ -62,6 +69,19 @@ def _feature(name: str, trial: Callable[[], str]) -> Feature:
         return Feature(name, True, False, trial(), "")
     except KernelFeatureError as error:
         return Feature(name, False, False, error.reason, error.remedy)
+
+
+def told(found: Sequence[Feature]) -> list[Feature]:
+    """Return features, among which kprobes are not missing where both others take their place."""
+    available = {feature.name for feature in found if feature.available}
+    if not {FENTRY, MULTI} <= available:
+        return list(found)
+    return [
+        replace(each, available=True, detail=f"not needed beside {FENTRY} and {MULTI}; {each.detail}", remedy="")
+        if each.name == KPROBES and not each.available
+        else each
+        for each in found
+    ]
 
 
 def _pending(name: str) -> Feature:
@@ -145,7 +165,7 @@ def _try_kprobe() -> str:
             kind = int(file.read())
     except OSError as error:
         remedy = "boot a kernel built with CONFIG_KPROBE_EVENTS=y"
-        raise KernelFeatureError(KPROBES, "the kernel has none", remedy) from error
+        raise KernelFeatureError(KPROBES, f"{_WITHOUT_KPROBES}: the kernel has none", remedy) from error
     name = ctypes.create_string_buffer(_TARGET.encode())
     attributes = PerfEventAttributes(type=kind)
     # config1 is kprobe_func, config2 the offset in it
@@ -155,7 +175,7 @@ def _try_kprobe() -> str:
     except PerfDeniedError as error:
         raise KernelFeatureError(KPROBES, error.reason, error.remedy) from error
     except OSError as error:
-        raise _refused(KPROBES, "the kernel refuses one", error) from error
+        raise _refused(KPROBES, f"{_WITHOUT_KPROBES}: the kernel refuses one", error) from error
     return "perf attaches to functions"
 
 

@@ -29,6 +29,23 @@ class Symbol(NamedTuple):
     name: str
 
 
+def functions(path: str = KALLSYMS, *, only_modules: bool = False) -> Iterator[Symbol]:
+    """Yield what code_symbols does or, where a sandbox such as systemd's ProtectKernelTunables= puts an empty file in
+    the place of kallsyms, the functions that ftrace can patch: all that can be traced. Raises OSError, and
+    KernelFeatureError if both are hidden.
+    """
+    symbols = code_symbols(path, only_modules=only_modules) if _has_content(path) else filter_functions()
+    return (symbol for symbol in symbols if not (only_modules and symbol.module == VMLINUX))
+
+
+def _has_content(path: str) -> bool:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return bool(file.read(1))
+    except OSError:
+        return False
+
+
 def code_symbols(path: str = KALLSYMS, *, only_modules: bool = False) -> Iterator[Symbol]:
     """Yield the symbols of code, those of the kernel with the module `vmlinux`. Raises OSError.
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel.function_hooks import HookTrials, lockdown
-from stapsdtd.kernel.function_tables import Symbol, blacklisted, code_symbols
+from stapsdtd.kernel.features import Feature
+from stapsdtd.kernel.function_hooks import FENTRY, KPROBES, MULTI, HookTrials, lockdown, told
+from stapsdtd.kernel.function_tables import Symbol, blacklisted, code_symbols, functions
+from stapsdtd.kernel.tracefs import Tracefs
 
 KALLSYMS = """\
 0000000000000000 A fixed_percpu_data
@@ -33,6 +35,50 @@ def test_symbols_of_code(tmp_path: Path) -> None:
         Symbol("nf_conntrack", "nf_ct_get"),
     ]
     assert list(code_symbols(str(path), only_modules=True)) == [Symbol("nf_conntrack", "nf_ct_get")]
+
+
+FILTER_FUNCTIONS = """\
+vfs_read
+nf_ct_get [nf_conntrack]
+"""
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_ftrace_can_patch_stands_in_for_hidden_symbols(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """A unit's ProtectKernelTunables= makes kallsyms an empty file, or one that cannot be opened."""
+    path = tmp_path / "kallsyms"
+    if is_there:
+        path.touch()
+    (tmp_path / "available_filter_functions").write_text(FILTER_FUNCTIONS)
+    monkeypatch.setattr(Tracefs, "locate", lambda: Tracefs(str(tmp_path)))
+    assert list(functions(str(path))) == [Symbol("vmlinux", "vfs_read"), Symbol("nf_conntrack", "nf_ct_get")]
+    assert list(functions(str(path), only_modules=True)) == [Symbol("nf_conntrack", "nf_ct_get")]
+    path.write_text(KALLSYMS)
+    assert list(functions(str(path))) == list(code_symbols(str(path)))
+    assert list(functions(str(path), only_modules=True)) == [Symbol("nf_conntrack", "nf_ct_get")]
+
+
+def feature(name: str, *, available: bool) -> Feature:
+    return Feature(name, available, False, "the reason", "" if available else "a remedy")
+
+
+@pytest.mark.parametrize(
+    ("has_fentry", "has_multi", "is_missing"), [(True, True, False), (True, False, True), (False, True, True)]
+)
+def test_kprobes_are_not_missing_where_the_others_take_their_place(
+    has_fentry: bool, has_multi: bool, is_missing: bool
+) -> None:
+    found = [
+        feature(FENTRY, available=has_fentry),
+        feature(MULTI, available=has_multi),
+        feature(KPROBES, available=False),
+    ]
+    *others, kprobes = told(found)
+    assert others == found[:2]
+    assert (kprobes.available, bool(kprobes.remedy)) == (not is_missing, is_missing)
+    assert "the reason" in kprobes.detail
 
 
 def test_blacklist(tmp_path: Path) -> None:
