@@ -20,9 +20,12 @@ import pytest
 
 from stapsdtd.client import Client
 from stapsdtd.kernel.mounts import mounts
+from stapsdtd.kernel.perf import ALL_PROCESSES, online_cpus
+from stapsdtd.kernel.perf_opener import SOCKET_PATH, Kind, PerfOpener
 from stapsdtd.kernel.tracefs import Tracefs
+from stapsdtd.kernel.uprobe_links import are_supported
 from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
-from tests.units import SERVICE, SOCKET, UNITS, settings
+from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, SOCKET, UNITS, settings
 
 pytestmark = [pytest.mark.kernel, pytest.mark.apart]
 
@@ -55,7 +58,7 @@ class Manager:
         units = folder / "systemd" / "user"
         (units / "stapsdtd.service.d").mkdir(parents=True)
         (units / "stapsdtd.service.d" / "log.conf").write_text(output)
-        for unit in (SERVICE, SOCKET):
+        for unit in (SERVICE, SOCKET, OPENER_SERVICE, OPENER_SOCKET):
             text = unit.read_text().replace("/opt/stapsdtd/bin", str(COMMANDS))
             (units / unit.name).write_text(text.replace("/etc/stapsdtd/stapsdtd.toml", str(UNITS / "stapsdtd.toml")))
         self._units = units
@@ -69,8 +72,8 @@ class Manager:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._root = f"/proc/{self._process.pid}/root"
-        self.target = f"unix:{self._root}{settings(SOCKET, 'ListenStream')[0]}"
+        self.root = f"/proc/{self._process.pid}/root"
+        self.target = f"unix:{self.root}{settings(SOCKET, 'ListenStream')[0]}"
         wait_for(self._is_up, "systemd to run")
 
     def _is_up(self) -> bool:
@@ -92,12 +95,14 @@ class Manager:
             assert done.returncode == 0, f"{done.stderr}\n{self.log()}"
         return done.stdout.strip()
 
-    def set(self, assignment: str) -> None:
-        (self._units / "stapsdtd.service.d" / "more.conf").write_text(f"[Service]\n{assignment}\n")
+    def set(self, assignment: str, unit: str = "stapsdtd.service", section: str = "Service") -> None:
+        folder = self._units / f"{unit}.d"
+        folder.mkdir(exist_ok=True)
+        (folder / "more.conf").write_text(f"[{section}]\n{assignment}\n")
         self.do("daemon-reload")
 
-    def show(self, name: str) -> str:
-        return self.do("show", "--value", f"--property={name}", "stapsdtd.service")
+    def show(self, name: str, unit: str = "stapsdtd.service") -> str:
+        return self.do("show", "--value", f"--property={name}", unit)
 
     def pid(self) -> int:
         return int(self.show("MainPID"))
@@ -106,7 +111,8 @@ class Manager:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def close(self) -> None:
-        self.do("stop", "stapsdtd.service", "stapsdtd.socket", check=False)
+        openers = ("stapsdtd-opener.socket", "stapsdtd-opener@*.service")
+        self.do("stop", "stapsdtd.service", "stapsdtd.socket", *openers, check=False)
         self._process.terminate()
         try:
             self._process.communicate(timeout=20)
@@ -234,3 +240,53 @@ def test_the_watchdog_ends_one_that_hangs(manager: Manager) -> None:
     )
     wait_for(lambda: manager.show("ActiveState") == "active", "it to be ready")
     assert int(manager.show("NRestarts")) == 1
+
+
+_OPENER = "stapsdtd-opener.socket"
+_SYS_ADMIN = 1 << 21
+
+
+def openers(manager: Manager) -> list[str]:
+    return re.findall(r"stapsdtd-opener@\S+", manager.do("list-units", "--plain", "stapsdtd-opener@*"))
+
+
+def test_the_opener_comes_and_goes_with_the_daemon_and_has_one_capability(manager: Manager) -> None:
+    # the empty one takes all conditions away
+    manager.set(f"ConditionKernelVersion=\nConditionFileIsExecutable={COMMANDS}/stapsdtd-opener", _OPENER, "Unit")
+    manager.do("start", "stapsdtd.service")
+    assert manager.show("ActiveState", _OPENER) == "active"
+    path = f"{manager.root}{SOCKET_PATH}"
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    opener = PerfOpener(path)
+
+    os.close(opener.open(Kind.MAPPINGS, ALL_PROCESSES, online_cpus()[0]))
+    (unit,) = openers(manager)
+    pid = int(manager.show("MainPID", unit))
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    for name in ("CapBnd", "CapPrm", "CapEff"):
+        assert int(status[name], 16) == _SYS_ADMIN
+    for name in ("CapInh", "CapAmb"):
+        assert int(status[name], 16) == 0
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    # systemd's filter, and its own
+    assert int(status["Seccomp_filters"]) > 1
+
+    os.kill(pid, signal.SIGKILL)
+    os.close(opener.open(Kind.MAPPINGS, ALL_PROCESSES, online_cpus()[0]))
+    wait_for(lambda: len(openers(manager)) == 1, "the one that was killed to be forgotten")
+    manager.do("restart", "stapsdtd.service")
+    assert manager.show("ActiveState", _OPENER) == "active"
+    os.close(opener.open(Kind.MAPPINGS, ALL_PROCESSES, online_cpus()[0]))
+    opener.close()
+    wait_for(lambda: not openers(manager), "it to end with its connection")
+
+    manager.do("stop", "stapsdtd.service")
+    wait_for(lambda: manager.show("ActiveState", _OPENER) == "inactive", "its socket to be closed")
+    assert not os.path.exists(path)
+
+
+@pytest.mark.skipif(not are_supported(), reason="this kernel has no links to uprobes, which Linux 6.6 brought")
+def test_there_is_no_opener_where_the_kernel_needs_none(manager: Manager) -> None:
+    manager.do("start", "stapsdtd.service")
+    assert manager.show("ActiveState", _OPENER) == "inactive"
+    assert manager.show("ConditionResult", _OPENER) == "no"
