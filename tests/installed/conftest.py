@@ -38,12 +38,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_machine() -> None:
-    """Refuse to touch a host, and count system calls from before the first test on."""
-    if machine.TREE is None:
-        pytest.fail(
-            "these tests replace and remove what is installed; './dev test --installed' boots a system for them"
-        )
+def _counted() -> None:
+    """Count system calls from before the first test on."""
     system_calls.count()
 
 
