@@ -34,6 +34,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and add_section is not None:
         lines = machine.journal(item.stash.get(_CURSOR, "")) if machine.TREE else []
         add_section(f"journal of {machine.SERVICE}", "\n".join(lines[-_JOURNAL_LINES:]))
+        # at once: a guest that goes down later leaves no report
+        item.config.get_terminal_writer().line(f"\n{report.longreprtext}")
     return report
 
 

@@ -139,8 +139,8 @@ def _provide(share: Path, arguments: Sequence[str]) -> None:
 def _script(arguments: Sequence[str]) -> str:
     required = os.environ.get("STAPSDTD_REQUIRE_KERNEL", "")
     pytest = shlex.join([
-        f"{images.ENVIRONMENT}/bin/python3", "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider",
-        "-m", "installed", "--timeout", str(_TEST_SECONDS), "--junitxml", f"{initrd.SHARE}/junit.xml",
+        f"{images.ENVIRONMENT}/bin/python3", "-m", "pytest", "-m", "installed", "-v", "--no-summary", "--color=no",
+        "-p", "no:cacheprovider", "--timeout", str(_TEST_SECONDS), "--junitxml", f"{initrd.SHARE}/junit.xml",
         "tests/installed", *arguments,
     ])  # fmt: skip
     lines = [
