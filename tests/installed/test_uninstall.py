@@ -12,7 +12,7 @@ from tests.installed.machine import FIRE
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
 _GONE = (
-    "/opt/stapsdtd", "/usr/local/bin/stapsdt", "/usr/local/bin/stapsdtd", "/run/stapsdtd",
+    "/opt/stapsdtd", "/usr/local/bin/stapsdt", "/usr/local/bin/stapsdtd", "/run/stapsdtd", "/run/stapsdtd-opener",
     "/usr/local/lib/systemd", "/usr/local/lib/sysusers.d", "/usr/local/lib/tmpfiles.d",
 )  # fmt: skip
 _PURGED = ("/etc/stapsdtd", "/var/lib/stapsdtd")

@@ -173,7 +173,8 @@ def _sources() -> list[Path]:
 
 def _is_made(path: Path) -> bool:
     """Report whether a file of the tree is made by building or running it."""
-    return path.suffix in {".o", ".pyc"} or path.name == "sync.py" or path.parent == ROOT / "stapsdtd" / "v1"
+    made = {"sync.py", "stapsdtd-opener"}
+    return path.suffix in {".o", ".pyc"} or path.name in made or path.parent == ROOT / "stapsdtd" / "v1"
 
 
 def _text(path: Path) -> str:
