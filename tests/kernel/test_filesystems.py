@@ -17,6 +17,7 @@ import pytest
 from stapsdtd.client import Client, RequestFailedError, SiteState, SubscribeOptions
 from stapsdtd.kernel import procfs
 from tests.kernel.test_cold import begin, cold, fire_again
+from tests.kernel.test_overlays import overlay
 from tests.support import TARGETS, TICKER, Daemon, Recorder, Ticker, compile_target, require, running_daemon, wait_for
 from tests.users import ANNE, public_folder
 
@@ -229,6 +230,31 @@ class TestServerThatNeverReplies:
             # what it holds it lets go of when its server replies
             slow.hang()
 
+    def test_inode_behind_a_held_lock_holds_nobody_up(
+        self, folder: Path, ticker_program: Path, slow: SlowFiles
+    ) -> None:
+        """The kernel shows which file a process maps from an overlay as soon as it lets go of its lock."""
+        program = Path(shutil.copy(ticker_program, folder / "ticker"))
+        layer = folder / "layer"
+        layer.mkdir()
+        compile_target("lock_holder.c", layer / "lock_holder", "-static", "-lpthread")
+        with (
+            overlay(layer, folder / "mount") as merged,
+            Ticker(*ANNE.command(program)),
+            released_at_last(slow),
+            Ticker(merged / "lock_holder", slow.path) as holding,
+        ):
+            slow.forget()
+            hold_lock(holding, slow)
+            with running_daemon(folder, "--engine", "bpf") as daemon, Client(daemon.target) as client:
+                assert "holds the lock of its memory map" in daemon.log()
+                assert client.list_probes(f"{TICKER}:{program}::tick").probes
+                assert not client.list_probes("lock_holder:::", pids=[holding.pid]).probes
+                with closing(Armings(daemon, program)) as armings:
+                    assert armings() < _PATIENCE_SECONDS
+                slow.hang()
+                wait_for(lambda: client.list_probes("lock_holder:::", pids=[holding.pid]).probes, "it to be known")
+
     def test_command_line_behind_a_held_lock_holds_nobody_up(
         self, folder: Path, ticker_program: Path, slow: SlowFiles
     ) -> None:
@@ -298,6 +324,24 @@ class TestServerThatNeverReplies:
             assert (client.info().arming.running, client.info().arming.waiting) == ("", 0)
             for subscribing in (stuck, waiting):
                 subscribing.result().unsubscribe()
+
+
+def test_overlay_hides_no_server(folder: Path, slow: SlowFiles) -> None:
+    """In a user namespace of their own, users may overlay what they like; the kernel says what the file is on."""
+    for name in ("upper", "work", "merged"):
+        (folder / name).mkdir()
+    options = f"lowerdir={slow.path.parent},upperdir={folder}/upper,workdir={folder}/work"
+    script = f"mount -t overlay -o '{options}' none '{folder}/merged' && exec '{folder}/merged/{slow.path.name}'"
+    with (
+        running_daemon(folder, "--engine", "bpf") as daemon,
+        Ticker("unshare", "-U", "-r", "-m", "sh", "-c", script) as rootless,
+        Client(daemon.target) as client,
+    ):
+        own = f"{TICKER}:::tick"
+        wait_for(lambda: client.list_probes(own, pids=[rootless.pid]).probes, "its copy to be listed")
+        with client.subscribe(own, SubscribeOptions(pids=[rootless.pid])) as subscription:
+            assert [site.state for site in subscription.sites] == [SiteState.REFUSED]
+            assert f"the file is on {_KIND}, whose server" in subscription.sites[0].reason
 
 
 def hold_lock(holding: Ticker, slow: SlowFiles) -> None:

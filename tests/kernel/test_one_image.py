@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ _CONTAIN = """
     pivot_root . old
     exec /bin/ticker
 """
+_NUMBERS = itertools.count()
 _ROOTLESS = ("--user", "--map-root-user")
 
 
@@ -42,9 +44,12 @@ def image(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def container(image: Path, *namespaces: str) -> Iterator[Ticker]:
-    """A program in a mount namespace of its own, whose root is an overlay of the image."""
-    folder = image.with_name(f"container{len(list(image.parent.iterdir()))}")
+def container(image: Path, *namespaces: str, storage: Path | None = None) -> Iterator[Ticker]:
+    """A program in a mount namespace of its own, whose root is an overlay of the image.
+
+    storage: where its upper layer is; by default beside the image.
+    """
+    folder = (storage or image.parent) / f"container{next(_NUMBERS)}"
     for name in ("u", "w", "m"):
         (folder / name).mkdir(parents=True)
     unshare = ("unshare", *namespaces, "--mount", "--propagation", "private")

@@ -2,7 +2,7 @@
  *
  * A thread waits for a page of the file. Another one maps the file anew, which was opened for direct I/O this time, so that the
  * kernel drops what it has of it (fuse_file_mmap), waits for that page, and holds mmap_lock meanwhile. Each line on standard
- * input begins one of both. Whoever arms lock_holder:released waits for that lock, too.
+ * input begins one of both, and a third one ends the program. Whoever arms lock_holder:released waits for that lock, too.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -45,5 +45,6 @@ int main(int argc, char **argv)
 	map(argv[1]);
 	pthread_join(thread, NULL);
 	STAP_PROBE(lock_holder, released);
+	wait_for_line();
 	return 0;
 }

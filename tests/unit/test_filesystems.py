@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.kernel.filesystems import LOCAL, Filesystems
+from stapsdtd.kernel.inodes import MappedInode
 from stapsdtd.kernel.mounts import Mount, parse
+from stapsdtd.kernel.reach import status_of
 
 TABLE = rb"""
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
@@ -136,6 +138,31 @@ def test_disk_that_is_a_file_is_what_that_file_lies_on(devices: str) -> None:
         assert reason is not None
         assert "the file is on fuse.sshfs, whose server" in reason
     assert "a network block device" in (judged(35, devices=devices) or "")
+
+
+def test_inode_decides_whatever_is_stacked_on_its_file_system() -> None:
+    filesystems, pid, unseen = Filesystems(), os.getpid(), os.makedev(0, 0xFFFFF)
+    with open("/proc/self/maps", "rb") as served:
+        for inode, reason in (
+            (MappedInode(os.stat(sys.executable).st_dev, 1), None),
+            (MappedInode(os.fstat(served.fileno()).st_dev, 1), "the file is on proc"),
+            (MappedInode(unseen, 1, "tmpfs"), None),
+            (MappedInode(unseen, 1, "fuse"), "the file is on fuse that no visible mount shows"),
+            (MappedInode(unseen, 1), "the file is on a file system that no visible mount shows"),
+        ):
+            found = filesystems.why_not(served.fileno(), pid, inode)
+            assert found == reason or (reason is not None and found is not None and found.startswith(reason))
+
+
+def test_what_stat_shows_is_the_inode_but_for_some() -> None:
+    filesystems = Filesystems()
+    memory = os.memfd_create("x")
+    with open(sys.executable, "rb") as program:
+        for descriptor in (program.fileno(), memory):
+            assert filesystems.shows_inodes(status_of(descriptor))
+        stacked = status_of(program.fileno())._replace(st_dev=os.makedev(0, 0xFFFFF), mount=-1)
+        assert not filesystems.shows_inodes(stacked)
+    os.close(memory)
 
 
 def test_files_of_this_host() -> None:
