@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from stapsdtd.cli import manual
-from tests.support import ROOT, TICKER, Recorder, Ticker, running_daemon, stapsdt
+from tests.daemon_image import copy_sources
+from tests.support import TICKER, Recorder, Ticker, running_daemon, stapsdt
 from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, UNITS, settings
 
 pytestmark = pytest.mark.kernel
-
-SOURCES = (
-    "LICENSE", "README.md", "dev", "hatch_build.py", "pyproject.toml",
-    "bpf", "deploy/client", "proto", "stapsdtd", "systemd",
-)  # fmt: skip
-"""What deploy/Dockerfile builds from, too."""
 
 _UNITS = "usr/local/lib"
 _PREFIX = "opt/stapsdtd"
@@ -27,12 +21,8 @@ _PREFIX = "opt/stapsdtd"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Building writes into the tree, which other tests read."""
     folder = tmp_path / "checkout"
-    (folder / "deploy").mkdir(parents=True)
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
+    copy_sources(folder)
     return folder
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kernel.test_install import SOURCES
+from tests.daemon_image import SOURCES
 from tests.support import ROOT, TARGETS
 from tests.vm.kernels import CACHE, LOGS
 
