@@ -116,11 +116,55 @@ class ServerStoppingError(StapsdtdError):
         super().__init__("the server is stopping")
 
 
-class TracefsRejectedError(StapsdtdError):
-    """The kernel rejected a line written to a tracefs file; kernel_message is the text of error_log, or empty."""
+class HostRefusedError(StapsdtdError, OSError):
+    """The kernel refused an operation on an object.
 
-    def __init__(self, path: str, line: str, errno: int, kernel_message: str) -> None:
-        suffix = f": {kernel_message}" if kernel_message else ""
+    remedy: what that takes, and the command that mends it; empty if the reason says so. reason: the errno's text, or
+    the daemon's own.
+
+    As with OSError, the class depends on errno: one with ESRCH is a ProcessLookupError, too.
+    """
+
+    def __new__(  # noqa: PYI034
+        cls,
+        operation: str,  # noqa: ARG004
+        subject: str,  # noqa: ARG004
+        number: int,
+        remedy: str,  # noqa: ARG004
+        reason: str = "",
+    ) -> HostRefusedError:
+        return super().__new__(_class_for(cls, number), number, reason or os.strerror(number))
+
+    def __init__(self, operation: str, subject: str, number: int, remedy: str, reason: str = "") -> None:
+        """operation: a system call, or a verb for several. subject: what it was done to. number: the errno."""
+        super().__init__(number, reason or os.strerror(number))
+        self.operation = operation
+        self.subject = subject
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        what = f"{self.operation} {self.subject}".rstrip()
+        return f"{what}: {self.strerror}; {self.remedy}" if self.remedy else f"{what}: {self.strerror}"
+
+
+_classes: dict[tuple[type[HostRefusedError], int], type[HostRefusedError]] = {}
+
+
+def _class_for(base: type[HostRefusedError], number: int) -> type[HostRefusedError]:
+    if (base, number) not in _classes:
+        builtin = type(OSError(number, ""))
+        _classes[base, number] = base if issubclass(base, builtin) else type(base.__name__, (base, builtin), {})
+    return _classes[base, number]
+
+
+class TracefsRejectedError(StapsdtdError):
+    """The kernel rejected a line written to a tracefs file.
+
+    kernel_message: the text of error_log, or empty. remedy: what mends it, where the kernel says nothing.
+    """
+
+    def __init__(self, path: str, line: str, errno: int, kernel_message: str, remedy: str = "") -> None:
+        suffix = f": {kernel_message}" if kernel_message else f"; {remedy}" if remedy else ""
         super().__init__(f"{path}: the kernel refused {line!r}: {os.strerror(errno)}{suffix}")
         self.path = path
         self.line = line

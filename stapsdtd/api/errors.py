@@ -15,6 +15,7 @@ from stapsdtd.errors import InvalidArgumentError, StapsdtdError
 
 _log = logging.getLogger(__name__)
 
+_LOG = "the server's log ('journalctl -u stapsdtd')"
 _DETAILS_KEY = "grpc-status-details-bin"
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
@@ -23,7 +24,10 @@ Context = grpc.aio.ServicerContext[Message, Message]
 
 @asynccontextmanager
 async def abort_on_error(context: Context) -> AsyncIterator[None]:
-    """Turn an error raised inside into the call's status: an error's own code, FAILED_PRECONDITION for an OSError."""
+    """Turn an error raised inside into the call's status: an error's own code, INTERNAL for any other.
+
+    Whatever the host may refuse is a HostRefusedError, so that any other OSError is a defect.
+    """
     try:
         yield
     except InvalidArgumentError as error:
@@ -34,16 +38,20 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
         )
     except StapsdtdError as error:
         await context.abort(grpc.StatusCode[error.grpc_code], str(error))
-    except OSError as error:
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the client is told what is known, and the log has the rest
         _log.exception("a request failed")
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"the host refused: {_reason(error)}")
+        text = f"internal error, which is a defect of the server: {_described(error)}; report it, with {_LOG}"
+        await context.abort(grpc.StatusCode.INTERNAL, text)
 
 
-def _reason(error: OSError) -> str:
-    """Return the error's text without its number: `/proc/7/maps: No such process`."""
-    if not error.strerror:
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+def _described(error: Exception) -> str:
+    """Return what is known of an error: `PermissionError, /proc/7/maps: Permission denied`."""
+    reason = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}, {reason}" if reason else type(error).__name__
 
 
 def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config import Listener, Tls
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.kernel.host_calls import LISTEN
 
 _FIRST_INHERITED = 3
 _BACKLOG = 1024
@@ -38,9 +39,7 @@ class SocketLock:
         try:
             self._descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise CannotListenError(
-                f"{path}.lock: {error.strerror}; does the directory exist, and may you write to it?"
-            ) from error
+            raise CannotListenError(str(LISTEN.of(error, f"{path}.lock"))) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -167,8 +166,10 @@ def _unix_socket(listener: Listener, path: str) -> socket.socket:
             os.chmod(path, listener.mode)
             # only now that owner and mode are set: nobody can connect before
             listening.listen(_BACKLOG)
-        except (OSError, KeyError) as error:
-            raise CannotListenError(f"{path}: {_reason(error)}") from error
+        except OSError as error:
+            raise CannotListenError(str(LISTEN.of(error, path))) from error
+        except KeyError as error:
+            raise CannotListenError(f"{path}: {error}") from error
         on_failure.pop_all()
     return listening
 

@@ -26,6 +26,7 @@ from stapsdtd.api.peers import PeerTable, identify
 from stapsdtd.api.rights import Peer
 from stapsdtd.api.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, enforced
 from stapsdtd.errors import AccessDeniedError
+from stapsdtd.kernel.host_calls import ACCEPT
 from stapsdtd.sessions.token_bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class Relay:
 
     def _pause(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a moment, since descriptors or memory ran out. Clients wait in the socket's backlog."""
-        self._log_failure(listening, f"{error.strerror}; retrying")
+        self._log_failure(listening, f"{ACCEPT.of(error, 'a connection')}; retrying")
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening.socket)
         self._paused[listening] = loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)

@@ -51,12 +51,15 @@ _KIND = re.compile(r"[\w.+-]+", re.ASCII)
 
 
 def load(path: str) -> Config:
-    """Read the file. Raises InvalidArgumentError, which names the offending key, and OSError."""
-    with open(path, "rb") as file:
-        try:
+    """Read the file. Raises InvalidArgumentError, which names the offending key."""
+    try:
+        with open(path, "rb") as file:
             content = tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(path, f"is not TOML: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(path, f"is not TOML: {error}") from error
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}; see its owner and mode with 'ls -l'"
+        raise InvalidArgumentError(path, reason) from error
     table = _Table("", content, "setting")
     config = Config(
         table.read("listen", _listeners, Config().listeners),

@@ -22,6 +22,7 @@ from stapsdtd.inventory.survey import ParseNew, Survey
 from stapsdtd.inventory.walk import MAX_NAMES, Directory, Walk
 from stapsdtd.inventory.watches import DirectoryWatches
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.host_calls import KEEP_INVENTORY, host_call
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class Inventory:
         try:
             watches = DirectoryWatches()
         except OSError as error:
-            _log.warning("inotify: %s; what is installed is noticed by a scan every hour", error)
+            _log.warning("what is installed is noticed by a scan every hour: %s", error)
             watches = None
         with contextlib.closing(watches) if watches is not None else contextlib.nullcontext():
             survey = Survey(self._index, watches, self._changed)
@@ -258,9 +259,10 @@ class Inventory:
             return
         stored = Stored(self._version, self._status.scanned_at, self._index.all(), survey.known.tobytes())
         try:
-            self._store.save(stored)
+            with host_call(KEEP_INVENTORY, self._store.path):
+                self._store.save(stored)
         except OSError as error:
-            _log.warning("%s cannot be written, and the next start reads files once more: %s", self._store.path, error)
+            _log.warning("the next start reads files once more: %s", error)
         self._is_saved = True
 
 

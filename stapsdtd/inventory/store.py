@@ -19,6 +19,7 @@ from typing import Annotated
 from msgspec import DecodeError, Meta, Struct, msgpack
 
 from stapsdtd.inventory.files import Fingerprint, InstalledFile
+from stapsdtd.kernel.host_calls import OPEN_FILE, host_call
 from stapsdtd.model import ArchitectureName, BuildId, Name
 
 _log = logging.getLogger(__name__)
@@ -75,11 +76,12 @@ class Store:
     def load(self) -> Stored | None:
         """Return what was saved last; None if there is nothing, or nothing to believe."""
         try:
-            content = self._read()
+            with host_call(OPEN_FILE, self.path):
+                content = self._read()
         except FileNotFoundError:
             return None
         except OSError as error:
-            _log.warning("%s cannot be read, and files are read once more: %s", self.path, error)
+            _log.warning("files are read once more: %s", error)
             return None
         reason = "is no inventory, or not whole"
         body = content[len(_MAGIC) + _DIGEST_BYTES :]

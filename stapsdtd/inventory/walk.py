@@ -15,6 +15,7 @@ from struct import Struct
 
 from stapsdtd.errors import InventoryError
 from stapsdtd.inventory import walking
+from stapsdtd.kernel.host_calls import MAKE_DESCRIPTOR, START_PROCESS, host_call
 
 COMMAND = (sys.executable, "-I", "-S", walking.__file__)
 
@@ -111,14 +112,16 @@ class Walk:
         is_idle: bool = False,
     ) -> Generator[Found]:
         """Yield what is in directories, in their order. known: fingerprints. Raises InventoryError and OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with host_call(MAKE_DESCRIPTOR, "a socket pair"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(ours), closing(theirs):
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno()), _FIRST_ROOT, str(self._max_names)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={},
-            )
+            with host_call(START_PROCESS, self._command[0]):
+                self._process = subprocess.Popen(
+                    [*self._command, str(theirs.fileno()), _FIRST_ROOT, str(self._max_names)],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env={},
+                )
             theirs.close()
             ours.settimeout(self._reply_seconds)
             with self._lock:
@@ -157,7 +160,9 @@ class Walk:
         self._check()
         if is_idle:
             connection.send(b"I")
-        with open(os.memfd_create("stapsdt-known", os.MFD_CLOEXEC), "wb") as file:
+        with host_call(MAKE_DESCRIPTOR, "a memfd"):
+            content = os.memfd_create("stapsdt-known", os.MFD_CLOEXEC)
+        with open(content, "wb") as file:
             file.write(known)
             file.flush()
             socket.send_fds(connection, [b"K"], [file.fileno()])

@@ -45,7 +45,7 @@ class DirectoryWatches:
         try:
             watch = self._inotify.add(link)
         except OSError as error:
-            self._miss(f"inotify: {error}")
+            self._miss(str(error))
             return None
         is_new = watch not in self._places
         self._places[watch] = _Place(directory.path, directory.is_any_owner)

@@ -9,6 +9,7 @@ import os
 import numpy as np
 
 from stapsdtd.kernel.bpf_rows import ENTRIES_AT_ONCE, Octets
+from stapsdtd.kernel.host_calls import BPF_MAP_CREATE, BPF_MAP_DELETE, BPF_MAP_LOOKUP, BPF_MAP_UPDATE
 from stapsdtd.kernel.libbpf import MAP_TYPE_HASH, last_error, library
 
 _UPDATE_NOEXIST = 1
@@ -27,7 +28,7 @@ class EntryMap:
             library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_spans", key_bytes, entry_bytes, max_entries, None)
         )
         if self.descriptor < 0:
-            raise last_error()
+            raise last_error(BPF_MAP_CREATE, "stapsdt_spans")
 
     def look_up_all(self) -> tuple[Octets, Octets]:
         """Return keys and entries, one in each line, among them each that is in the map all the time."""
@@ -49,7 +50,7 @@ class EntryMap:
                 )
             )
             if is_last and ctypes.get_errno() != errno.ENOENT:
-                raise last_error()
+                raise last_error(BPF_MAP_LOOKUP, "stapsdt_spans")
             found.append((keys[: count.value].copy(), entries[: count.value].copy()))
         return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
 
@@ -61,7 +62,7 @@ class EntryMap:
             if library().bpf_map_get_next_key(self.descriptor, before, key):
                 if ctypes.get_errno() == errno.ENOENT:
                     break
-                raise last_error()
+                raise last_error(BPF_MAP_LOOKUP, "stapsdt_spans")
             before = key.raw
             found[before] = None
         return list(found)
@@ -72,7 +73,7 @@ class EntryMap:
         if library().bpf_map_lookup_and_delete_elem(self.descriptor, key, entry):
             if ctypes.get_errno() == errno.ENOENT:
                 return None
-            raise last_error()
+            raise last_error(BPF_MAP_DELETE, "stapsdt_spans")
         return entry.raw
 
     def put(self, key: bytes, entry: bytes) -> bool:
@@ -80,7 +81,7 @@ class EntryMap:
         if library().bpf_map_update_elem(self.descriptor, key, entry, _UPDATE_NOEXIST):
             if ctypes.get_errno() == errno.EEXIST:
                 return False
-            raise last_error()
+            raise last_error(BPF_MAP_UPDATE, "stapsdt_spans")
         return True
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+from stapsdtd.kernel.host_calls import BPF_LINK_CREATE, BPF_RAW_TRACEPOINT_OPEN
 from stapsdtd.kernel.libbpf import last_error, library
 
 _ATTACH_TYPE_PERF_EVENT = 41
@@ -43,7 +44,7 @@ def attach_to_tracepoint(program: int) -> int:
     """Run a program at the tracepoint that it was made for, until the returned descriptor is closed. Raises OSError."""
     link: int = library().bpf_raw_tracepoint_open(None, program)
     if link < 0:
-        raise last_error()
+        raise last_error(BPF_RAW_TRACEPOINT_OPEN, "the program's tracepoint")
     return link
 
 
@@ -52,16 +53,17 @@ def link_perf_event(program: int, perf_event: int, cookie: int) -> int:
 
     The program runs for all perf events of the same tracefs event. Raises OSError.
     """
-    return create_link(program, perf_event, _ATTACH_TYPE_PERF_EVENT, CookieOptions(cookie=cookie))
+    return create_link(program, perf_event, _ATTACH_TYPE_PERF_EVENT, CookieOptions(cookie=cookie), "a perf event")
 
 
-def create_link(program: int, target: int, attach_type: int, options: LinkOptions) -> int:
-    """Return the descriptor of a link. target: a descriptor, or 0 for what the program or the options say.
+def create_link(program: int, target: int, attach_type: int, options: LinkOptions, subject: str) -> int:
+    """Return the descriptor of a link. target: a descriptor, or 0 for what the program or the options say. subject:
+    names the target in errors.
 
     Raises OSError.
     """
     options.sz = ctypes.sizeof(options)
     link: int = library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
     if link < 0:
-        raise last_error()
+        raise last_error(BPF_LINK_CREATE, subject)
     return link

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.bpf_refusal import Host, refusal, stale
+from stapsdtd.kernel.host_calls import BPF_PROG_LOAD, BUFFER_MMAP, MAKE_DESCRIPTOR, host_call
 from stapsdtd.kernel.libbpf import last_error, library
 
 _LOG_BYTES = 1 << 20
@@ -53,7 +54,7 @@ class _File:
         )
         self._handle = self._library.bpf_object__open_file(os.fsencode(path), ctypes.byref(options))
         if not self._handle:
-            raise refusal(path, last_error(), "", Host.here())
+            raise refusal(path, last_error(BPF_PROG_LOAD, path), "", Host.here())
         if any(self.initial(name) != content for name, content in expected.items()):
             self.close()
             raise stale(path)
@@ -61,7 +62,8 @@ class _File:
     def load(self) -> None:
         """Raises KernelFeatureError with the kernel's or libbpf's reason."""
         if self._library.bpf_object__load(self._handle):
-            raise refusal(self._path, last_error(), self._log.value.decode(errors="replace"), Host.here())
+            error = last_error(BPF_PROG_LOAD, self._path)
+            raise refusal(self._path, error, self._log.value.decode(errors="replace"), Host.here())
 
     def map(self, name: str) -> int:
         """Raises KeyError."""
@@ -160,12 +162,13 @@ class BpfObject:
                 self._library.bpf_program__set_autoload(other, other == program)
             for map_name, handle in file.maps():
                 if self._library.bpf_map__reuse_fd(handle, self.map(map_name)):
-                    raise refusal(path, last_error(), "", Host.here())
+                    raise refusal(path, last_error(BPF_PROG_LOAD, path), "", Host.here())
             if function and self._library.bpf_program__set_attach_target(program, 0, function.encode()):
                 reason = f"the kernel's BTF has no function {function}"
                 raise KernelFeatureError("bpf", reason, "")
             file.load()
-            return os.dup(self._library.bpf_program__fd(program))
+            with host_call(MAKE_DESCRIPTOR, name):
+                return os.dup(self._library.bpf_program__fd(program))
         finally:
             file.close()
 
@@ -183,7 +186,8 @@ class BpfObject:
         value_bytes = (self._library.bpf_map__value_size(handle) + 7) // 8 * 8
         size = value_bytes * self._library.bpf_map__max_entries(handle)
         self._drop_initial(handle)
-        return mmap.mmap(self._library.bpf_map__fd(handle), size)
+        with host_call(BUFFER_MMAP, name):
+            return mmap.mmap(self._library.bpf_map__fd(handle), size)
 
     def _drop_initial(self, handle: int) -> None:
         """Free libbpf's copy of a table's initial contents, which before libbpf 1.6 it keeps until the close.

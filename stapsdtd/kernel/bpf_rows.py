@@ -9,6 +9,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from stapsdtd.kernel.host_calls import BPF_MAP_CREATE, BPF_MAP_DELETE
 from stapsdtd.kernel.libbpf import MAP_TYPE_HASH, last_error, library
 
 ENTRIES_AT_ONCE = 4096
@@ -30,7 +31,7 @@ class RowMap:
             library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_rows", key_bytes, row_bytes, max_entries, None)
         )
         if self.descriptor < 0:
-            raise last_error()
+            raise last_error(BPF_MAP_CREATE, "stapsdt_rows")
 
     def take_all(self) -> tuple[Octets, Octets, bool]:
         """Remove all entries while no program adds any. Return keys and rows, an entry in each line, and whether these
@@ -54,7 +55,7 @@ class RowMap:
             is_first, is_last = False, bool(result)
             has_failed = bool(result) and ctypes.get_errno() != errno.ENOENT
             if has_failed and not parts:
-                raise last_error()
+                raise last_error(BPF_MAP_DELETE, "stapsdt_rows")
             if not has_failed:
                 parts.append((keys[: count.value].copy(), rows[: count.value].copy()))
         return np.concatenate([keys for keys, _ in parts]), np.concatenate([rows for _, rows in parts]), not has_failed

@@ -19,6 +19,7 @@ from stapsdtd.btf import records
 from stapsdtd.btf.types import VOID, BtfError, CType, TypeId, Void
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import libbpf
+from stapsdtd.kernel.host_calls import BTF_LOOKUP
 
 FOLDER = "/sys/kernel/btf"
 VMLINUX = "vmlinux"
@@ -79,7 +80,7 @@ class Btf:
             else self._library.btf__parse(os.fsencode(path), None)
         )
         if not self._handle:
-            raise KernelFeatureError("kernel BTF", f"{path}: {libbpf.last_error().strerror}", REMEDY)
+            raise KernelFeatureError("kernel BTF", f"{path}: {libbpf.last_error(BTF_LOOKUP, path).strerror}", REMEDY)
         self.count: int = int(self._library.btf__type_cnt(self._handle))
         self.pointer_bytes = int(self._library.btf__pointer_size(self._handle)) or ctypes.sizeof(_Pointer)
 

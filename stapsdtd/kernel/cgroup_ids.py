@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.host_calls import OPEN_CGROUP, host_call
 
 _HANDLE = struct.Struct("=IiQ")
 _HANDLE_HEADER = 8
@@ -74,7 +75,7 @@ class CgroupIds:
         finally:
             os.close(descriptor)
         if directory != hierarchy.point and not directory.startswith(hierarchy.point.rstrip(b"/") + b"/"):
-            raise OSError(errno.ENOENT, "the cgroup is above what is mounted here")
+            raise OPEN_CGROUP.refused(f"cgroup {cgroup_id}, above what is mounted here", errno.ENOENT)
         return b"/" + b"/".join(filter(None, (hierarchy.root + directory[len(hierarchy.point) :]).split(b"/")))
 
     def _mounted(self) -> _Hierarchy:
@@ -82,13 +83,14 @@ class CgroupIds:
         if self._hierarchy is None:
             now = self._clock()
             if now - self._tried_at < _RETRY_SECONDS:
-                raise OSError(errno.ENOENT, "cgroup2 is not mounted")
+                raise OPEN_CGROUP.refused("the hierarchy of cgroups", errno.ENOENT)
             self._tried_at = now
             try:
                 root, point = cgroups.mounted(self._mountinfo)
             except KernelFeatureError as error:
-                raise OSError(errno.ENOENT, "cgroup2 is not mounted") from error
-            descriptor = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                raise OPEN_CGROUP.refused("the hierarchy of cgroups", errno.ENOENT) from error
+            with host_call(OPEN_CGROUP):
+                descriptor = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._hierarchy = _Hierarchy(descriptor, root.rstrip(b"/"), point)
         return self._hierarchy
 
@@ -105,6 +107,5 @@ def _open_by_id(mount: int, cgroup_id: int) -> int:
     handle = _HANDLE.pack(_HANDLE.size - _HANDLE_HEADER, _FILEID_KERNFS, cgroup_id)
     descriptor: int = _libc.open_by_handle_at(mount, handle, os.O_PATH | os.O_CLOEXEC)
     if descriptor < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"open_by_handle_at: {os.strerror(error)}")
+        raise OPEN_CGROUP.refused(f"cgroup {cgroup_id}", ctypes.get_errno())
     return descriptor

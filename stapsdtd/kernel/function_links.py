@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from stapsdtd.kernel.bpf_links import CookieOptions, MultiOptions, create_link
+from stapsdtd.kernel.host_calls import BPF_LINK_CREATE, BPF_LINK_INFO
 from stapsdtd.kernel.libbpf import last_error, library
 from stapsdtd.kernel.own_programs import OwnProgram
 
@@ -69,7 +70,7 @@ class FunctionLink:
     def arm(self, pid: int | None) -> None:
         """pid: None. Raises OSError."""
         if pid is not None:
-            raise OSError(errno.EOPNOTSUPP, "a kernel function is the same for all processes")
+            raise BPF_LINK_CREATE.refused("a kernel function for one process", errno.EOPNOTSUPP)
         if self._link is None:
             self._link = self._attach(self.own_program.descriptor)
 
@@ -109,7 +110,8 @@ class FunctionLink:
 
 def link_call(program: int, attach_type: int, cookie: int) -> int:
     """Run a program at the function that it was loaded for. Return the link's descriptor. Raises OSError."""
-    return create_link(program, 0, attach_type, CookieOptions(cookie=cookie))
+    options = CookieOptions(cookie=cookie)
+    return create_link(program, 0, attach_type, options, "the function that its program was loaded for")
 
 
 def link_entries(program: int, functions: Sequence[str], cookies: Sequence[int]) -> int:
@@ -124,14 +126,15 @@ def link_entries(program: int, functions: Sequence[str], cookies: Sequence[int])
         symbols=ctypes.addressof(symbols),
         cookies=ctypes.addressof(numbers),
     )
-    return create_link(program, 0, MULTI_TYPE, options)
+    named = functions[0] if len(functions) == 1 else f"{functions[0]} and {len(functions) - 1} other functions"
+    return create_link(program, 0, MULTI_TYPE, options, named)
 
 
 def missed_entries(link: int) -> int:
     """Return how many calls a link to many functions could not hit. Raises OSError."""
     info, size = _LinkInfo(), ctypes.c_uint32(ctypes.sizeof(_LinkInfo))
     if library().bpf_obj_get_info_by_fd(link, ctypes.byref(info), ctypes.byref(size)):
-        raise last_error()
+        raise last_error(BPF_LINK_INFO, "a link to kernel functions")
     return int(info.missed)
 
 

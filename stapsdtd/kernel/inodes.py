@@ -22,6 +22,7 @@ from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import objects, procfs
 from stapsdtd.kernel.bpf_links import LinkOptions, create_link
 from stapsdtd.kernel.bpf_object import BpfObject
+from stapsdtd.kernel.host_calls import BPF_ITER_CREATE, BUFFER_MMAP
 from stapsdtd.kernel.libbpf import last_error, library
 from stapsdtd.kernel.locked import LockedCalls
 
@@ -85,7 +86,7 @@ class InodeReader:
         try:
             iterator: int = library().bpf_iter_create(link)
             if iterator < 0:
-                raise last_error()
+                raise last_error(BPF_ITER_CREATE, f"the memory map of thread {tid}")
         finally:
             os.close(link)
         try:
@@ -97,7 +98,7 @@ class InodeReader:
         """Return the inode of a file that is open for reading, by mapping it. Raises OSError."""
         address = _libc.mmap(None, 1, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
         if address == _MAP_FAILED:
-            raise last_error()
+            raise last_error(BUFFER_MMAP, f"descriptor {descriptor}")
         try:
             return self.mapped_by(os.getpid()).get(address)
         finally:
@@ -107,7 +108,7 @@ class InodeReader:
         # union bpf_iter_link_info, whose member task is struct { __u32 tid, pid, pid_fd; }
         info = (ctypes.c_uint32 * 3)(tid, pid, 0)
         options = LinkOptions(iter_info=ctypes.addressof(info), iter_info_len=ctypes.sizeof(info))
-        return create_link(self._program, 0, _ATTACH_TYPE_ITER, options)
+        return create_link(self._program, 0, _ATTACH_TYPE_ITER, options, f"the memory map of process {tid or pid}")
 
 
 def _read_all(iterator: int) -> bytes:

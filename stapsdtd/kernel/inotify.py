@@ -7,6 +7,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from stapsdtd.kernel.host_calls import INOTIFY
+
 _IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE, _IN_MOVED_FROM, _IN_MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 _IN_CREATE, _IN_DELETE, _IN_Q_OVERFLOW, _IN_IGNORED = 0x100, 0x200, 0x4000, 0x8000
 _IN_ONLYDIR, _IN_EXCL_UNLINK, _IN_ISDIR = 0x0100_0000, 0x0400_0000, 0x4000_0000
@@ -46,14 +48,14 @@ class Inotify:
     def __init__(self, what: int = WRITES) -> None:
         """what: WRITES or ENTRIES."""
         self._what = what
-        self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "files (inotify_init1)")
 
     def fileno(self) -> int:
         return self._descriptor
 
     def add(self, path: str) -> int:
         """Watch a file and return its watch descriptor, which is the same for the same file."""
-        return _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(path), self._what))
+        return _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(path), self._what), path)
 
     def remove(self, watch: int) -> None:
         """Stop watching a file. The kernel may have removed the watch already."""
@@ -86,8 +88,7 @@ class Inotify:
         os.close(self._descriptor)
 
 
-def _checked(result: int) -> int:
+def _checked(result: int, subject: str) -> int:
     if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        raise INOTIFY.refused(subject, ctypes.get_errno())
     return result

@@ -6,12 +6,19 @@ Those of a file are in `bpf_object`. Only functions of libbpf 1.0 are called (bp
 from __future__ import annotations
 
 import ctypes
-import os
 import struct
 from functools import cache
 from typing import Any
 
-from stapsdtd.errors import KernelFeatureError
+from stapsdtd.errors import HostRefusedError, KernelFeatureError
+from stapsdtd.kernel.host_calls import (
+    BPF_MAP_CREATE,
+    BPF_MAP_DELETE,
+    BPF_MAP_UPDATE,
+    BPF_PROG_LOAD,
+    BTF_LOOKUP,
+    Operation,
+)
 
 _LIBRARY = "libbpf.so.1"
 MAP_TYPE_HASH = 1
@@ -120,17 +127,16 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def last_error() -> OSError:
-    """Return what the last call failed with, in this thread."""
-    error = ctypes.get_errno()
-    return OSError(error, os.strerror(error))
+def last_error(operation: Operation, subject: str) -> HostRefusedError:
+    """Return what the last call failed with, in this thread. subject: what it was of, such as a map's name."""
+    return operation.refused(subject, ctypes.get_errno())
 
 
 def create_ring(size: int) -> int:
     """Create a ring buffer of size bytes, a power of two and at least a page. Return its descriptor. Raises OSError."""
     ring: int = library().bpf_map_create(_MAP_TYPE_RINGBUF, b"stapsdt_ring", 0, 0, size, None)
     if ring < 0:
-        raise last_error()
+        raise last_error(BPF_MAP_CREATE, f"a ring of {size} bytes")
     return ring
 
 
@@ -138,14 +144,14 @@ def put_map(outer: int, index: int, inner: int) -> None:
     """Put a map into an array of maps. Raises OSError."""
     key, value = ctypes.c_uint32(index), ctypes.c_uint32(inner)
     if library().bpf_map_update_elem(outer, ctypes.byref(key), ctypes.byref(value), UPDATE_ANY):
-        raise last_error()
+        raise last_error(BPF_MAP_UPDATE, f"entry {index} of an array of maps")
 
 
 def remove_map(outer: int, index: int) -> None:
     """Remove a map from an array of maps. Raises OSError."""
     key = ctypes.c_uint32(index)
     if library().bpf_map_delete_elem(outer, ctypes.byref(key)):
-        raise last_error()
+        raise last_error(BPF_MAP_DELETE, f"entry {index} of an array of maps")
 
 
 def load_trial(program_type: int, attach_type: int, btf_id: int = 0) -> int:
@@ -158,7 +164,7 @@ def load_trial(program_type: int, attach_type: int, btf_id: int = 0) -> int:
         program_type, b"stapsdt_trial", b"GPL", _RETURN_0, len(_RETURN_0) // 8, ctypes.byref(options)
     )
     if program < 0:
-        raise last_error()
+        raise last_error(BPF_PROG_LOAD, "stapsdt_trial")
     return program
 
 
@@ -166,5 +172,5 @@ def vmlinux_function(name: str, attach_type: int) -> int:
     """Return the number of a kernel function in the kernel's BTF. Raises OSError if there is none."""
     found: int = library().libbpf_find_vmlinux_btf_id(name.encode(), attach_type)
     if found <= 0:
-        raise OSError(-found, os.strerror(-found))
+        raise BTF_LOOKUP.refused(name, -found)
     return found

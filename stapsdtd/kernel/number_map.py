@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 
+from stapsdtd.kernel.host_calls import BPF_MAP_CREATE, BPF_MAP_LOOKUP, BPF_MAP_UPDATE
 from stapsdtd.kernel.libbpf import FLAG_NO_PREALLOC, MAP_TYPE_HASH, UPDATE_ANY, MapOptions, last_error, library
 
 
@@ -19,12 +20,12 @@ class NumberMap:
             library().bpf_map_create(MAP_TYPE_HASH, b"stapsdt_numbers", 4, 4, max_entries, ctypes.byref(options))
         )
         if self.descriptor < 0:
-            raise last_error()
+            raise last_error(BPF_MAP_CREATE, "stapsdt_numbers")
 
     def __setitem__(self, key: int, value: int) -> None:
         pair = ctypes.c_uint32(key), ctypes.c_uint32(value)
         if library().bpf_map_update_elem(self.descriptor, *map(ctypes.byref, pair), UPDATE_ANY):
-            raise last_error()
+            raise last_error(BPF_MAP_UPDATE, "stapsdt_numbers")
 
     def get(self, key: int) -> int | None:
         value = ctypes.c_uint32()
@@ -42,7 +43,7 @@ class NumberMap:
         arguments = ctypes.byref(position), keys, values, ctypes.byref(count), None
         # one call has room for all, and ENOENT says that there are no more
         if library().bpf_map_lookup_batch(self.descriptor, None, *arguments) and ctypes.get_errno() != errno.ENOENT:
-            raise last_error()
+            raise last_error(BPF_MAP_LOOKUP, "stapsdt_numbers")
         return frozenset(keys[: count.value])
 
     def close(self) -> None:

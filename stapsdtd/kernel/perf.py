@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
-from stapsdtd.kernel.perf_opener import Kind, OpenerAbsentError, PerfDeniedError, PerfOpener
+from stapsdtd.kernel.host_calls import PERF_EVENT_OPEN
+from stapsdtd.kernel.perf_opener import Kind, OpenerAbsentError, PerfDeniedError, PerfOpener, subject_of
 from stapsdtd.model import FileOffset, Mapping
 
 _SYSCALL = {
@@ -89,8 +90,7 @@ def _open_here(attributes: PerfEventAttributes, pid: int, cpu: int) -> int:
     attributes.size = ctypes.sizeof(attributes)
     descriptor: int = _libc.syscall(syscall_number, ctypes.byref(attributes), pid, cpu, -1, _FLAG_FD_CLOEXEC)
     if descriptor < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"perf_event_open: {os.strerror(error)}")
+        raise PERF_EVENT_OPEN.refused(subject_of(pid), ctypes.get_errno())
     return descriptor
 
 

@@ -18,6 +18,10 @@ import threading
 import time
 from array import array
 from enum import IntEnum
+from typing import cast
+
+from stapsdtd.errors import HostRefusedError
+from stapsdtd.kernel.host_calls import PERF_EVENT_OPEN
 
 SOCKET_PATH = "/run/stapsdtd-opener/opener.sock"
 VERSION = 1
@@ -44,24 +48,32 @@ class OpenerAbsentError(Exception):
     """There is no socket, or this process may not use it."""
 
 
-class PerfDeniedError(PermissionError):
-    """perf_event_open is denied. errno: EACCES. reason: what it takes; remedy: what an operator can do."""
+class PerfDeniedError(HostRefusedError):
+    """perf_event_open is denied: EACCES."""
+
+    def __new__(cls, reason: str, remedy: str) -> PerfDeniedError:  # noqa: PYI034
+        return cast("PerfDeniedError", super().__new__(cls, PERF_EVENT_OPEN.name, "", errno.EACCES, remedy, reason))
 
     def __init__(self, reason: str, remedy: str) -> None:
-        reason = f"perf_event_open: {reason}"
-        super().__init__(errno.EACCES, f"{reason}; {remedy}")
-        self.reason = reason
-        self.remedy = remedy
+        """reason: what it takes. remedy: what an operator can do."""
+        super().__init__(PERF_EVENT_OPEN.name, "", errno.EACCES, remedy, reason)
+
+    @property
+    def reason(self) -> str:
+        return f"{self.operation}: {self.strerror}"
+
+
+_LOOK = "look at 'systemctl status stapsdtd-opener.socket' and at 'journalctl -u \"stapsdtd-opener@*\"'"
 
 
 class OpenerSilentError(PerfDeniedError):
     """The opener does not answer."""
 
+    def __new__(cls, reason: str) -> OpenerSilentError:  # noqa: PYI034
+        return cast("OpenerSilentError", super().__new__(cls, reason, _LOOK))
+
     def __init__(self, reason: str) -> None:
-        super().__init__(
-            f"the opener of perf events does not answer: {reason}",
-            "look at 'systemctl status stapsdtd-opener.socket' and at 'journalctl -u \"stapsdtd-opener@*\"'",
-        )
+        super().__init__(f"the opener of perf events does not answer: {reason}", _LOOK)
 
 
 class PerfOpener:
@@ -94,7 +106,7 @@ class PerfOpener:
             _close_all(descriptors)
             raise OpenerSilentError(f"it answered with {len(descriptors)} descriptors")
         if error:
-            raise OSError(error, f"perf_event_open: {os.strerror(error)}")
+            raise PERF_EVENT_OPEN.refused(subject_of(pid), error)
         return descriptors[0]
 
     def close(self) -> None:
@@ -179,6 +191,11 @@ def _passed(level: int, kind: int, data: bytes) -> array[int]:
     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
         descriptors.frombytes(data[: len(data) // _DESCRIPTOR_BYTES * _DESCRIPTOR_BYTES])
     return descriptors
+
+
+def subject_of(pid: int) -> str:
+    """Return what an event is for, for messages. pid: -1 for all processes."""
+    return "for all processes" if pid < 0 else f"for process {pid}"
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -9,6 +9,7 @@ from functools import cache
 
 from stapsdtd.kernel import procfs, reach
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.host_calls import READ_MEMORY
 from stapsdtd.kernel.inodes import inode_reader
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -42,8 +43,7 @@ def touch(pid: int, address: int, byte_count: int) -> None:
     for start in starts:
         local, remote = _Vector(ctypes.addressof(byte), 1), _Vector(start, 1)
         if _libc().process_vm_readv(holder, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) != 1:
-            error = ctypes.get_errno()
-            raise OSError(error, os.strerror(error))
+            raise READ_MEMORY.refused(f"process {pid} at {start:#x}", ctypes.get_errno())
 
 
 class LocalMemory:

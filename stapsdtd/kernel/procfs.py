@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stapsdtd.kernel.host_calls import READ_PROC
 from stapsdtd.kernel.reach import cached_status
 from stapsdtd.model import FileOffset, Mapping, ProcessKey
 
@@ -246,5 +247,5 @@ def _read(path: str) -> bytes:
     except OSError as error:
         # a process that is gone or hidden reads as empty; running out of descriptors or memory is another matter
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
-            raise
+            raise READ_PROC.refused(path, error.errno) from error
         return b""

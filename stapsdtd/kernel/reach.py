@@ -17,6 +17,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from stapsdtd.kernel.host_calls import OPEN_FILE, STATUS, host_call
+
 _AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_STATX_DONT_SYNC = 0x4000
@@ -100,7 +102,7 @@ def device_and_mount(descriptor: int) -> tuple[int, int]:
 def _status(descriptor: int, mask: int) -> FileStatus:
     statx = _Statx()
     if _libc.statx(descriptor, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, mask, ctypes.byref(statx)):
-        raise _last_error("statx")
+        raise STATUS.refused(f"descriptor {descriptor}", ctypes.get_errno())
     return FileStatus(
         os.makedev(statx.device_major, statx.device_minor),
         statx.inode,
@@ -121,10 +123,12 @@ def hold(path: str, may_query: Callable[[], bool] = lambda: False) -> int:
     """
     match = _PROCESS_ROOT.fullmatch(path)
     if match is None and path.startswith("/proc/"):
-        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+        with host_call(OPEN_FILE):
+            return os.open(path, os.O_PATH | os.O_CLOEXEC)
     if match is None:
         return _open(_AT_FDCWD, path, 0, may_query)
-    root = os.open(match[1], os.O_PATH | os.O_CLOEXEC)
+    with host_call(OPEN_FILE):
+        root = os.open(match[1], os.O_PATH | os.O_CLOEXEC)
     try:
         return _open(root, match[2], _RESOLVE_IN_ROOT, may_query)
     finally:
@@ -134,7 +138,7 @@ def hold(path: str, may_query: Callable[[], bool] = lambda: False) -> int:
 def _open(directory: int, path: str, resolve: int, may_query: Callable[[], bool]) -> int:
     name = path.encode(errors="surrogateescape")
     if b"\0" in name:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        raise OPEN_FILE.refused(path, errno.EINVAL)
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(BlockingIOError):
             return _openat2(directory, name, resolve | _RESOLVE_CACHED)
@@ -145,7 +149,7 @@ def _openat2(directory: int, name: bytes, resolve: int) -> int:
     how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
     descriptor: int = _libc.syscall(_OPENAT2, directory, name, how, ctypes.c_size_t(len(how)))
     if descriptor < 0:
-        raise _last_error("openat2")
+        raise OPEN_FILE.refused(os.fsdecode(name), ctypes.get_errno())
     return descriptor
 
 
@@ -156,8 +160,3 @@ def cached_status(path: str) -> FileStatus:
         return status_of(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _last_error(syscall: str) -> OSError:
-    error = ctypes.get_errno()
-    return OSError(error, f"{syscall}: {os.strerror(error)}")

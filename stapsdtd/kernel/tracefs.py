@@ -9,6 +9,7 @@ import os
 import re
 
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
+from stapsdtd.kernel.host_calls import TRACEFS_READ, TRACEFS_WRITE, host_call
 from stapsdtd.kernel.mounts import mounts
 from stapsdtd.kernel.places import KPROBE_EVENTS, UPROBE_EVENTS
 
@@ -44,14 +45,16 @@ class Tracefs:
             # opened as for arming; without O_APPEND this would remove every event
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
         except OSError as error:
-            return f"{path} cannot be written: {error.strerror or error}"
+            return str(TRACEFS_WRITE.of(error, path))
         return None
 
     def path(self, relative: str) -> str:
         return f"{self.root}/{relative}"
 
     def read(self, relative: str) -> str:
-        with open(self.path(relative), encoding="utf-8", errors="backslashreplace") as file:
+        """Raises OSError."""
+        path = self.path(relative)
+        with host_call(TRACEFS_READ, path), open(path, encoding="utf-8", errors="backslashreplace") as file:
             return file.read()
 
     def write(self, relative: str, text: str) -> None:
@@ -75,7 +78,7 @@ class Tracefs:
                 os.close(descriptor)
         except OSError as error:
             line = text.strip()
-            raise TracefsRejectedError(relative, line, error.errno or 0, self._explanation(line)) from error
+            raise _rejected(relative, line, error, self._explanation(line)) from error
 
     def _explanation(self, line: str) -> str:
         """Return the message of error_log's newest entry if it is about this line:
@@ -97,16 +100,17 @@ class Tracefs:
         try:
             os.mkdir(self.path(f"instances/{name}"), 0o700)
         except OSError as error:
-            raise TracefsRejectedError("instances", f"mkdir {name}", error.errno or 0, "") from error
+            raise _rejected("instances", f"mkdir {name}", error) from error
 
     def remove_instance(self, name: str) -> None:
         try:
             os.rmdir(self.path(f"instances/{name}"))
         except OSError as error:
-            raise TracefsRejectedError("instances", f"rmdir {name}", error.errno or 0, "") from error
+            raise _rejected("instances", f"rmdir {name}", error) from error
 
     def instances(self) -> list[str]:
-        return os.listdir(self.path("instances"))
+        with host_call(TRACEFS_READ):
+            return os.listdir(self.path("instances"))
 
     def events(self, group: str) -> list[str]:
         """Return the names of a group's events; none if there is no such group."""
@@ -122,3 +126,8 @@ class Tracefs:
 
     def _defined(self, events_file: str) -> list[tuple[str, str]]:
         return list(dict.fromkeys(re.findall(r"^[pr][^:]*:([^/\s]+)/(\S+)", self.read(events_file), re.MULTILINE)))
+
+
+def _rejected(path: str, line: str, error: OSError, kernel_message: str = "") -> TracefsRejectedError:
+    number = error.errno or 0
+    return TracefsRejectedError(path, line, number, kernel_message, TRACEFS_WRITE.remedy(number))

@@ -24,6 +24,7 @@ from importlib.resources import as_file, files
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.bpf_object import BpfObject
+from stapsdtd.kernel.host_calls import BPF_LINK_CREATE
 from stapsdtd.kernel.libbpf import last_error, load_trial
 from stapsdtd.kernel.places import Place
 
@@ -209,5 +210,5 @@ def _link(program: int, places: Sequence[Place], cookies: Sequence[int], pid: in
         _SYSCALL[platform.machine()], _LINK_CREATE, ctypes.byref(attributes), ctypes.sizeof(attributes)
     )
     if link < 0:
-        raise last_error()
+        raise last_error(BPF_LINK_CREATE, f"{len(places)} places of {places[0].path}")
     return link

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from stapsdtd.api.listeners import ListeningSocket, hang_up
 from stapsdtd.config import Listener
+from stapsdtd.kernel.host_calls import ACCEPT
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Exporter:
                 connection, _ = self._listening.socket.accept()
             except OSError as error:
                 if not self._closing.is_set():
-                    _log.warning("cannot accept connections for metrics, retrying: %s", error)
+                    _log.warning("no metrics for now: %s", ACCEPT.of(error, "a connection"))
                     # out of descriptors, for example
                     self._closing.wait(self._request_seconds)
                 continue

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError
+from stapsdtd.kernel.host_calls import START_PROCESS, host_call
 from stapsdtd.model import Mapping, ObjectKey
 from stapsdtd.procs import copying
 from stapsdtd.procs.objects import Copy
@@ -109,8 +110,8 @@ class FileCopies:
             self.drop(copy)
 
     def _begin(self, pid: int, user: int, mapping: Mapping) -> _Job:
-        """Raises OSError."""
-        with ExitStack() as undo:
+        """Raises HostRefusedError."""
+        with host_call(START_PROCESS, self._command[0]), ExitStack() as undo:
             target = os.memfd_create("stapsdt-copy", os.MFD_CLOEXEC)
             undo.callback(os.close, target)
             path = f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from stapsdtd.errors import ObjectPendingError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.host_calls import OPEN_FILE, host_call
 from stapsdtd.kernel.inodes import MappedInode, ProcessInodes, inode_reader
 from stapsdtd.kernel.overlays import OVERLAY, real_file
 from stapsdtd.kernel.reach import FileStatus, status_of
@@ -154,4 +155,5 @@ def _keys_at(path: str, filesystems: Filesystems) -> Iterator[ObjectKey | None]:
 
 def open_now(path: str, flags: int) -> int:
     """Open without blocking: a process may put a FIFO in a file's place, and opening that would wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    with host_call(OPEN_FILE):
+        return os.open(path, flags | os.O_NONBLOCK)

@@ -22,6 +22,7 @@ from functools import partial
 
 from stapsdtd.errors import FileRefusedError, LimitReachedError
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.host_calls import MAKE_DESCRIPTOR, OPEN_FILE, START_PROCESS, host_call
 from stapsdtd.procs import opening
 from stapsdtd.procs.named_files import Credentials, NamedFiles
 from stapsdtd.procs.objects import OUT_OF_RESOURCES, Parse
@@ -90,16 +91,18 @@ class FileOpener:
     def _open(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool) -> NamedFiles:
         """Runs in a thread."""
         try:
-            return self._open_in_process(paths, credentials, are_expected=are_expected)
+            with host_call(OPEN_FILE, paths[0]):
+                return self._open_in_process(paths, credentials, are_expected=are_expected)
         except OSError as error:
             if error.errno not in OUT_OF_RESOURCES:
                 raise
-            raise LimitReachedError(f"the server cannot open more files: {error.strerror}") from error
+            raise LimitReachedError(f"the server cannot open more files: {error}") from error
 
     def _open_in_process(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool) -> NamedFiles:
         filesystems = Filesystems(self._armed_too)
         request = OpenedFiles(self._parse, filesystems, credentials, self._bounds, paths[0], are_expected=are_expected)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with host_call(MAKE_DESCRIPTOR, "a socket pair"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with closing(ours), closing(theirs), self._process(theirs, credentials):
             theirs.close()
             ours.settimeout(self._bounds.reply_seconds)
@@ -126,12 +129,13 @@ class FileOpener:
             if [whose for whose, _ in self._late].count(client) >= _MAX_LATE:
                 raise LimitReachedError("file systems of files that you named do not reply; try again when they do")
         ids = map(str, (credentials.user, *(sorted(credentials.groups) or [os.getegid()])))
-        process = subprocess.Popen(
-            [*self._command, str(connection.fileno()), f"/proc/{FIRST_PID}/root", *ids],
-            stdin=subprocess.PIPE,
-            pass_fds=[connection.fileno()],
-            env={},
-        )
+        with host_call(START_PROCESS, self._command[0]):
+            process = subprocess.Popen(
+                [*self._command, str(connection.fileno()), f"/proc/{FIRST_PID}/root", *ids],
+                stdin=subprocess.PIPE,
+                pass_fds=[connection.fileno()],
+                env={},
+            )
         with self._lock:
             self._running.add(process)
         try:

@@ -10,8 +10,13 @@ import logging
 import os
 import re
 import sys
+import threading
 
+from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime.text import escape
+
+_log = logging.getLogger(__name__)
+_MAX_DEFECTS = 1000
 
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 """syslog priorities, which journald reads from the start of a line (sd-daemon(3))."""
@@ -22,9 +27,55 @@ _BARE = re.compile(r"[!#-<>-\[\]-~]+")
 def set_up(level: str) -> None:
     """Log to standard error. For journald, which records times itself, prefix priorities instead."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Brevity())
     handler.setFormatter(Formatter("%(name)s: %(message)s" if _is_journal() else _WITH_TIME))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_relevant)
+    threading.excepthook = _log_of_thread
+
+
+def _log_of_thread(arguments: threading.ExceptHookArgs) -> None:
+    """Log what ended a thread, which would be written to standard error as it is."""
+    if arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        name = arguments.thread.name if arguments.thread else "a thread"
+        _log.error("%s ended", name, exc_info=arguments.exc_value)
+
+
+class Brevity(logging.Filter):
+    """Leaves tracebacks to defects, each of which has one.
+
+    What the host refuses is expected, and tells what to do: a warning of one line.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._known: set[tuple[type[BaseException], str, int]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or self._is_new_defect(error):
+            return True
+        is_expected = isinstance(error, StapsdtdError)
+        if is_expected and record.levelno > logging.WARNING:
+            record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        known = str(error) if is_expected else f"{type(error).__name__}: {error} (its traceback is above)"
+        record.msg, record.args = "%s: %s", (record.getMessage(), known)
+        record.exc_info = record.exc_text = None
+        return True
+
+    def _is_new_defect(self, error: BaseException) -> bool:
+        if isinstance(error, StapsdtdError):
+            return False
+        at = error.__traceback__
+        while at is not None and at.tb_next is not None:
+            at = at.tb_next
+        key = type(error), at.tb_frame.f_code.co_filename if at else "", at.tb_lineno if at else 0
+        with self._lock:
+            if key in self._known or len(self._known) == _MAX_DEFECTS:
+                return False
+            self._known.add(key)
+        return True
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

@@ -19,6 +19,7 @@ from typing import Literal
 
 from stapsdtd.errors import ObjectUnreadableError
 from stapsdtd.kernel.debug_files import debug_file
+from stapsdtd.kernel.host_calls import START_PROCESS
 from stapsdtd.model import ParsedObject
 from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox import protocol
@@ -156,7 +157,7 @@ class SandboxedParser:
                 self._lose_zygote()
                 if is_last:
                     self._next_start = time.monotonic() + _PAUSE_SECONDS
-                    raise OSError(errno.ENOMEM, f"the sandbox does not start: {error}") from error
+                    raise START_PROCESS.refused(f"the parser ({error})", errno.ENOMEM) from error
             else:
                 self._tell(worker.missing)
                 return worker
@@ -164,7 +165,7 @@ class SandboxedParser:
 
     def _start_zygote(self) -> Zygote:
         if time.monotonic() < self._next_start:
-            raise OSError(errno.ENOMEM, "the sandbox does not start")
+            raise START_PROCESS.refused("the parser, which failed a moment ago", errno.ENOMEM)
         self.starts += 1
         return self._make_zygote()
 

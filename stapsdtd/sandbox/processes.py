@@ -7,7 +7,6 @@ Both raise `WorkerGoneError` where a process ended, and TimeoutError where it ha
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import pwd
@@ -17,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from stapsdtd.kernel.host_calls import MAKE_DESCRIPTOR, START_PROCESS, host_call
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
 from stapsdtd.sandbox.protocol import RefusedError
@@ -55,16 +55,18 @@ class Zygote:
         self, *, ids: tuple[int, int] | None = None, command: Sequence[str] = COMMAND, slowness: float = 1
     ) -> None:
         user, group = ids or worker_ids()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with host_call(MAKE_DESCRIPTOR, "a socket pair"):
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno()), str(user), str(group)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env=_environment(),
-                    start_new_session=True,
-                )
+                with host_call(START_PROCESS, command[0]):
+                    self._process = subprocess.Popen(
+                        [*command, str(theirs.fileno()), str(user), str(group)],
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=[theirs.fileno()],
+                        env=_environment(),
+                        start_new_session=True,
+                    )
             except BaseException:
                 self._control.close()
                 raise
@@ -73,7 +75,8 @@ class Zygote:
 
     def fork(self) -> Worker:
         """Return a new worker. Raises OSError with ENOMEM where no process can be forked."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with host_call(MAKE_DESCRIPTOR, "a socket pair"):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
                 pid = self._ask(b"F", [theirs.fileno()])
@@ -110,10 +113,10 @@ class Zygote:
             try:
                 self._process.wait(seconds)
             except subprocess.TimeoutExpired:
-                _log.warning("the sandbox's process %d does not end, and is killed", self._process.pid)
-                # which takes CAP_KILL, where it has another user
+                # where it has another user, it takes CAP_KILL, which the unit does not have
                 with contextlib.suppress(PermissionError):
                     self._process.kill()
+                _log.warning("the sandbox's process %d does not end, and is left behind", self._process.pid)
             else:
                 break
 
@@ -172,7 +175,7 @@ def worker_ids() -> tuple[int, int]:
 def _missing(pid: int, channel: socket.socket, seconds: float) -> Measure:
     """Return what a new worker says first. pid: negative where there is none."""
     if pid < 0:
-        raise OSError(errno.ENOMEM, f"no process can be forked to parse with: {os.strerror(-pid)}")
+        raise START_PROCESS.refused("the parser", -pid)
     channel.settimeout(seconds)
     said = channel.recv(1)
     if not said:

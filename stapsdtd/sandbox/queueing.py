@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stapsdtd.errors import ObjectPendingError, ObjectUnreadableError
+from stapsdtd.kernel.host_calls import PARSE
 from stapsdtd.model import ParsedObject
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import all_done, unfinished
@@ -252,4 +253,4 @@ def _parsed(parser: SandboxedParser, job: _Job, seconds: float | None) -> _Resul
         return error
     except Exception as error:  # noqa: BLE001 - the other files are to be parsed as well
         _log.exception("the parser failed")
-        return OSError(errno.EIO, f"the parser failed: {error}")
+        return PARSE.refused("a file", errno.EIO, f"the parser failed: {error}")

@@ -25,6 +25,7 @@ from stapsdtd.capture.engine import Engine
 from stapsdtd.catalog.selectors import SelectedSite, missing_argument
 from stapsdtd.errors import ObjectForeignError, ObjectGoneError, StapsdtdError, TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.host_calls import ARM, KEEP_ARMED, OPEN_FILE, host_call
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import Object, Site
 from stapsdtd.procs.named_files import open_named
@@ -110,10 +111,11 @@ class Attacher:
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
-                descriptor = None if obj.is_kernel else self._open(request)
+                with host_call(OPEN_FILE, obj.path):
+                    descriptor = None if obj.is_kernel else self._open(request)
             except (ObjectForeignError, OSError) as error:
                 self._file_writes.armed(obj.key, None)
-                why = error.reason if isinstance(error, ObjectForeignError) else error.strerror or str(error)
+                why = error.reason if isinstance(error, ObjectForeignError) else str(error)
                 return dict.fromkeys((each.key for each in selected), why)
             path = ""
             if descriptor is not None:
@@ -193,11 +195,11 @@ class Attacher:
                 continue
             target = target_of(self._engine, subscription, clause, request, of_clause, file_path=file_path)
             try:
-                with self.latency.measured():
+                with self.latency.measured(), host_call(ARM, request.object.path):
                     refused = self._engine.arm(clause.key, target)
                 refusals |= {(position, each.site): each.reason for each in refused}
             except (TracefsRejectedError, OSError) as error:
-                _log.warning("cannot arm %s: %s", request.object.path, error)
+                _log.warning("subscription %s: %s", subscription.id, error)
                 release(self._engine, clause, request.object)
                 refusals |= {each.key: str(error) for each, _ in of_clause}
         return refusals
@@ -205,7 +207,8 @@ class Attacher:
     def renew(self, pid: int) -> None:
         """See `Engine.renew`."""
         try:
-            self._engine.renew(pid)
+            with host_call(KEEP_ARMED, f"process {pid}"):
+                self._engine.renew(pid)
         except OSError as error:
             _log.warning("process %d is no longer traced, since its main thread ended: %s", pid, error)
 

@@ -36,7 +36,7 @@ class FileWriteWatcher:
         try:
             self._inotify = Inotify()
         except OSError as error:
-            _log.warning("inotify: %s; a file that is rewritten in place is noticed some seconds later", error)
+            _log.warning("a file that is rewritten in place is noticed some seconds later: %s", error)
             return
         self._loop.add_reader(self._inotify.fileno(), self._read)
 
@@ -50,7 +50,7 @@ class FileWriteWatcher:
                 watch = self._watches[key] = self._inotify.add(path)
                 self._keys[watch].add(key)
             except OSError as error:
-                _log.debug("inotify cannot watch %s: %s", path, error)
+                _log.debug("a file is not watched: %s", error)
 
     def disarmed(self, key: ObjectKey) -> None:
         """Undo one call of armed()."""

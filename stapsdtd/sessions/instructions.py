@@ -10,6 +10,7 @@ import os
 
 from stapsdtd.elf.nops import nop_bytes
 from stapsdtd.elf.notes import UnusableNoteError
+from stapsdtd.kernel.host_calls import READ_FILE
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.model import LONGEST_NOP_BYTES, Site
 
@@ -24,7 +25,7 @@ def why_not_armed(descriptor: int, architecture: str, site: Site, nops: NopRewri
     except UnusableNoteError as error:
         return f"the file changed since it was read: {error.reason}"
     except OSError as error:
-        return f"the file cannot be read: {error.strerror or error}"
+        return str(READ_FILE.of(error, "the file"))
     if length != site.nop_bytes:
         return f"the file changed since it was read: a nop of {length} bytes instead of {site.nop_bytes}"
     return None

@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
+from stapsdtd.kernel.host_calls import ACCEPT, LISTEN, host_call
 from stapsdtd.sessions.token_bucket import TokenBuckets
 
 _log = logging.getLogger(__name__)
@@ -70,10 +71,11 @@ class ProviderSockets:
             folder = os.path.join(os.path.dirname(listener_path), _FOLDER)
             path = os.path.join(folder, os.path.basename(listener_path))
             try:
-                self._make(folder)
-                self._sockets.append(ProviderSocket(path, self._armed_in))
+                with host_call(LISTEN, path):
+                    self._make(folder)
+                    self._sockets.append(ProviderSocket(path, self._armed_in))
             except OSError as error:
-                _log.warning("%s: %s; programs cannot wait there for their probes", path, error.strerror or error)
+                _log.warning("programs cannot wait there for their probes: %s", error)
 
     def _make(self, folder: str) -> None:
         with suppress(FileExistsError):
@@ -135,9 +137,8 @@ class ProviderSocket:
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     raise
-                _log.warning(
-                    "%s: no program can wait for its probes for %g s: %s", self.path, _RETRY_SECONDS, error.strerror
-                )
+                refusal = ACCEPT.of(error, f"a connection at {self.path}")
+                _log.warning("no program can wait for its probes for %g s: %s", _RETRY_SECONDS, refusal)
                 self._pause(_RETRY_SECONDS)
                 return
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

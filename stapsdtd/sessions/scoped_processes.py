@@ -19,6 +19,7 @@ from stapsdtd.capture.engine import Followed, Scope
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError, LimitReachedError
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel import procfs
+from stapsdtd.kernel.host_calls import FOLLOW_PROCESS
 
 _log = logging.getLogger(__name__)
 
@@ -152,11 +153,11 @@ def _open(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError as error:
         if error.errno in _OUT_OF_DESCRIPTORS:
-            raise LimitReachedError("the server has no descriptors left to follow more processes") from error
+            refusal = FOLLOW_PROCESS.of(error, f"process {pid}")
+            raise LimitReachedError(f"the server can follow no more processes: {refusal}") from error
         if error.errno not in _NO_PROCESS:
-            raise KernelFeatureError(
-                "pidfds", f"pidfd_open: {error.strerror}", "allow it in the seccomp profile, or trace without --pid"
-            ) from error
+            reason, remedy = f"pidfd_open: {os.strerror(error.errno or 0)}", FOLLOW_PROCESS.remedy(error.errno or 0)
+            raise KernelFeatureError("pidfds", reason, f"{remedy}; or trace without --pid") from error
         leader = procfs.tgid(pid)
         if leader not in {None, pid}:
             raise InvalidArgumentError(_FIELD, f"{pid} is a thread of process {leader}") from error

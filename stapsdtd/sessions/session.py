@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from stapsdtd.capture.engine import Engine
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.kernel.host_calls import BEGIN, host_call
 from stapsdtd.model import Object
 from stapsdtd.runtime.futures import all_done, finished
 from stapsdtd.sessions.clause import Clause
@@ -45,6 +46,15 @@ class Session:
             return
         subscription = self.subscription
         try:
+            self._open(engine)
+        except (StapsdtdError, OSError) as error:
+            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
+            self.error = error
+            raise
+
+    def _open(self, engine: Engine) -> None:
+        subscription = self.subscription
+        with host_call(BEGIN, subscription.id):
             for clause in subscription.clauses:
                 engine.open(
                     clause.key,
@@ -58,10 +68,6 @@ class Session:
                 processes = subscription.processes
                 # the other clauses' sites name the same set, which goes with the first clause: that is closed last
                 processes.follow(engine.follow(subscription.clauses[0].key, processes.remaining))
-        except (StapsdtdError, OSError) as error:
-            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
-            self.error = error
-            raise
 
     def close(self, engine: Engine, unmapped: Sequence[Object]) -> Closed:
         """Close the clauses. Nothing is armed for them after that.

@@ -24,6 +24,7 @@ from stapsdtd.api.stream import SubscriptionStream
 from stapsdtd.config import Limits
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import cgroups
+from stapsdtd.kernel.host_calls import ARM
 from stapsdtd.model import Capture, Constant, Memory, Problem, Unavailable
 from stapsdtd.query.expression import And, ArgumentValue, Cgroup, Comparison, Field, Operator, Or
 from stapsdtd.runtime.mailbox import ThreadEndedError
@@ -558,12 +559,17 @@ class TestSubscribe:
         server.map(pids[0], server.file_object(site("a")))
         server.engine.failures["arm"] = error
         answer = server.subscribe()
-        assert states(answer.sites) == [("a", REFUSED, str(error))]
+        reasons = [each.reason for each in answer.sites]
+        if error is REJECTED:
+            assert reasons == [str(error)]
+        else:
+            path = answer.sites[0].path
+            assert reasons == [f"arm {path}: Too many open files; {ARM.remedy(errno.EMFILE)}"]
         server.map(pids[0], server.file_object(site("b"), name="second"), "second")
         del server.engine.failures["arm"]
         server.map(pids[0], server.file_object(site("c"), name="third"), "third")
         statuses = next(server.stream(answer.subscription_id)).status.sites
-        assert states(statuses) == [("b", REFUSED, str(error)), ("c", ARMED, "")]
+        assert [(each.name, each.state) for each in statuses] == [("b", REFUSED), ("c", ARMED)]
         # what the engine had begun for the bad ones was given back
         assert server.engine.calls.count("disarm") == 2
 
@@ -578,15 +584,23 @@ class TestSubscribe:
     )
     def test_engine_that_cannot_begin(self, server: Served, error: Exception, code: grpc.StatusCode) -> None:
         server.engine.failures["open"] = error
-        refusal = f"the host refused: {error.strerror}" if isinstance(error, OSError) else str(error)
-        assert refused_with(server.subscribe) == (code, refusal)
+        found, refusal = refused_with(server.subscribe)
+        assert found is code
+        if isinstance(error, OSError):
+            # told of what, and what to do
+            assert re.fullmatch(
+                r"begin subscription \w+: Cannot allocate memory; memory ran out: .*MemoryMax.*", refusal
+            )
+        else:
+            assert refusal == str(error)
         assert server.held() == []
 
     def test_error_nobody_thought_of_leaves_no_subscription(self, server: Served, pids: list[int]) -> None:
         server.map(pids[0], server.file_object(site("a")))
         server.engine.failures["arm"] = ZeroDivisionError("a bug")
-        code, _ = refused_with(server.subscribe)
-        assert code is grpc.StatusCode.UNKNOWN
+        code, text = refused_with(server.subscribe)
+        assert code is grpc.StatusCode.INTERNAL
+        assert "internal error, which is a defect of the server: ZeroDivisionError, a bug; report it" in text
         assert server.held() == []
         assert server.engine.sinks == {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stapsdtd.api.server import SERVICE
 from stapsdtd.client import Account, Client
+from stapsdtd.kernel.host_calls import TRACEFS_WRITE
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import (
     TICKER,
@@ -210,8 +212,8 @@ class TestHealth:
             assert (next(watch).status, next(whole).status) == (SERVING, SERVING)
             with self.without_tracefs(daemon, tracefs.root, how):
                 assert (next(watch).status, next(whole).status) == (NOT_SERVING, NOT_SERVING)
-                reason = {"read-only": "Read-only file system", "unmounted": "No such file or directory"}[how]
-                why = f"{tracefs.root}/uprobe_events cannot be written: {reason}"
+                path = f"{tracefs.root}/uprobe_events"
+                why = str(TRACEFS_WRITE.refused(path, {"read-only": errno.EROFS, "unmounted": errno.ENOENT}[how]))
                 assert daemon.log().count(f"NOT_SERVING: events cannot be captured: {why}") == 1
                 self.wait_for_status(notifications, f"STATUS=cannot capture: {why}")
                 with Client(daemon.target) as client:

@@ -164,7 +164,7 @@ def test_what_is_not_toml(tmp_path: Path, text: str | bytes) -> None:
 
 
 def test_file_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InvalidArgumentError, match="missing: cannot be read: No such file or directory; see "):
         load(str(tmp_path / "missing"))
 
 

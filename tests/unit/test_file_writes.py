@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stapsdtd.kernel.host_calls import INOTIFY
 from stapsdtd.model import ObjectKey
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 
@@ -139,6 +141,7 @@ def test_a_file_that_is_gone_or_a_host_without_inotify_is_borne(
         told.writes.close()
 
     asyncio.run(work())
+    refused = INOTIFY.refused("files (inotify_init1)", errno.EMFILE)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "inotify: [Errno 24] Too many open files; a file that is rewritten in place is noticed some seconds later"
+        f"a file that is rewritten in place is noticed some seconds later: {refused}"
     ]

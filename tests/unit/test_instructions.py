@@ -58,4 +58,4 @@ def test_what_cannot_be_read_is_not(tmp_path: Path) -> None:
         reason = why_not_armed(folder, "x86-64", site(), NOPS)
     finally:
         os.close(folder)
-    assert reason == "the file cannot be read: Is a directory"
+    assert reason == "read the file: Is a directory; a directory has taken its place"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stapsdtd.errors import TracefsRejectedError
+from stapsdtd.kernel.host_calls import TRACEFS_WRITE
 from stapsdtd.kernel.tracefs import Tracefs
 from tests.support import descriptors
 
@@ -70,7 +71,7 @@ def test_explanation_of_another_line_is_not_taken(tracefs: Tracefs) -> None:
     with pytest.raises(TracefsRejectedError) as raised:
         tracefs.append_definition("p:g/e /bin/true:0x1")
     assert raised.value.kernel_message == ""
-    assert str(raised.value).endswith("No space left on device")
+    assert str(raised.value).endswith(f"No space left on device; {TRACEFS_WRITE.remedy(errno.ENOSPC)}")
 
 
 def test_host_without_an_error_log(tracefs: Tracefs) -> None:

@@ -10,6 +10,7 @@ from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.endings import Endings
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.engine import Target
+from stapsdtd.kernel.host_calls import OPEN_FILE, host_call
 from stapsdtd.model import ObjectKey, Site
 
 
@@ -55,7 +56,8 @@ class ArmedObjects:
 def _opened(target: Target) -> ArmedObject:
     obj, descriptor, constants = target.object, None, None
     if not obj.is_kernel:
-        descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
+        with host_call(OPEN_FILE, target.object.path):
+            descriptor = os.open(target.file_path, os.O_RDONLY | os.O_CLOEXEC)
         constants = ReadOnlyFile(descriptor, obj.parsed.read_only)
         with contextlib.suppress(OSError):
             constants.read_ahead()

@@ -29,6 +29,7 @@ from stapsdtd.kernel.function_links import (
     link_entries,
     missed_entries,
 )
+from stapsdtd.kernel.host_calls import BPF_PROG_LOAD
 from stapsdtd.kernel.own_programs import OwnProgram
 from stapsdtd.kernel.perf import online_cpus
 from stapsdtd.kernel.places import FunctionPlace, Place
@@ -123,14 +124,15 @@ class FunctionLinks:
     def link(self, way: str, places: Sequence[FunctionPlace], cookies: Sequence[int]) -> FunctionLink:
         """Return what is to be armed for a part. way: FENTRY or MULTI. Raises OSError."""
         if way in self._refused:
-            raise OSError(errno.EOPNOTSUPP, f"the kernel refuses the program for {way}")
+            reason = f"the kernel refuses the program for {way}; see 'stapsdt doctor'"
+            raise BPF_PROG_LOAD.refused(places[0].function, errno.EOPNOTSUPP, reason)
         try:
             return self._link_of_entries(places, cookies) if way == MULTI else self._link_of_call(places[0], cookies[0])
         except KernelFeatureError as error:
             if way == MULTI:
                 # that is none of the functions' fault
                 self._refused.add(way)
-            raise OSError(errno.EOPNOTSUPP, error.reason) from error
+            raise _not_loaded(places[0], error) from error
 
     def event(self, name: str, places: Sequence[Place | FunctionPlace], cookie: int) -> FunctionEvent | None:
         """Return a kprobe's event with a program for those that are attached together; None if that is of no use.
@@ -142,7 +144,7 @@ class FunctionLinks:
         try:
             self._of_kprobes = self._of_kprobes or OwnProgram(self._programs.program_of_kprobes())
         except KernelFeatureError as error:
-            raise OSError(errno.EOPNOTSUPP, error.reason) from error
+            raise _not_loaded(places[0], error) from error
         return self._make_event(self._of_kprobes, name, places, cookie)
 
     def forget_unused(self) -> None:
@@ -174,3 +176,9 @@ class FunctionLinks:
         attach = partial(link_entries, functions=[place.function for place in places], cookies=cookies)
         program = self._program_of_entries()
         return FunctionLink(program, attach, self._programs.wait_for_hits, missed_entries)
+
+
+def _not_loaded(place: Place | FunctionPlace, error: KernelFeatureError) -> OSError:
+    reason = f"{error.reason}; {error.remedy}" if error.remedy else error.reason
+    subject = place.function if isinstance(place, FunctionPlace) else place.path
+    return BPF_PROG_LOAD.refused(subject, errno.EOPNOTSUPP, reason)

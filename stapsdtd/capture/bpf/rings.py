@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stapsdtd.capture.bpf.layout import RECORD, RECORD_HEADER
+from stapsdtd.kernel.host_calls import BUFFER_MMAP, host_call
 from stapsdtd.kernel.libbpf import create_ring
 
 Records = npt.NDArray[np.void]
@@ -46,8 +47,9 @@ class Ring:
         self._dtype = record_dtype(stride)
         self._descriptor = create(size)
         try:
-            self._consumer_page = mmap.mmap(self._descriptor, _PAGE)
-            self._rest = mmap.mmap(self._descriptor, _PAGE + 2 * size, prot=mmap.PROT_READ, offset=_PAGE)
+            with host_call(BUFFER_MMAP, f"a ring of {size} bytes"):
+                self._consumer_page = mmap.mmap(self._descriptor, _PAGE)
+                self._rest = mmap.mmap(self._descriptor, _PAGE + 2 * size, prot=mmap.PROT_READ, offset=_PAGE)
         except OSError:
             os.close(self._descriptor)
             raise

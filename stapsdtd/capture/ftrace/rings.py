@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from stapsdtd.capture.ftrace.format import PageFormat
 from stapsdtd.capture.ftrace.pages import Records
+from stapsdtd.kernel.host_calls import TRACEFS_READ, host_call
 from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
 
@@ -84,9 +85,11 @@ def open_rings(tracefs: Tracefs, instance: Instance, cpus: list[int], buffer_kib
     try:
         for cpu in cpus:
             folder = f"instances/{instance}/per_cpu/cpu{cpu}"
-            stats = os.open(tracefs.path(f"{folder}/stats"), flags)
+            with host_call(TRACEFS_READ):
+                stats = os.open(tracefs.path(f"{folder}/stats"), flags)
             try:
-                descriptor = os.open(tracefs.path(f"{folder}/trace_pipe_raw"), flags)
+                with host_call(TRACEFS_READ):
+                    descriptor = os.open(tracefs.path(f"{folder}/trace_pipe_raw"), flags)
             except OSError:
                 os.close(stats)
                 raise
