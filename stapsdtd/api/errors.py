@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,13 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from stapsdtd.errors import InvalidArgumentError, StapsdtdError
+from stapsdtd.kernel.host_calls import START_PROCESS
 
 _log = logging.getLogger(__name__)
 
 _LOG = "the server's log ('journalctl -u stapsdtd')"
+_NO_THREAD = "can't start new thread"
+"""A RuntimeError of Python's without an errno, which was EAGAIN."""
 _DETAILS_KEY = "grpc-status-details-bin"
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 60, 20
 
@@ -41,6 +45,10 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
     except grpc.aio.AbortError:
         raise
     except Exception as error:  # noqa: BLE001 - the client is told what is known, and the log has the rest
+        if str(error) == _NO_THREAD:
+            refusal = START_PROCESS.refused("a thread", errno.EAGAIN)
+            _log.warning("a request failed: %s", refusal)
+            await context.abort(grpc.StatusCode[refusal.grpc_code], str(refusal))
         _log.exception("a request failed")
         text = f"internal error, which is a defect of the server: {_described(error)}; report it, with {_LOG}"
         await context.abort(grpc.StatusCode.INTERNAL, text)

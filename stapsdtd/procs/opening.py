@@ -54,12 +54,22 @@ _GLOB = re.compile(r"[*?[]")
 _ELF = b"\x7fELF"
 _OPTIONAL = "?"
 
+_NO_IDS = (
+    "the server lacks CAP_SETUID and CAP_SETGID, and so cannot open files as you; add them to CapabilityBoundingSet "
+    "with 'systemctl edit stapsdtd', or to its container with --cap-add"
+)
 _REASONS = {
     errno.ENOENT: "no such file",
     errno.ENOTDIR: "no such file",
     errno.EACCES: "not readable by you",
     errno.EPERM: "not readable by you",
     errno.ELOOP: "too many symbolic links",
+    errno.EMFILE: "the server has no descriptors left; raise LimitNOFILE with 'systemctl edit stapsdtd'",
+    errno.ENFILE: "the host has no open files left; raise them with 'sysctl -w fs.file-max=NUMBER'",
+    errno.ENOMEM: "the server has no memory left; raise MemoryMax with 'systemctl edit stapsdtd'",
+    errno.EIO: "its file system or device fails; see 'journalctl -k'",
+    errno.ESTALE: "its server has forgotten it; mount its file system again",
+    errno.ENOTCONN: "its file system's server has ended; unmount it with 'fusermount3 -u', and mount it again",
     errno.EXDEV: "leads through a link of /proc, of which only /proc/PID/root can be followed",
 }
 
@@ -108,7 +118,7 @@ def main(connection: socket.socket, root: str, user: int, groups: list[int]) -> 
         try:
             _become(user, groups)
         except PermissionError:
-            sender.send(b"E", "the server lacks CAP_SETUID and CAP_SETGID, and so cannot open files as you")
+            sender.send(b"E", _NO_IDS)
             return
         if not _live_with(_LIFELINE):
             return

@@ -5,6 +5,7 @@ Where a fault cannot be had otherwise, strace makes the kernel refuse a system c
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import subprocess
@@ -176,6 +177,9 @@ def test_without_bpf_the_other_engine_serves(tmp_path: Path, ticker: Ticker, tic
 # refusals
 
 
+_TOLD = re.compile(r"(bpf\(BPF_\w+\) .+|uprobe_events: the kernel refused '.+'): [^;]+; .*'.+'|perf_event_open")
+
+
 @pytest.mark.parametrize(
     ("calls", "error", "paths", "words", "is_scoped"),
     [
@@ -217,7 +221,10 @@ def test_kernel_refuses_for_a_while(
                 # which needs neither
                 assert [status.state for status in subscription.sites] == [SiteState.ARMED]
             else:
-                assert all(words in reason for reason in refused(subscription))
+                reasons = refused(subscription)
+                assert all(words in reason for reason in reasons)
+                # of what, and what to do
+                assert all(_TOLD.search(reason) for reason in reasons), reasons
             ticker.do("fire 2")
             subscription.unsubscribe()
         with Recorder(daemon.target, selector(ticker_program, "values(arg8)")) as later:

@@ -15,7 +15,7 @@ import pytest
 
 from stapsdtd.client import Client, RequestFailedError
 from stapsdtd.procs import opening
-from tests.support import ROOT, TICKER, Daemon, children, is_dead, running_daemon, stapsdt_command, wait_for
+from tests.support import ROOT, TICKER, Daemon, children, injected, is_dead, running_daemon, stapsdt_command, wait_for
 from tests.units import capabilities, with_capabilities
 from tests.users import ANNE, public_folder
 
@@ -87,6 +87,37 @@ def test_refused_file(daemon: Daemon, program: Path) -> None:
         pytest.raises(RequestFailedError, match=f"^{program}: not readable by you$"),
     ):
         client.list_probes(files=[str(program)])
+
+
+def refusal(daemon: Daemon, program: Path) -> str:
+    with (
+        ANNE.connecting(daemon.target) as target,
+        Client(target) as client,
+        pytest.raises(RequestFailedError) as raised,
+    ):
+        client.list_probes(files=[str(program)])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["setuid", "setgid"])
+def test_right_that_is_lacking_is_told_with_its_remedy(program: Path, name: str) -> None:
+    others = [each for each in capabilities() if each != name]
+    with public_folder() as folder, running_daemon(folder, prefix=with_capabilities(others)) as limited:
+        assert refusal(limited, program) == (
+            f"{program}: the server lacks CAP_SETUID and CAP_SETGID, and so cannot open files as you; add them to "
+            "CapabilityBoundingSet with 'systemctl edit stapsdtd', or to its container with --cap-add"
+        )
+
+
+def test_thread_that_cannot_be_started_is_told_with_its_remedy(program: Path) -> None:
+    with public_folder() as folder, running_daemon(folder) as limited:
+        with injected(limited.pid, "clone,clone3", "error=EAGAIN"):
+            assert (
+                "start a thread: Resource temporarily unavailable; the daemon has too many tasks: raise TasksMax with "
+                "'systemctl edit stapsdtd', elsewhere 'ulimit -u'"
+            ) in refusal(limited, program)
+        with ANNE.connecting(limited.target) as target, Client(target) as client:
+            assert client.list_probes(files=[str(program)])
 
 
 _HOLDING = """
