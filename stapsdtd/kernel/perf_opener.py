@@ -70,10 +70,14 @@ class OpenerSilentError(PerfDeniedError):
     """The opener does not answer."""
 
     def __new__(cls, reason: str) -> OpenerSilentError:  # noqa: PYI034
-        return cast("OpenerSilentError", super().__new__(cls, reason, _LOOK))
+        return cast("OpenerSilentError", super().__new__(cls, _silent(reason), _LOOK))
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the opener of perf events does not answer: {reason}", _LOOK)
+        super().__init__(_silent(reason), _LOOK)
+
+
+def _silent(reason: str) -> str:
+    return f"the opener of perf events does not answer: {reason}"
 
 
 class PerfOpener:
