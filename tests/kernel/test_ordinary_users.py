@@ -15,7 +15,18 @@ import pytest
 
 from stapsdtd.client import Client, RequestFailedError
 from stapsdtd.procs import opening
-from tests.support import ROOT, TICKER, Daemon, children, injected, is_dead, running_daemon, stapsdt_command, wait_for
+from tests.support import (
+    ROOT,
+    TICKER,
+    Daemon,
+    Ticker,
+    children,
+    injected,
+    is_dead,
+    running_daemon,
+    stapsdt_command,
+    wait_for,
+)
 from tests.units import capabilities, with_capabilities
 from tests.users import ANNE, public_folder
 
@@ -87,6 +98,35 @@ def test_refused_file(daemon: Daemon, program: Path) -> None:
         pytest.raises(RequestFailedError, match=f"^{program}: not readable by you$"),
     ):
         client.list_probes(files=[str(program)])
+
+
+_WITHOUT_PERF_EVENTS = """
+import ctypes, errno, os, platform, struct, sys
+number = {"x86_64": 298, "aarch64": 241}[platform.machine()]
+LOAD_NUMBER, IS, ANSWER = 0x20, 0x15, 0x06
+lines = [(LOAD_NUMBER, 0, 0, 0), (IS, 0, 1, number), (ANSWER, 0, 0, 0x50000 | errno.EACCES), (ANSWER, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
+assert ctypes.CDLL(None).prctl(22, 2, program) == 0
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""As kernel.perf_event_paranoid = 3 of Debian's kernels does."""
+
+
+def test_refusals_of_the_kernel_leave_no_traceback(program: Path) -> None:
+    """running_daemon looks for them in the log, and for errors."""
+    prefix = [sys.executable, "-c", _WITHOUT_PERF_EVENTS, *with_capabilities(capabilities())]
+    with (
+        public_folder() as folder,
+        running_daemon(folder, "--engine", "bpf", prefix=prefix) as limited,
+        Ticker(*ANNE.command(program)) as ticker,
+    ):
+        os.chmod(limited.target.removeprefix("unix:"), 0o666)
+        for scope in (["--pid", str(ticker.pid)], ["--file", str(program)], ["--", str(program), "5"]):
+            command = stapsdt_command(limited.target, "count", TICK, "--json", "--duration", "1", *scope)
+            done = subprocess.run(ANNE.command(*command), capture_output=True, text=True, check=False, timeout=60)
+            assert "the host refused" not in done.stderr + done.stdout
+            assert "internal error" not in done.stderr + done.stdout
 
 
 def refusal(daemon: Daemon, program: Path) -> str:
