@@ -133,7 +133,7 @@ def test_the_kernels_errors_are_raised_as_if_it_was_asked_here(
 ) -> None:
     with serving(tmp_path, answering(error, descriptors=0)) as (fake, opener):
         for _ in range(2):
-            with pytest.raises(raised, match=f"perf_event_open: {os.strerror(error)}") as caught:
+            with pytest.raises(raised, match=f"perf_event_open for process 42: {os.strerror(error)}; ") as caught:
                 opener.open(Kind.TRACEPOINT, 42, -1, 1234)
             assert caught.value.errno == error
         assert fake.connections == 1
