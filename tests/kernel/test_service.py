@@ -290,3 +290,5 @@ def test_there_is_no_opener_where_the_kernel_needs_none(manager: Manager) -> Non
     manager.do("start", "stapsdtd.service")
     assert manager.show("ActiveState", _OPENER) == "inactive"
     assert manager.show("ConditionResult", _OPENER) == "no"
+    # as './dev uninstall' does, whether or not there is any
+    manager.do("stop", "stapsdtd-opener@*")
