@@ -24,7 +24,7 @@ DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 
 _CACHE = ROOT / ".cache" / "containers"
 _SUITE = "bookworm"
-_PACKAGES = ("libbpf1", "libpython3-stdlib", "libstdc++6", "python3-minimal")
+_PACKAGES = ("base-passwd", "libbpf1", "libpython3-stdlib", "libstdc++6", "python3-minimal")
 """What debian:12-slim and the Dockerfile's packages have of which the daemon takes something."""
 _SETTLING = ("ENV", "VOLUME", "ENTRYPOINT", "CMD")
 
@@ -74,9 +74,11 @@ def _make(kept: Path) -> None:
     with tempfile.TemporaryDirectory(dir=_CACHE) as name:
         made = Path(name)
         root = made / "root"
-        # the packages' own scripts take most of the time, and nothing here needs what they do
+        # the packages' own scripts would take most of the time, and only one does something that is needed
         hooks = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
         _run("mmdebstrap", "--quiet", "--variant=extract", hooks, f"--include={','.join(_PACKAGES)}", _SUITE, str(root))
+        for file in ("passwd", "group"):
+            shutil.copy(root / "usr" / "share" / "base-passwd" / f"{file}.master", root / "etc" / file)
         copy_sources(made / "sources")
         _run("./dev", "install", cwd=made / "sources", env={**os.environ, "DESTDIR": str(root)})
         (code,) = root.glob("opt/stapsdtd/lib/python*/site-packages/stapsdtd")

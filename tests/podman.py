@@ -35,7 +35,6 @@ runroot = "{folder}/run"
 _AS_USER = """
 set -e
 for name in passwd group subuid subgid; do
-    [ -e /etc/$name ] || touch /etc/$name
     mount --bind "$0/$name" /etc/$name
 done
 exec "$@"

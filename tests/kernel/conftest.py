@@ -28,7 +28,18 @@ from tests.support import (
     wait_for,
 )
 
-_LONGEST = ("killed", "sandbox", "install", "access", "ground_truth", "clients", "faults", "named_files", "openjdk")
+_LONGEST = (
+    "killed",
+    "sandbox",
+    "install",
+    "podman",
+    "access",
+    "ground_truth",
+    "clients",
+    "faults",
+    "named_files",
+    "openjdk",
+)
 """What pytest-xdist begins with, since it takes long: none is then left for one process at the end."""
 
 _CHURN_SECONDS = 24.0

@@ -6,14 +6,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import Popen
 
 import pytest
 
@@ -171,23 +170,26 @@ def daemon_inside(podman: Podman, settings: Path, tmp_path: Path) -> Iterator[st
     """Where a daemon listens that runs in a container of its own, with what is documented."""
     podman.import_image("stapsdtd", root_tar(tmp_path), *changes())
     with public_folder() as folders:
-        options = [*documented_options(folders), f"--volume={settings}:/etc/stapsdtd/stapsdtd.toml:ro"]
+        # where the first process's root may not be looked at, names of containers are found at the same paths
+        state = podman.storage / "overlay-containers"
+        mounts = (f"{settings}:/etc/stapsdtd/stapsdtd.toml:ro", f"{state}:{state}:ro")
+        options = [*documented_options(folders), *(f"--volume={mount}" for mount in mounts)]
         # the command of the image's, as a scan of the host's files would take a processor away from other tests
         command = ("stapsdtd", "--config", "/etc/stapsdtd/stapsdtd.toml", "--no-inventory")
-        run_command = podman.run_command("--name=stapsdtd", *options, *command)
-        run = subprocess.Popen(run_command, cwd=ROOT, stderr=PIPE, text=True)
+        log = tmp_path / "daemon.log"
+        with open(log, "wb") as written:
+            run = Popen(podman.run_command("--name=stapsdtd", *options, *command), cwd=ROOT, stderr=written)
         try:
             target = f"unix:{folders}/run/stapsdtd/stapsdtd.sock"
             wait_for(lambda: run.poll() is not None or is_serving(target), "the daemon to serve", seconds=60)
             if run.poll() is None:
                 yield target
                 podman("stop", "stapsdtd")
-            log = run.communicate()[1]
-            assert run.returncode == 0, log
-            assert "Traceback" not in log, log
+            assert run.wait() == 0, log.read_text()
+            assert "Traceback" not in log.read_text(), log.read_text()
         finally:
             podman("rm", "--force", "--time=0", "--ignore", "stapsdtd")
-            run.communicate()
+            run.wait()
 
 
 def is_serving(target: str) -> bool:
@@ -200,7 +202,7 @@ def is_serving(target: str) -> bool:
 
 @pytest.mark.timeout(600)
 def test_daemon_in_a_container_traces_the_others(daemon_inside: str, podman: Podman, three: list[Container]) -> None:
-    """As it does on the host, whose images' layers and containers' names it finds by the first process's root."""
+    """As it does on the host: with all that the unit has, and the bpf engine."""
     with Client(daemon_inside) as client:
         info = client.info()
         lacking = {feature.name: feature.detail for feature in info.features if not feature.available}
