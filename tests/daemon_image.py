@@ -1,6 +1,6 @@
 """An image with the daemon in it: what deploy/Dockerfile makes, of a root and an installed tree kept in .cache.
 
-What does not change with the daemon's own code is kept: Debian's packages, the interpreter, the packages from PyPI.
+Kept are packages of Debian and PyPI, and the interpreter. How these are installed, tests/kernel/test_install.py tests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def root_tar(folder: Path) -> Path:
 
 
 def _key() -> str:
-    parts = [ROOT / name for name in ("dev", "pyproject.toml", "hatch_build.py", "deploy/client/pyproject.toml")]
+    parts = [ROOT / name for name in ("pyproject.toml", "deploy/client/pyproject.toml")]
     content = [*map(Path.read_text, parts), _SUITE, *_PACKAGES]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()[:12]
 
