@@ -30,7 +30,7 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
     """
     seconds *= TIME_FACTOR
     deadline = time.monotonic() + seconds
-    # other tests may need the processor meanwhile
+    # others may need the processor meanwhile, such as what is waited for
     pause_seconds = 0.002
     while True:
         found = condition()
@@ -39,4 +39,4 @@ def wait_for(condition: Callable[[], T], what: str, seconds: float = 20) -> T:
         if time.monotonic() > deadline:
             pytest.fail(f"waited {seconds} s for {what}")
         time.sleep(pause_seconds)
-        pause_seconds = min(2 * pause_seconds, 0.02)
+        pause_seconds = min(2 * pause_seconds, 0.02 * TIME_FACTOR)

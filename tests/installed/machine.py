@@ -115,23 +115,24 @@ def running(*command: str, user: str = ROOT) -> Iterator[Running]:
 @contextmanager
 def tracing(*arguments: str, user: str = ROOT) -> Iterator[Running]:
     """A `stapsdt` that has subscribed: what can be armed is armed, and hits count from now on."""
-    before = set(subscriptions())
-    with running("stapsdt", *arguments, user=user) as started:
-
-        def is_streaming() -> bool:
-            if started.process.poll() is not None:
-                done = started.wait()
-                pytest.fail(f"'{' '.join(arguments)}' ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-            return any(is_on for each, is_on in subscriptions().items() if each not in before)
-
-        wait_for(is_streaming, f"'{' '.join(arguments)}' to subscribe", seconds=30)
-        yield started
-
-
-def subscriptions() -> dict[str, bool]:
-    """Return whether each subscription of the service streams, by its id."""
     with Client(SERVER) as client:
-        return {each.id: each.streaming for each in client.subscriptions()}
+        before = {each.id for each in client.subscriptions()}
+        with running("stapsdt", *arguments, user=user) as started:
+
+            def is_streaming() -> bool:
+                if started.process.poll() is not None:
+                    done = started.wait()
+                    pytest.fail(f"'{' '.join(arguments)}' ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+                return any(each.streaming for each in client.subscriptions() if each.id not in before)
+
+            wait_for(is_streaming, f"'{' '.join(arguments)}' to subscribe", seconds=30)
+            yield started
+
+
+def subscriptions() -> list[str]:
+    """Return the ids of the service's subscriptions."""
+    with Client(SERVER) as client:
+        return [each.id for each in client.subscriptions()]
 
 
 def systemctl(*arguments: str, check: bool = True) -> str:
@@ -161,16 +162,16 @@ def wait_for_another(pid: int) -> None:
 
 def wait_for_inventory() -> None:
     """Start the service, as a client does, and wait until it knows the installed files."""
+    with Client(SERVER) as client:
 
-    def is_current() -> bool:
-        try:
-            with Client(SERVER) as client:
+        def is_current() -> bool:
+            try:
                 inventory = client.info().inventory
-        except ClientError:
-            return False
-        return inventory is not None and inventory.state is InventoryState.CURRENT
+            except ClientError:
+                return False
+            return inventory is not None and inventory.state is InventoryState.CURRENT
 
-    wait_for(is_current, "the inventory of installed files", seconds=60)
+        wait_for(is_current, "the inventory of installed files", seconds=60)
 
 
 def journal(cursor: str = "", unit: str = SERVICE) -> list[str]:
