@@ -87,9 +87,11 @@ def test_provider_in_python(user: str, is_late: bool) -> None:
     assert [row["args"] for row in rows(done)] == [[f"/page/{n}", n] for n in range(3)], done.stderr
 
 
-def test_strings_that_nobody_has_read() -> None:
-    done = shell("trace", "cold:string(arg0, arg1:str)", script="echo | cold strings 40")
-    assert [row["args"] for row in rows(done)] == [[n, f"cold-{n}"] for n in range(40)]
+def test_values_that_only_the_probe_names() -> None:
+    """A string and a number in a page of the program that nobody has read yet."""
+    done = shell("trace", "cold:constant(arg0:str, arg1, arg2)", script="echo | cold constant 40")
+    wanted = [["only the probe names it", -1234567890123, number] for number in range(40)]
+    assert [row["args"] for row in rows(done)] == wanted, done.stderr
 
 
 def test_nops_of_five_bytes() -> None:
