@@ -30,8 +30,10 @@ _SECONDS = 2700
 _TEST_SECONDS = 600
 _MEMORY_MIB = 3000
 _LINES = 25
-_LOG_DENIED = "SYSTEMD_LOG_SECCOMP=1"
-"""A variable of systemd's environment, with which each system call that a unit's filter denies is logged."""
+_SYSTEMD = "systemd.show_status=0 systemd.default_timeout_start_sec=900 SYSTEMD_LOG_SECCOMP=1"
+"""For systemd, on the kernel's command line: emulated services start slowly, and each system call that a unit's filter
+denies is logged.
+"""
 _TESTS = "/run/tests"
 """Where the guest has tests/, or what of it runs there, apart from the tree that is installed."""
 _FILES = ("__init__.py", "conftest.py", "connector.py", "semaphores.py", "waiting.py", "installed", "targets")
@@ -164,7 +166,7 @@ def _command_line(image: Image, share: Path, console: Path) -> list[str]:
         *guest.emulator(machines.X86_64, cpus=2, memory_mib=_MEMORY_MIB),
         "-serial", f"file:{console}", "-serial", "stdio",
         "-kernel", str(image.kernel), "-initrd", str(image.initrd),
-        "-append", f"root=/dev/vda rw console=ttyS0 panic=-1 quiet systemd.show_status=0 {_LOG_DENIED}",
+        "-append", f"root=/dev/vda rw console=ttyS0 panic=-1 quiet {_SYSTEMD}",
         # what the guest writes is gone when it ends
         "-drive", f"file={image.disk},format=raw,if=virtio,snapshot=on",
         *guest.shared(share),
