@@ -224,3 +224,15 @@ def test_a_step_that_fails_is_told_in_one_line(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "logs" / "making-it.log").read_text() == "first\nno room\n"
     with pytest.raises(images.ImageError, match=r"^making it failed: .*stapsdtd-no-such-program: No such file"):
         images._run("making it", {}, "stapsdtd-no-such-program")
+
+
+def test_each_table_is_written_without_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    document = tmp_path / "docs" / "kernels.md"
+    document.parent.mkdir()
+    document.write_text("# Kernels\n\nold\n")
+    systems = table.installed([table.InstalledColumn("Debian 12", {"Linux": "6.1"}, {})])
+    table.write(installed=systems)
+    assert document.read_text() == f"# Kernels\n\nold\n\n{systems}"
+    table.write(kernels="# Kernels\n\nnew\n")
+    assert document.read_text() == f"# Kernels\n\nnew\n\n{systems}"
