@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib import resources
 from typing import NamedTuple
@@ -39,6 +39,8 @@ _MAPPED_INODE = struct.Struct("=QQQI20s")
 """struct mapped_inode of bpf/inodes.bpf.c."""
 _MINOR_BITS = 20
 _READ_BYTES = _MAPPED_INODE.size * 1024
+_MAX_MAPPINGS = 1 << 17
+"""Of files, per process: twice what vm.max_map_count allows by default. Further ones stay unknown."""
 
 _SAME_NUMBERS = frozenset({"btrfs", "bcachefs"})
 """File systems whose subvolumes give the same inode numbers to different inodes."""
@@ -90,7 +92,7 @@ class InodeReader:
         finally:
             os.close(link)
         try:
-            return dict(_parsed(record) for record in _MAPPED_INODE.iter_unpack(_read_all(iterator)))
+            return dict(_read_all(iterator))
         finally:
             os.close(iterator)
 
@@ -111,17 +113,17 @@ class InodeReader:
         return create_link(self._program, 0, _ATTACH_TYPE_ITER, options, f"the memory map of process {tid or pid}")
 
 
-def _read_all(iterator: int) -> bytes:
-    chunks: list[bytes] = []
-    while True:
-        try:
-            chunk = os.read(iterator, _READ_BYTES)
-        except BlockingIOError:
-            # the kernel went through a million mappings without a result
-            continue
-        if not chunk:
-            return b"".join(chunks)
-        chunks.append(chunk)
+def _read_all(iterator: int) -> Iterator[tuple[int, MappedInode]]:
+    """Yield start addresses, which ascend, and inodes. Raises OSError."""
+    last, count = -1, 0
+    while count < _MAX_MAPPINGS and (chunk := os.read(iterator, _READ_BYTES)):
+        records = [_parsed(record) for record in _MAPPED_INODE.iter_unpack(chunk)]
+        if records[0][0] <= last:
+            # where one buffer did not hold all, the kernel returns the last mappings over and over (tried on 6.18)
+            return
+        yield from records
+        last = records[-1][0]
+        count += len(records)
 
 
 def _parsed(record: tuple[int, int, int, int, bytes]) -> tuple[int, MappedInode]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,9 @@ from tests.support import ROOT, Ticker
 from tests.units import capabilities, with_capabilities
 
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
+
+
+_MANY = 5000
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,17 @@ def test_open_file_is_what_mapping_it_shows(reader: InodeReader, tmp_path: Path)
         assert inode is not None
         assert (inode.dev, inode.number) == (status.st_dev, status.st_ino)
     assert len(set(found.values())) == 3
+
+
+def test_process_may_map_more_than_one_read_returns(reader: InodeReader, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    with path.open("rb") as file, ExitStack() as stack:
+        for _ in range(_MANY):
+            stack.enter_context(mmap.mmap(file.fileno(), 1, mmap.MAP_PRIVATE, mmap.PROT_READ))
+        of_file = [each for each in reader.mapped_by(os.getpid()).values() if each.number == path.stat().st_ino]
+    assert len(of_file) == _MANY
+    assert len(set(of_file)) == 1
 
 
 def test_overlays_show_their_layers_file(reader: InodeReader, tmp_path: Path) -> None:

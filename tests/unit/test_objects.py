@@ -9,6 +9,7 @@ import mmap
 import os
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -16,6 +17,8 @@ from stapsdtd.elf import parse_object
 from stapsdtd.errors import ObjectGoneError
 from stapsdtd.kernel import procfs
 from stapsdtd.kernel.filesystems import Filesystems
+from stapsdtd.kernel.inodes import InodeReader, MappedInode, ProcessInodes
+from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ParsedObject
 from stapsdtd.procs.file_keys import is_host_file, may_lead_to
 from stapsdtd.procs.objects import Copy, ObjectStore, Parse, open_object
@@ -108,6 +111,26 @@ def test_object_is_what_its_notes_say(store: ObjectStore, path: Path) -> None:
     assert (found.key.inode, found.key.size) == (path.stat().st_ino, path.stat().st_size)
     assert is_host_file(found, LOCAL)
     assert opened(found, path) == path.read_bytes()
+
+
+def test_kernel_is_not_asked_for_the_inode_of_an_ordinary_file(store: ObjectStore, path: Path) -> None:
+    never = ProcessInodes(PID, LockedCalls(), lambda: pytest.fail("stat shows it"))
+    assert store.resolve(PID, mapping_of(path), never) is not None
+
+
+def test_kernel_is_asked_once_for_all_mappings_of_a_process() -> None:
+    class Reader:
+        asked = 0
+
+        def mapped_by(self, tid: int) -> dict[int, MappedInode]:
+            assert tid == PID
+            self.asked += 1
+            return {0x1000: MappedInode(5, 6, "btrfs", 7)}
+
+    reader = Reader()
+    inodes = ProcessInodes(PID, LockedCalls(), lambda: cast("InodeReader", reader))
+    assert [inodes.at(start) for start in (0x1000, 0x2000)] == [MappedInode(5, 6, "btrfs", 7), None]
+    assert reader.asked == 1
 
 
 def test_addresses_that_another_file_took_meanwhile_lead_nowhere(store: ObjectStore, path: Path) -> None:
