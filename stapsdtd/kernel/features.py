@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stapsdtd.errors import KernelFeatureError
-from stapsdtd.kernel import procfs
+from stapsdtd.kernel import inodes, procfs
 from stapsdtd.kernel.connector import ProcessConnector
 from stapsdtd.kernel.perf import MappingRing, online_cpus, way_of_opening
 from stapsdtd.kernel.tracefs import Tracefs
@@ -34,6 +34,7 @@ def probe_features() -> list[Feature]:
         _try("other processes", _other_processes, required=False),
         _try("map_files", _map_files, required=False),
         _try("files of others", _files_of_others, required=False),
+        _try("overlays' inodes", _inodes, required=False),
     ]
 
 
@@ -120,3 +121,8 @@ def _files_of_others() -> str:
     finally:
         os.close(descriptor)
     return "files readable only by their owner are accessible"
+
+
+def _inodes() -> str:
+    inodes.load()
+    return "a BPF iterator shows which containers' files are the same"

@@ -9,7 +9,6 @@ file of an overlay: each overlay has a device of its own. Both show another devi
 from __future__ import annotations
 
 import ctypes
-import logging
 import mmap
 import os
 import struct
@@ -25,8 +24,6 @@ from stapsdtd.kernel.bpf_object import BpfObject
 from stapsdtd.kernel.host_calls import BPF_ITER_CREATE, BUFFER_MMAP
 from stapsdtd.kernel.libbpf import last_error, library
 from stapsdtd.kernel.locked import LockedCalls
-
-_log = logging.getLogger(__name__)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -143,12 +140,22 @@ def _load() -> InodeReader | KernelFeatureError:
     try:
         return InodeReader()
     except KernelFeatureError as error:
-        _log.info("inodes of mapped files cannot be read, so overlays' layers are looked up by name: %s", error)
         return error
 
 
+def load() -> InodeReader:
+    """Return the reader, which is loaded once.
+
+    Raises KernelFeatureError if this host or this process's rights do not allow it.
+    """
+    loaded = _load()
+    if isinstance(loaded, KernelFeatureError):
+        raise KernelFeatureError(loaded.feature, loaded.reason, loaded.remedy)
+    return loaded
+
+
 def inode_reader() -> InodeReader | None:
-    """Return the reader, loaded once; None if this host or this process's rights do not allow it."""
+    """Return the reader; None if there is none, so that overlays' layers are looked up by name."""
     loaded = _load()
     return loaded if isinstance(loaded, InodeReader) else None
 

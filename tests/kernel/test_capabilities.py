@@ -167,12 +167,12 @@ def test_other_mount_namespace(limited: Daemon, ticker_program: Path, tmp_path: 
 
 
 def _without_bpf(daemon: Daemon) -> None:
-    assert lacking(daemon) == {"bpf programs"}
+    assert lacking(daemon) == {"bpf programs", "overlays' inodes"}
     assert "the ftrace engine is used instead" in daemon.log()
 
 
 def _without_perfmon(daemon: Daemon) -> None:
-    assert lacking(daemon) == {"bpf programs", "mapping records"}
+    assert lacking(daemon) == {"bpf programs", "mapping records", "overlays' inodes"}
 
 
 def _without_net_admin(daemon: Daemon) -> None:

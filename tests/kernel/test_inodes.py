@@ -21,7 +21,8 @@ from tests.units import capabilities, with_capabilities
 pytestmark = [pytest.mark.kernel, pytest.mark.vm]
 
 
-_MANY = 5000
+_MANY = 800
+"""Mappings, which the kernel returns in two buffers. Python opens a descriptor for each."""
 
 
 @pytest.fixture(scope="module")

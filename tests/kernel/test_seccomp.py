@@ -23,7 +23,7 @@ def test_it_says_what_refuses_it_and_serves_with_the_other_engine(
         assert info.engine == "ftrace"
         missing = [feature for feature in info.features if not feature.available]
         lacking = {feature.name: feature for feature in missing if feature.name not in function_hooks.NAMES}
-        assert lacking.keys() == {"mapping records", "bpf programs"}
+        assert lacking.keys() == {"mapping records", "bpf programs", "overlays' inodes"}
         assert "Operation not permitted" in lacking["bpf programs"].detail
         assert all("seccomp profile" in feature.remedy for feature in lacking.values())
         with Recorder(daemon.target, f"{TICKER}:{ticker_program}::tick(arg0)") as recorder:
