@@ -180,6 +180,10 @@ class BpfObject:
         """Return a map's descriptor, which is closed with the object."""
         return int(self._library.bpf_map__fd(self._file.map(name)))
 
+    def max_entries(self, name: str) -> int:
+        """Return a map's size; a ring's in bytes."""
+        return int(self._library.bpf_map__max_entries(self._file.map(name)))
+
     def table(self, name: str) -> mmap.mmap:
         """Map an array map's values, which are contiguous. The mapping outlives the object."""
         handle = self._file.map(name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel import inodes, procfs
 from stapsdtd.kernel.connector import ProcessConnector
+from stapsdtd.kernel.mapping_programs import MappingPrograms
 from stapsdtd.kernel.perf import MappingRing, online_cpus, way_of_opening
 from stapsdtd.kernel.tracefs import Tracefs
 
@@ -66,7 +67,15 @@ def _instances() -> str:
 
 
 def _mapping_records() -> str:
-    MappingRing(online_cpus()[0]).close()
+    try:
+        MappingRing(online_cpus()[0]).close()
+    except KernelFeatureError as refused:
+        try:
+            programs = MappingPrograms()
+        except KernelFeatureError as error:
+            raise KernelFeatureError("mapping records", f"{refused.reason}; {error.reason}", refused.remedy) from error
+        programs.close()
+        return f"a BPF program reports executable mappings, by {programs.way}, since perf does not ({refused.reason})"
     return f"perf reports executable mappings{way_of_opening()}"
 
 

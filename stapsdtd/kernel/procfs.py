@@ -23,6 +23,9 @@ _PATH_COLUMN = 73
 _READ_BYTES = 65536
 _DELETED = b" (deleted)"
 
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
+
 DEAD = frozenset("ZX")
 """States of a process, or of a main thread that others outlive, which has no memory any more."""
 

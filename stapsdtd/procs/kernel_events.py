@@ -1,4 +1,4 @@
-"""The kernel's events: mappings from perf's rings; forks, execs and exits from the process connector."""
+"""The kernel's events: mappings by perf or a BPF program; forks, execs and exits by the process connector."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 from stapsdtd.errors import KernelFeatureError
 from stapsdtd.kernel.connector import Exited, Forked, Overflowed, ProcessConnector, ProcessEvent
+from stapsdtd.kernel.mapping_programs import MappingPrograms
 from stapsdtd.kernel.perf import Lost, Mapped, MappingRing, online_cpus
 from stapsdtd.procs.descendants import Descendants
 from stapsdtd.procs.threads import Threads
@@ -43,15 +44,17 @@ class KernelEvents:
         *,
         cpus: Callable[[], Sequence[int]] = online_cpus,
         open_ring: Callable[[int], Source[Mapped | Lost]] = MappingRing,
+        open_programs: Callable[[], Source[Mapped | Lost]] = MappingPrograms,
         open_connector: Callable[[], Source[ProcessEvent]] = ProcessConnector,
     ) -> None:
-        """threads, descendants: learn of forks and exits at once. open_ring, for a CPU, and open_connector raise
-        KernelFeatureError if this kernel has no such source.
+        """threads, descendants: learn of forks and exits at once. open_ring: for a CPU. open_programs: in place of all
+        rings. They and open_connector raise KernelFeatureError if this kernel has no such source.
         """
         self._threads = threads
         self._descendants = descendants
         self._cpus = cpus
         self._open_ring = open_ring
+        self._open_programs = open_programs
         self._open_connector = open_connector
         self._wake: Callable[[], None] = lambda: None
         self._rings: list[Source[Mapped | Lost]] = []
@@ -74,7 +77,18 @@ class KernelEvents:
         return missing
 
     def _open_rings(self) -> list[Source[Mapped | Lost]]:
-        """Return a ring of each CPU. Raises KernelFeatureError."""
+        """Return a ring of each CPU, or the program's. Raises KernelFeatureError."""
+        try:
+            return self._open_perf_rings()
+        except KernelFeatureError as refused:
+            try:
+                return [self._open_programs()]
+            except KernelFeatureError as error:
+                _log.info("%s", error)
+                raise refused from error
+
+    def _open_perf_rings(self) -> list[Source[Mapped | Lost]]:
+        """Raises KernelFeatureError."""
         rings: list[Source[Mapped | Lost]] = []
         with contextlib.ExitStack() as undo:
             for cpu in self._cpus():

@@ -76,11 +76,14 @@ class ObjectStore:
     def recall(self, dev: int, inode: int, path: str) -> Object | None:
         """Return what `resolve` would for a cached file that has this path here too and has not changed.
 
+        path: empty where the kernel does not tell it, so that one which led to the file before stands in.
+
         Raises KeyError if the file must be resolved.
         """
         key = self._files.object_of((dev, inode, 0))
         if key is None:
             raise KeyError(path)
+        path = path or self._files.path_of(key)
         try:
             status = self._filesystems.status_at(path)
         except OSError:

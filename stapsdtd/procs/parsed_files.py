@@ -52,6 +52,10 @@ class ParsedFiles:
         """Return the key of an inode's object."""
         return self._objects.get(file)
 
+    def path_of(self, key: ObjectKey) -> str:
+        """Return a path that led to an idle file, as all without probes are; empty for others."""
+        return self._idle.get(key, "")
+
     def get(self, key: ObjectKey) -> ParsedObject | None:
         """Return a cached file; of the idle ones, it is forgotten last."""
         if key in self._idle:

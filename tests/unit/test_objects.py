@@ -184,6 +184,19 @@ def test_file_without_probes_is_known_too(store: ObjectStore, path: Path) -> Non
         assert store.recall(mapping.dev, mapping.inode, mapping.path) is None
 
 
+def test_file_without_probes_is_known_where_the_kernel_tells_no_path(store: ObjectStore, path: Path) -> None:
+    mapping = mapping_of(path)
+    with pytest.raises(KeyError):
+        store.recall(mapping.dev, mapping.inode, "")
+    path.write_bytes(b"#!/bin/sh\n")
+    assert store.resolve(PID, mapping) is None
+    assert store.recall(mapping.dev, mapping.inode, "") is None
+    path.write_bytes(image(b"probe"))
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(KeyError):
+        store.recall(mapping.dev, mapping.inode, "")
+
+
 def test_file_that_changed_or_moved_is_not_known_any_more(store: ObjectStore, path: Path) -> None:
     mapping = mapping_of(path)
     resolved(store, path)

@@ -653,7 +653,9 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(host: Host, cap
     def refuse(*_: object) -> Source[Any]:
         raise KernelFeatureError("perf events", "not here", "go elsewhere")
 
-    host.kernel = KernelEvents(host.threads, Descendants(), open_ring=refuse, open_connector=refuse)
+    host.kernel = KernelEvents(
+        host.threads, Descendants(), open_ring=refuse, open_programs=refuse, open_connector=refuse
+    )
 
     async def scenario(_watcher: Watcher) -> None:
         host.live(1, 1)
@@ -667,14 +669,44 @@ def test_without_perf_and_connector_proc_is_read_again_and_again(host: Host, cap
     assert caplog.text.count("/proc is read every") == 2
 
 
+def test_program_takes_the_place_of_refused_rings(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(_cpu: int) -> Source[Mapped | Lost]:
+        raise KernelFeatureError("perf events", "not here", "go elsewhere")
+
+    host.kernel = KernelEvents(
+        host.threads,
+        Descendants(),
+        open_ring=refuse,
+        open_programs=lambda: host.ring,
+        open_connector=lambda: host.connector,
+    )
+
+    async def scenario(_watcher: Watcher) -> None:
+        host.live(1, 1)
+        host.ring.put(Mapped(1, 0, 1, "", 0, 0, 0))
+        await until(lambda: host.mapped() == {1: {1}})
+
+    watching(host, scenario)
+    assert host.ring.closed
+    assert "/proc is read every" not in caplog.text
+
+
 def test_rings_of_some_cpus_are_closed_where_another_one_has_none(host: Host) -> None:
     def ring(cpu: int) -> Source[Mapped | Lost]:
         if cpu:
             raise KernelFeatureError("perf events", "not here", "go elsewhere")
         return host.ring
 
+    def refuse() -> Source[Mapped | Lost]:
+        raise KernelFeatureError("mapping records", "neither here", "go elsewhere")
+
     events = KernelEvents(
-        host.threads, Descendants(), cpus=lambda: [0, 1], open_ring=ring, open_connector=lambda: host.connector
+        host.threads,
+        Descendants(),
+        cpus=lambda: [0, 1],
+        open_ring=ring,
+        open_programs=refuse,
+        open_connector=lambda: host.connector,
     )
     assert [error.feature for error in events.open()] == ["perf events"]
     assert host.ring.closed

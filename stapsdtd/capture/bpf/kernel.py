@@ -32,8 +32,6 @@ _OBJECT = "stapsdt.bpf.o"
 _OF_EVENTS, _LINKED, _OF_ENTRIES = "on_hit", "on_linked_hit", "on_function_entries"
 _OF_CALLS = {False: "on_function_entry", True: "on_function_return"}
 """By whether they are of returns."""
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 
 
 class Loaded:
@@ -41,7 +39,7 @@ class Loaded:
 
     def __init__(self, object_path: str | None = None) -> None:
         """object_path: of another build than the package's."""
-        if procfs.pid_namespace() != _INITIAL_PID_NAMESPACE:
+        if procfs.pid_namespace() != procfs.INITIAL_PID_NAMESPACE:
             raise KernelFeatureError(
                 "bpf", "programs see the host's process ids, and this is a pid namespace of its own", "share the host's"
             )
