@@ -160,7 +160,7 @@ def test_file_that_is_copied_up_while_it_runs_is_two(daemon: Daemon, image: Path
 class TestWithoutBpf:
     """Where a container's seccomp profile denies bpf(): names of layers are left, and where they fail, caution."""
 
-    @pytest.fixture
+    @contextmanager
     def unprivileged(self, tmp_path: Path) -> Iterator[Daemon]:
         folder = tmp_path / "daemon"
         folder.mkdir()
@@ -170,20 +170,19 @@ class TestWithoutBpf:
         with running_daemon(folder, "--engine", "ftrace", "--config", str(config), prefix=prefix) as daemon:
             yield daemon
 
-    def test_layers_are_found_by_the_hosts_names(self, unprivileged: Daemon, image: Path) -> None:
-        with containers(image, 3) as tickers:
-            with Recorder(unprivileged.target, SELECTOR) as recorder:
+    def test_layers_are_found_by_the_hosts_names(self, image: Path, tmp_path: Path) -> None:
+        with containers(image, 3) as tickers, self.unprivileged(tmp_path) as daemon:
+            with Recorder(daemon.target, SELECTOR) as recorder:
                 assert newest(recorder) == {SiteState.ARMED: 1}
                 expected = fire(tickers)
             assert delivered(recorder) == expected
 
     @pytest.mark.parametrize("namespaces", [(), _ROOTLESS])
-    def test_one_of_the_candidates_is_armed(
-        self, unprivileged: Daemon, image: Path, namespaces: tuple[str, ...]
-    ) -> None:
+    def test_one_of_the_candidates_is_armed(self, image: Path, tmp_path: Path, namespaces: tuple[str, ...]) -> None:
         with containers(image, 3, *namespaces) as tickers:
             shutil.rmtree(image)
-            with Recorder(unprivileged.target, SELECTOR) as recorder:
+            # a daemon that found the layers before they went would not open the file any more
+            with self.unprivileged(tmp_path) as daemon, Recorder(daemon.target, SELECTOR) as recorder:
                 # on a busy host a file may be opened at the second attempt
                 states = {SiteState.ARMED: 1, SiteState.REFUSED: 2}
                 wait_for(lambda: newest(recorder) == states, "one to be armed, and the others to be refused")
