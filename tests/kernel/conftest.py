@@ -29,17 +29,8 @@ from tests.support import (
 )
 
 _LONGEST = (
-    "killed",
-    "sandbox",
-    "install",
-    "podman",
-    "access",
-    "ground_truth",
-    "clients",
-    "faults",
-    "named_files",
-    "openjdk",
-)
+    "killed", "sandbox", "install", "podman", "access", "ground_truth", "clients", "faults", "named_files", "openjdk",
+)  # fmt: skip
 """What pytest-xdist begins with, since it takes long: none is then left for one process at the end."""
 
 _CHURN_SECONDS = 24.0
