@@ -23,8 +23,8 @@ HITS = 500
 _SOCKET = "stapsdtd-opener.socket"
 _SYS_ADMIN = 1 << 21
 
-_IS_NEEDED = tuple(map(int, platform.release().split(".")[:2])) < (6, 6)
-where_needed = pytest.mark.skipif(not _IS_NEEDED, reason="this kernel has links to uprobes, which need no perf events")
+_IS_NEEDED = tuple(map(int, platform.release().split(".")[:2])) < (6, 10)
+where_needed = pytest.mark.skipif(not _IS_NEEDED, reason="this kernel's links to uprobes need no perf events")
 elsewhere = pytest.mark.skipif(_IS_NEEDED, reason="this kernel needs perf events")
 
 

@@ -8,6 +8,7 @@ private to it: the mounts, /run, and of the cgroups a new one with nobody else i
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import signal
@@ -23,7 +24,6 @@ from stapsdtd.kernel.mounts import mounts
 from stapsdtd.kernel.perf import ALL_PROCESSES, online_cpus
 from stapsdtd.kernel.perf_opener import SOCKET_PATH, Kind, PerfOpener
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.kernel.uprobe_links import are_supported
 from tests.support import COMMANDS, TICKER, Recorder, Ticker, injected, require, stapsdt, stapsdt_command, wait_for
 from tests.units import OPENER_SERVICE, OPENER_SOCKET, SERVICE, SOCKET, UNITS, settings
 
@@ -285,7 +285,10 @@ def test_the_opener_comes_and_goes_with_the_daemon_and_has_one_capability(manage
     assert not os.path.exists(path)
 
 
-@pytest.mark.skipif(not are_supported(), reason="this kernel has no links to uprobes, which Linux 6.6 brought")
+@pytest.mark.skipif(
+    tuple(map(int, platform.release().split(".")[:2])) < (6, 10),
+    reason="links are exact for a process since Linux 6.10",
+)
 def test_there_is_no_opener_where_the_kernel_needs_none(manager: Manager) -> None:
     manager.do("start", "stapsdtd.service")
     assert manager.show("ActiveState", _OPENER) == "inactive"
