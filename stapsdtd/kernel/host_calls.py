@@ -235,6 +235,7 @@ LISTEN = Operation(
         errno.EACCES: "its directory is not the daemon's to write to: see its owner with 'ls -ld'",
         errno.ENOENT: "its directory is missing: make it with 'mkdir -p'",
         errno.EADDRINUSE: "another daemon listens there: 'ss -xlp' shows which",
+        errno.ELOOP: "a symbolic link is in its place: remove it",
     },
 )
 KEEP_INVENTORY = Operation(

@@ -72,7 +72,7 @@ class InodeReader:
                 raise KernelFeatureError("inodes", "an iterator over this process's memory map shows nothing", "")
         except OSError as error:
             self._object.close()
-            reason = f"the kernel has no iterator over one process's memory map ({error.strerror})"
+            reason = f"the kernel has no iterator over one process's memory map ({error})"
             raise KernelFeatureError("inodes", reason, "use Linux 6.1 or newer") from error
 
     def mapped_by(self, tid: int) -> dict[int, MappedInode]:

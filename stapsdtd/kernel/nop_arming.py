@@ -8,12 +8,14 @@ No program is run at a hit that does anything, and nobody reads the event's reco
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from stapsdtd.errors import KernelFeatureError, TracefsRejectedError
 from stapsdtd.kernel import uprobe_links
+from stapsdtd.kernel.host_calls import ARM
 from stapsdtd.kernel.libbpf import load_trial
 from stapsdtd.kernel.perf import ALL_PROCESSES, PerfEventAttributes, online_cpus, open_perf_event
 from stapsdtd.kernel.places import Place
@@ -46,9 +48,9 @@ def arm_by_event(group: str, place: Place) -> Callable[[], None]:
             attributes = PerfEventAttributes(type=_TYPE_TRACEPOINT, config=number, sample_period=1)
             undo.callback(os.close, open_perf_event(attributes, ALL_PROCESSES, online_cpus()[0]))
         except TracefsRejectedError as error:
-            raise OSError(error.errno, str(error)) from error
+            raise ARM.refused(f"{place.path}:{place.offset:#x}", error.errno, str(error)) from error
         except KernelFeatureError as error:
-            raise OSError(0, error.reason) from error
+            raise ARM.refused(f"{place.path}:{place.offset:#x}", errno.ENODEV, error.reason) from error
         return undo.pop_all().close
 
 

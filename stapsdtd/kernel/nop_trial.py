@@ -55,6 +55,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from queue import Empty, SimpleQueue
 
+from stapsdtd.kernel.host_calls import ARM
 from stapsdtd.kernel.places import Place
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ ENOTSUPP = 524
 _MFD_EXEC = 0x10
 """Since Linux 6.3. On older kernels every memfd is executable, and the flag is EINVAL."""
 
-_SECONDS = 1.0
+_SECONDS = 5.0
+"""Which a process that opens perf events for this one may need to start."""
 
 Arm = Callable[[Place], Callable[[], None]]
 """Arms a place. What it returns disarms it. Raises OSError; ENOTSUPP if the kernel knows no uprobe there."""
@@ -90,7 +92,7 @@ Arm = Callable[[Place], Callable[[], None]]
 
 def arm_nothing(place: Place) -> Callable[[], None]:
     """Refuse to arm a place."""
-    raise OSError(errno.EACCES, f"{place} is not to be armed")
+    raise ARM.refused(f"{place.path}:{place.offset:#x}", errno.EACCES, "it is not to be")
 
 
 def program() -> bytes:

@@ -59,7 +59,7 @@ def probe_nops(group: str) -> NopRewriting:
 
     group: of the events in tracefs by which the nops are armed where the kernel has no links to uprobes.
 
-    The trial takes about 200 ms, mostly waiting, and at most 2 s.
+    The trial takes about 200 ms, mostly waiting, and at most 20 s where something hangs.
     """
     if platform.machine() != "x86_64":
         return NopRewriting()

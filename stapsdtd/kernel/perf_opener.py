@@ -132,7 +132,7 @@ class PerfOpener:
                 raise OpenerSilentError(f"not within {self._seconds:g} s") from error
             except OSError as error:
                 self._disconnect()
-                problem = error.strerror or str(error)
+                problem = str(error)
         raise OpenerSilentError(problem)
 
     def _exchange(self, request: bytes) -> tuple[int, list[int]]:

@@ -175,7 +175,7 @@ def _place_of(address: int) -> Place:
     for mapping in procfs.executable_mappings(os.getpid()):
         if mapping.start <= address < mapping.end:
             return Place(next(procfs.ways_to(os.getpid(), mapping)), address - mapping.start + mapping.file_offset)
-    raise OSError(errno.EFAULT, "no file is mapped there")
+    raise BPF_LINK_CREATE.refused(f"{address:#x}", errno.EFAULT, "no file is mapped there")
 
 
 def _close(links: Iterable[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -210,12 +211,12 @@ def test_a_site_is_refused_in_one_clause_alone(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("app")
-def test_a_clause_that_cannot_be_armed_does_not_stop_another(server: Served, client: Client) -> None:
+def test_a_clause_that_cannot_be_armed_does_not_stop_another(server: Served, client: Client, tmp_path: Path) -> None:
     server.engine.failures["arm 1"] = OSError(28, "no room")
     with client.query([Clause(tag=tag, selectors=["app:call"]) for tag in ("first", "second")]) as subscription:
         states = {each.tag: (each.state.value, each.reason) for each in subscription.sites}
         assert keys(subscription, server) == [1, 2]
-    assert states == {"first": ("refused", "[Errno 28] no room"), "second": ("armed", "")}
+    assert states == {"first": ("refused", f"arm {tmp_path / 'app'}: no room"), "second": ("armed", "")}
 
 
 def test_clauses_that_cannot_all_be_opened_leave_nothing_open(

@@ -104,7 +104,7 @@ def test_owner_and_group(tmp_path: Path) -> None:
 def test_lock_in_the_way_of_which_a_link_was_put(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "sock.lock").symlink_to("precious")
-    with pytest.raises(CannotListenError, match="its directory is missing: make it with 'mkdir -p'"):
+    with pytest.raises(CannotListenError, match="a symbolic link is in its place: remove it"):
         opened(tmp_path / "sock")
 
 

@@ -8,6 +8,7 @@ import gc
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from stapsdtd.capture.engine import LossStage
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.errors import TracefsRejectedError
 from stapsdtd.kernel.filesystems import Filesystems
-from stapsdtd.kernel.reach import FileStatus
 from stapsdtd.model import Object, Unavailable
 from stapsdtd.sessions.spec import ClauseSpec, SubscriptionSpec
 from stapsdtd.sessions.subscription import Subscription
@@ -492,10 +492,12 @@ class TestObjectsThatComeAndGo:
         class BusyFilesystems(Filesystems):
             is_busy = False
 
-            def status_at(self, path: str) -> FileStatus:
+            @contextmanager
+            def held(self, path: str) -> Iterator[int]:
                 if self.is_busy:
                     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable", path)
-                return super().status_at(path)
+                with super().held(path) as descriptor:
+                    yield descriptor
 
         now = 0.0
         filesystems = BusyFilesystems()
