@@ -20,7 +20,7 @@ _NAMES = ("stapsdtd", "lifeguard", "event_engine", "grpc_global_tim", "python")
 _FILTER = " || ".join(f'comm == "{name}"' for name in _NAMES)
 _MADE = re.compile(r"\{ id: \S+ +\[ *(\d+)\] \}")
 _NUMBERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-_DENIED = re.compile(r"(?:type=1326|SECCOMP) .*")
+_DENIED = re.compile(r'(?:type=1326|SECCOMP) .*exe="?([^" ]+)"? .*syscall=(\d+)')
 """Records of seccomp (AUDIT_SECCOMP in include/uapi/linux/audit.h)."""
 
 
@@ -42,13 +42,20 @@ def paused() -> Iterator[None]:
 
 def made() -> set[str]:
     """Return the names of all that were made. Denied ones are not among them: seccomp comes first."""
-    names = dict(re.findall(r"#define __NR_(\w+) (\d+)", _NUMBERS.read_text()))
-    by_number = {number: name for name, number in names.items()}
-    return {by_number[number] for number in _MADE.findall((_EVENT / "hist").read_text())}
+    names = _names()
+    return {names[number] for number in _MADE.findall((_EVENT / "hist").read_text())}
 
 
-def denied(cursor: str = "") -> list[str]:
-    """Return the records of denied ones, since a cursor of the journal if there is one."""
+def denied(cursor: str = "") -> set[tuple[str, str]]:
+    """Return the programs whose calls were denied, each with the call's name, since a cursor of the journal, if any.
+
+    A program whose path holds a space, such as a memfd, is in hexadecimal digits.
+    """
     since = ["--after-cursor", cursor] if cursor else []
-    lines = machine.run("journalctl", "--no-pager", "--boot", "--output=cat", *since).stdout.splitlines()
-    return [found.group() for line in lines if (found := _DENIED.search(line))]
+    names = _names()
+    lines = machine.run("journalctl", "--no-pager", "--boot", "--output=cat", *since).stdout
+    return {(program, names[number]) for program, number in _DENIED.findall(lines)}
+
+
+def _names() -> dict[str, str]:
+    return {number: name for name, number in re.findall(r"#define __NR_(\w+) (\d+)", _NUMBERS.read_text())}

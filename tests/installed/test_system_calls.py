@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.installed import machine, system_calls
 
 pytestmark = pytest.mark.installed
+
+_ANSWERED = {"clone3", "mmap"}
+"""What other settings deny for its arguments, and who asks has another way: RestrictNamespaces= leaves only clone() to
+glibc, and MemoryDenyWriteExecute= no memory that is writable and executable to libffi.
+"""
 
 
 def test_denied_ones_are_logged() -> None:
@@ -17,12 +20,12 @@ def test_denied_ones_are_logged() -> None:
     denied = ["systemd-run", "--wait", "--quiet", "--property=SystemCallFilter=~@mount"]
     denied += ["--property=SystemCallErrorNumber=EPERM", "/bin/mount", "-t", "tmpfs", "none", "/mnt"]
     machine.run(*denied, check=False)
-    assert any('comm="mount"' in line for line in system_calls.denied(before))
+    assert ("/usr/bin/mount", "mount") in system_calls.denied(before)
 
 
 def test_none_was_denied() -> None:
-    ours = [line for line in system_calls.denied() if "/opt/stapsdtd" in line or 'comm="stapsdtd"' in line]
-    assert {re.sub(r"\bpid=\d+ ?|audit\([^)]*\): ?", "", line) for line in ours} == set()
+    ours = {name for program, name in system_calls.denied() if not program.startswith("/usr/")}
+    assert ours - _ANSWERED == set()
 
 
 def test_the_filter_allows_all_that_were_made() -> None:
