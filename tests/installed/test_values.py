@@ -80,7 +80,8 @@ def test_provider_in_python(user: str, is_late: bool) -> None:
         if not is_late:
             program.do("load")
         with machine.tracing("trace", "madehere:request(arg0:str, arg1)", "--json", user=user) as tracing:
-            program.do("load")
+            if is_late:
+                program.do("load")
             wait_for(program.is_enabled, "its probe to be armed")
             program.do("fire 3")
             done = tracing.interrupt()
