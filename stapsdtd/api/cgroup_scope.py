@@ -53,17 +53,33 @@ def members(
     return Members(hierarchy, tuple(filter(None, groups))) if any(groups) else None
 
 
-def of_cgroups(hierarchy: Hierarchy, field: str, paths: Sequence[str]) -> tuple[Cgroup, ...]:
-    """Return the cgroups with these paths.
+def of_cgroups(hierarchy: Hierarchy, field: str, given: Sequence[str]) -> tuple[Cgroup, ...]:
+    """Return the cgroups with these paths, or names such as `postgresql.service`.
 
     Raises InvalidArgumentError, and KernelFeatureError on a host without the unified hierarchy.
     """
-    _check_count(field, paths)
+    _check_count(field, given)
+    paths = [each if "/" in each or not each else _path_of(hierarchy, field, each) for each in given]
     locations = [(path, hierarchy.find(path)) for path in paths]
     missing = [path for path, location in locations if location is None]
     if missing:
         raise InvalidArgumentError(field, no_cgroup(missing[0]))
     return tuple(Cgroup(path, location.id, location.level) for path, location in locations if location is not None)
+
+
+def _path_of(hierarchy: Hierarchy, field: str, name: str) -> str:
+    """Return the path of the topmost cgroup with a name; the name itself if there is none.
+
+    Users have names at choice, but only deep below their own slices.
+
+    Raises InvalidArgumentError if several are topmost.
+    """
+    paths = [path for path in hierarchy.all_paths() if path.rpartition("/")[2] == name]
+    level = min((path.count("/") for path in paths), default=0)
+    topmost = sorted(path for path in paths if path.count("/") == level)
+    if len(topmost) > 1:
+        raise InvalidArgumentError(field, f"{name!r} is the name of {_listed(topmost)}; write the path of one")
+    return topmost[0] if topmost else name
 
 
 def of_containers(
@@ -98,9 +114,12 @@ def _check_count(field: str, names: Sequence[str]) -> None:
 
 
 def _ambiguous(name: str, shown: Sequence[str], *, is_id: bool) -> str:
-    more = len(shown) - _MAX_SHOWN_MATCHES
-    listed = " and ".join([*shown[:_MAX_SHOWN_MATCHES], *([f"{more} more"] if more > 0 else [])])
-    return f"{name!r} matches {listed}; write {'more of it' if is_id else 'the id of one'}"
+    return f"{name!r} matches {_listed(shown)}; write {'more of it' if is_id else 'the id of one'}"
+
+
+def _listed(matches: Sequence[str]) -> str:
+    more = len(matches) - _MAX_SHOWN_MATCHES
+    return " and ".join([*matches[:_MAX_SHOWN_MATCHES], *([f"{more} more"] if more > 0 else [])])
 
 
 def _no_container(name: str, *, knows_names: bool) -> str:

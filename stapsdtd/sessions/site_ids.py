@@ -154,7 +154,7 @@ class SiteIds:
                 self._hit_untold |= self._arming.intersection(site_ids)
 
     def hit_untold(self) -> frozenset[int]:
-        """Return the sites that have fired, and that were neither reported as armed nor retired."""
+        """Return the sites that have fired, and that were never reported as armed."""
         with self._lock:
             return frozenset(self._hit_untold)
 
@@ -166,10 +166,12 @@ class SiteIds:
             self._retired.pop(site_id, None)
 
     def retire(self, site_id: int, next_seq: int) -> None:
-        """Take note that a site was disarmed or refused. next_seq: of the next event."""
+        """Take note that a site was disarmed or refused. next_seq: of the next event.
+
+        What fired while it was being armed, and was never told, is told at the end.
+        """
         with self._lock:
             self._arming.discard(site_id)
-            self._hit_untold.discard(site_id)
             self._armed.discard(site_id)
             self._retired[site_id] = _Retired(self._clock(), next_seq)
 
@@ -189,6 +191,7 @@ class SiteIds:
                 self._forget(site_id)
 
     def _forget(self, site_id: int) -> None:
+        self._hit_untold.discard(site_id)
         self._retired.pop(site_id, None)
         self._late.pop(site_id, None)
         site = self._sites.pop(site_id, None)

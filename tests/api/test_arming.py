@@ -18,7 +18,7 @@ from stapsdtd.runtime.futures import finished, unfinished
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import PATIENCE_SECONDS, Hold, Served, processes, served
 from tests.support import wait_for
-from tests.unit.samples import site
+from tests.unit.samples import batch, site
 
 ARMED, REFUSED = pb.SiteStatus.STATE_ARMED, pb.SiteStatus.STATE_REFUSED
 ARMING, DISARMED, DISARMING = pb.SiteStatus.STATE_ARMING, pb.SiteStatus.STATE_DISARMED, pb.SiteStatus.STATE_DISARMING
@@ -297,6 +297,22 @@ def test_unsubscribe_does_not_wait_for_the_arming(
     # the other one waited, and was not wanted any more when its turn came
     assert [call for call in server.engine.calls if "quiesced" not in call] == ["open", "arm", "close"]
     assert server.subscriptions.totals.metrics().subscriptions == 0
+
+
+def test_site_that_fires_before_its_arming_is_over_is_told_at_the_end(
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
+) -> None:
+    server.servicer.arm_seconds = 0.05
+    server.map(pids[0], server.file_object(site("a")))
+    arming = stuck("arm")
+    answer = server.subscribe()
+    assert states(answer.sites) == [("a", ARMING)]
+    server.fire(batch([1, 2], site_id=answer.sites[0].site_id))
+    request = pb.UnsubscribeRequest(subscription_id=answer.subscription_id)
+    assert server.stub.Unsubscribe(request, timeout=PATIENCE_SECONDS).still_disarming
+    arming.release()
+    told = [each.state for message in server.stream(answer.subscription_id) for each in message.status.sites]
+    assert ARMED in told
 
 
 def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(tmp_path: Path, pids: list[int]) -> None:

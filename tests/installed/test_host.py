@@ -108,7 +108,8 @@ def test_container() -> None:
     ):
         assert inside.process.stdout is not None
         assert inside.process.stdout.readline(), inside.wait().stderr
+        cgroups = machine.run("systemd-cgls", "--all", "--full", "--no-pager").stdout
         machine.run(FIRE, "7", user=ALICE)
         done = counting.interrupt()
     counts = [(row["key"], row["count"]) for row in map(json.loads, done.stdout.splitlines())]
-    assert counts == [(["box", "fire"], HITS), (["", "fire"], 7)], done.stderr
+    assert counts == [(["box", "fire"], HITS), (["", "fire"], 7)], f"{done.stderr}\n{cgroups}"

@@ -40,12 +40,8 @@ def kill() -> None:
 
 def count_by_pid() -> int:
     """Return how often a running program of alice's fires, which is armed by a perf event of its own."""
-    with (
-        machine.running(FIRE, str(HITS), "1", "1", user=ALICE) as fire,
-        machine.tracing("count", "heldout:hit", "--json", "--pid", str(fire.pid), user=ALICE) as counting,
-    ):
-        fire.wait()
-        return machine.counted(counting.wait())
+    with machine.running(FIRE, str(HITS), "1", "1", user=ALICE) as fire:
+        return machine.count("--pid", str(fire.pid), user=ALICE)
 
 
 def why_refused() -> str:

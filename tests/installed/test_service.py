@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
 HITS = 500
+_FOR_EVER = str(10**15)
 _SETTINGS = Path("/etc/stapsdtd/stapsdtd.toml")
 
 
@@ -71,7 +74,7 @@ class Streaming:
 def test_restart_under_load() -> None:
     before = machine.main_pid()
     streaming = Streaming("heldout:hit(arg0)")
-    with machine.running(FIRE, "2000000000", user=ALICE) as load:
+    with machine.running(FIRE, _FOR_EVER, user=ALICE) as load:
         wait_for(lambda: streaming.events > 1000, "events")
         machine.systemctl("restart", machine.SERVICE)
         streaming.wait()
@@ -86,9 +89,9 @@ def test_restart_under_load() -> None:
 def test_kill_under_load() -> None:
     before = machine.main_pid()
     streaming = Streaming("heldout:hit(arg0)")
-    with machine.running(FIRE, "2000000000", user=ALICE) as load:
+    with machine.running(FIRE, _FOR_EVER, user=ALICE) as load:
         wait_for(lambda: streaming.events > 1000, "events")
-        machine.run("kill", "-KILL", str(before))
+        os.kill(before, signal.SIGKILL)
         streaming.wait()
         assert isinstance(streaming.ended, ClientError)
         machine.wait_for_another(before)
