@@ -5,6 +5,7 @@ r"""Recognize containers by the names that engines give their cgroups.
     0::/machine.slice/libpod-<64 hex digits>.scope/container                       Podman
     0::/lxc.payload.web                                                            LXC
     0::/machine.slice/machine-my\x2dname.scope/payload                             systemd-nspawn
+    0::/machine.slice/my-name.scope/payload                                        the same with --register=no
 
 Names are not authenticated: anyone who controls part of the cgroup tree can imitate a container.
 """
@@ -24,7 +25,9 @@ _BY_ID = re.compile(
     rf"(?:(?:docker|cri-containerd|crio|nerdctl|libpod|libpod-payload)-)?({_ID.pattern})(?:\.scope)?"
     rf"|[^:]+:(?:docker|cri-containerd|crio|nerdctl|libpod):({_ID.pattern})"
 )
-_MACHINE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope|systemd-nspawn@(.+)\.service")
+_MACHINE = re.compile(
+    r"machine-(?!qemu\\x2d)(.+)\.scope|systemd-nspawn@(.+)\.service|(?!machine-|libpod-)([A-Za-z0-9].*)\.scope"
+)
 _LXC = "lxc.payload."
 _LXC_PARENTS = frozenset({"lxc", "lxc.payload"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -91,7 +94,7 @@ def _container(parent: str, name: str) -> str | None:
     if name.startswith(_LXC):
         return _valid(name.removeprefix(_LXC))
     machine = _MACHINE.fullmatch(name) if parent == "machine.slice" else None
-    return _valid(_unescaped(machine[1] or machine[2])) if machine else None
+    return _valid(_unescaped(next(filter(None, machine.groups())))) if machine else None
 
 
 def _valid(name: str) -> str | None:

@@ -58,6 +58,7 @@ def test_container_with_an_id(path: str) -> None:
         (r"/machine.slice/machine-my\x2dweb.scope", "my-web"),
         ("/machine.slice/systemd-nspawn@web.service/payload/init.scope", "web"),
         (r"/machine.slice/systemd-nspawn@my\x2dweb.service", "my-web"),
+        ("/machine.slice/web.scope/payload", "web"),
     ],
 )
 def test_container_with_a_name(path: str, name: str) -> None:
