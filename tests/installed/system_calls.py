@@ -5,6 +5,7 @@ The kernel counts the former in a histogram (Documentation/trace/histogram.rst),
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,17 +28,26 @@ _DENIED = re.compile(r'(?:type=1326|SECCOMP) .*exe="?([^" ]+)"? .*syscall=(\d+)'
 def count() -> None:
     """Begin to count."""
     _INSTANCE.mkdir()
-    (_EVENT / "trigger").write_text(f"{_KEY} if {_FILTER}")
+    _trigger(_KEY)
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Do not count meanwhile, since programs with the same names run."""
-    (_EVENT / "trigger").write_text(f"{_KEY}:pause if {_FILTER}")
+    _trigger(f"{_KEY}:pause")
     try:
         yield
     finally:
-        (_EVENT / "trigger").write_text(f"{_KEY}:cont if {_FILTER}")
+        _trigger(f"{_KEY}:cont")
+
+
+def _trigger(command: str) -> None:
+    # O_TRUNC would remove the histogram (event_trigger_regex_open in kernel/trace/trace_events_trigger.c)
+    descriptor = os.open(_EVENT / "trigger", os.O_WRONLY)
+    try:
+        os.write(descriptor, f"{command} if {_FILTER}".encode())
+    finally:
+        os.close(descriptor)
 
 
 def made() -> set[str]:
@@ -47,14 +57,15 @@ def made() -> set[str]:
 
 
 def denied(cursor: str = "") -> set[tuple[str, str]]:
-    """Return the programs whose calls were denied, each with the call's name, since a cursor of the journal, if any.
+    """Return the programs whose calls were denied, each with the call's name or else its number, since a cursor of the
+    journal, if any.
 
     A program whose path holds a space, such as a memfd, is in hexadecimal digits.
     """
     since = ["--after-cursor", cursor] if cursor else []
     names = _names()
     lines = machine.run("journalctl", "--no-pager", "--boot", "--output=cat", *since).stdout
-    return {(program, names[number]) for program, number in _DENIED.findall(lines)}
+    return {(program, names.get(number, number)) for program, number in _DENIED.findall(lines)}
 
 
 def _names() -> dict[str, str]:

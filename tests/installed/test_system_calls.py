@@ -8,9 +8,10 @@ from tests.installed import machine, system_calls
 
 pytestmark = pytest.mark.installed
 
-_ANSWERED = {"clone3", "mmap"}
-"""What other settings deny for its arguments, and who asks has another way: RestrictNamespaces= leaves only clone() to
-glibc, and MemoryDenyWriteExecute= no memory that is writable and executable to libffi.
+_ANSWERED = {"clone3", "mmap", "uprobe", "336"}
+"""What is denied to who has another way: RestrictNamespaces= leaves only clone() to glibc, MemoryDenyWriteExecute= no
+memory that is writable and executable to libffi, and the trial of nops takes a filter's answer to uprobe(), which this
+system's headers may not name, for none.
 """
 
 
@@ -20,7 +21,8 @@ def test_denied_ones_are_logged() -> None:
     denied = ["systemd-run", "--wait", "--quiet", "--property=SystemCallFilter=~@mount"]
     denied += ["--property=SystemCallErrorNumber=EPERM", "/bin/mount", "-t", "tmpfs", "none", "/mnt"]
     machine.run(*denied, check=False)
-    assert ("/usr/bin/mount", "mount") in system_calls.denied(before)
+    # of util-linux's versions, some begin with fsopen()
+    assert {name for program, name in system_calls.denied(before) if program == "/usr/bin/mount"} & {"mount", "fsopen"}
 
 
 def test_none_was_denied() -> None:

@@ -20,9 +20,10 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def shell(*arguments: str, script: str) -> subprocess.CompletedProcess[str]:
-    """Have alice trace a shell script."""
-    return machine.run("stapsdt", *arguments, "--json", "--", "sh", "-c", script, user=ALICE)
+def shell(*arguments: str, program: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Have alice trace a shell script. program: whose probes it is about, which may end before it is noticed."""
+    named = ["--file", f"/usr/local/bin/{program}"]
+    return machine.run("stapsdt", *arguments, "--json", *named, "--", "sh", "-c", script, user=ALICE)
 
 
 def test_arguments() -> None:
@@ -90,14 +91,14 @@ def test_provider_in_python(user: str, is_late: bool) -> None:
 
 def test_values_that_only_the_probe_names() -> None:
     """A string and a number in a page of the program that nobody has read yet."""
-    done = shell("trace", "cold:constant(arg0:str, arg1, arg2)", script="echo | cold constant 40")
+    done = shell("trace", "cold:constant(arg0:str, arg1, arg2)", program="cold", script="echo | cold constant 40")
     wanted = [["only the probe names it", -1234567890123, number] for number in range(40)]
     assert [row["args"] for row in rows(done)] == wanted, done.stderr
 
 
 def test_nops_of_five_bytes() -> None:
     """Neither kernel turns them into calls, so they are armed as others are."""
-    done = shell("count", "longnop:*", script="printf 'leaf 100\\nfork 20\\n' | longnop5 >&2")
+    done = shell("count", "longnop:*", program="longnop5", script="printf 'leaf 100\\nfork 20\\n' | longnop5 >&2")
     assert "wrong 0" in done.stderr
     assert "child 0" in done.stderr
     assert machine.counted(done) == 100 + 2 * 20, done.stderr
@@ -105,12 +106,12 @@ def test_nops_of_five_bytes() -> None:
 
 def test_spans() -> None:
     script = "printf 'pairs 3\\nquit\\n' | spanner >/dev/null"
-    done = shell("spans", "spanner:begin(arg1, arg2:str)", "spanner:end(arg1)", script=script)
+    done = shell("spans", "spanner:begin(arg1, arg2:str)", "spanner:end(arg1)", program="spanner", script=script)
     assert [(row["args"], row["start_args"]) for row in rows(done)] == [([n], [n, f"work {n}"]) for n in range(3)]
 
 
 def test_latency() -> None:
     script = "printf 'pairs 70\\nquit\\n' | spanner >/dev/null"
-    done = shell("latency", "spanner:begin", "spanner:end", script=script)
+    done = shell("latency", "spanner:begin", "spanner:end", program="spanner", script=script)
     (row,) = rows(done)
     assert row["count"] == 70

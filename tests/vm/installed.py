@@ -148,6 +148,8 @@ def _script(arguments: Sequence[str]) -> str:
     lines = [
         "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYTHONDONTWRITEBYTECODE=1",
         f"export STAPSDTD_TIME_FACTOR={guest.TIME_FACTOR} STAPSDTD_REQUIRE_KERNEL={required}",
+        # the tests' own process, which streams, starts others in between: gRPC's handlers of forks crashed there
+        "export GRPC_ENABLE_FORK_SUPPORT=0",
         f"export STAPSDTD_TREE={images.TREE} PIP_NO_INDEX=1 PIP_FIND_LINKS={images.WHEELS}",
         f"mkdir {_TESTS}",
         f"cp -r {initrd.SHARE}/tests {initrd.SHARE}/pyproject.toml {_TESTS}",
