@@ -165,7 +165,7 @@ def _try_kprobe() -> str:
             kind = int(file.read())
     except OSError as error:
         remedy = "boot a kernel built with CONFIG_KPROBE_EVENTS=y"
-        raise KernelFeatureError(KPROBES, f"{_WITHOUT_KPROBES}: the kernel has none", remedy) from error
+        raise KernelFeatureError(KPROBES, f"the kernel has none, so {_WITHOUT_KPROBES}", remedy) from error
     name = ctypes.create_string_buffer(_TARGET.encode())
     attributes = PerfEventAttributes(type=kind)
     # config1 is kprobe_func, config2 the offset in it
@@ -175,7 +175,7 @@ def _try_kprobe() -> str:
     except PerfDeniedError as error:
         raise KernelFeatureError(KPROBES, error.reason, error.remedy) from error
     except OSError as error:
-        raise _refused(KPROBES, f"{_WITHOUT_KPROBES}: the kernel refuses one", error) from error
+        raise _refused(KPROBES, f"{_WITHOUT_KPROBES}, since the kernel refuses one", error) from error
     return "perf attaches to functions"
 
 

@@ -57,10 +57,7 @@ class PerfDeniedError(HostRefusedError):
     def __init__(self, reason: str, remedy: str) -> None:
         """reason: what it takes. remedy: what an operator can do."""
         super().__init__(PERF_EVENT_OPEN.name, "", errno.EACCES, remedy, reason)
-
-    @property
-    def reason(self) -> str:
-        return f"{self.operation}: {self.strerror}"
+        self.reason = f"{self.operation}: {reason}"
 
 
 _LOOK = "look at 'systemctl status stapsdtd-opener.socket' and at 'journalctl -u \"stapsdtd-opener@*\"'"
@@ -132,7 +129,7 @@ class PerfOpener:
                 raise OpenerSilentError(f"not within {self._seconds:g} s") from error
             except OSError as error:
                 self._disconnect()
-                problem = str(error)
+                problem = str(error.args[-1])
         raise OpenerSilentError(problem)
 
     def _exchange(self, request: bytes) -> tuple[int, list[int]]:

@@ -157,7 +157,9 @@ class SandboxedParser:
                 self._lose_zygote()
                 if is_last:
                     self._next_start = time.monotonic() + _PAUSE_SECONDS
-                    raise START_PROCESS.refused(f"the parser ({error})", errno.ENOMEM) from error
+                    raise START_PROCESS.refused(
+                        "the parser", errno.ENOMEM, f"its sandbox does not start: {error}"
+                    ) from error
             else:
                 self._tell(worker.missing)
                 return worker
@@ -165,7 +167,7 @@ class SandboxedParser:
 
     def _start_zygote(self) -> Zygote:
         if time.monotonic() < self._next_start:
-            raise START_PROCESS.refused("the parser, which failed a moment ago", errno.ENOMEM)
+            raise START_PROCESS.refused("the parser", errno.ENOMEM, "its sandbox does not start, as a moment ago")
         self.starts += 1
         return self._make_zygote()
 
