@@ -25,6 +25,7 @@ from stapsdtd.client import (
 from stapsdtd.model import Object
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.api.served import Served, processes
+from tests.support import wait_for
 from tests.unit.samples import argument, batch, signed, site
 
 ONE = pb.Clause(tag="one", selectors=["app:call"])
@@ -232,4 +233,5 @@ def test_clauses_that_cannot_all_be_opened_leave_nothing_open(
     monkeypatch.setattr(server.engine, "open", fail_second)
     with pytest.raises(RequestFailedError, match="no memory"):
         client.query(TWO)
-    assert not server.engine.sinks
+    # the arming thread closes it
+    wait_for(lambda: not server.engine.sinks, "the first one to be closed")
