@@ -64,6 +64,13 @@ def test_guest_that_hangs_is_stopped() -> None:
         guest.boot(["sleep", "60"], 0.1, lambda _: None)
 
 
+def test_guest_that_prints_nothing_more_is_hung() -> None:
+    said: list[str] = []
+    with pytest.raises(guest.GuestHungError, match=r"printed nothing for 0\.2 s"):
+        guest.boot(["sh", "-c", "echo up; exec sleep 60"], 60, said.append, 0.2)
+    assert said == ["up\n"]
+
+
 def test_qemu_that_fails_is_told_with_its_words() -> None:
     said: list[str] = []
     with pytest.raises(guest.GuestError, match="qemu ended with 3"):

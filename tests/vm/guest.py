@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 from tests.support import ROOT
@@ -16,6 +18,7 @@ from tests.vm import initrd
 from tests.vm.kernels import Kernel
 
 _MEMORY_MIB = 2048
+_WATCH_SECONDS = 1.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TIME_FACTOR = 10
 """How much longer things take with emulated instructions, about."""
@@ -23,6 +26,10 @@ TIME_FACTOR = 10
 
 class GuestError(Exception):
     """The guest ended without its command's exit status: a panic, or too little time."""
+
+
+class GuestHungError(GuestError):
+    """The guest printed nothing for longer than any of its tests may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,23 +128,40 @@ def shared(folder: Path) -> list[str]:
     return ["-virtfs", f"local,path={folder},mount_tag=share,security_model=none"]
 
 
-def boot(command: Sequence[str], seconds: float, output: Callable[[str], object]) -> None:
-    """Wait for the guest to power off. Raises GuestError where it takes too long."""
+def boot(command: Sequence[str], seconds: float, output: Callable[[str], object], silent_seconds: float = inf) -> None:
+    """Wait for the guest to power off. Raises GuestError where it takes too long, and GuestHungError where it prints
+    nothing for silent_seconds.
+    """
+    spoken = time.monotonic()
     # qemu writes its own complaints to stderr; they belong to what is told of the guest
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as qemu:
         timer = threading.Timer(seconds, qemu.kill)
         timer.start()
+        is_hung = threading.Event()
+
+        def watch() -> None:
+            while qemu.poll() is None:
+                if time.monotonic() - spoken > silent_seconds:
+                    is_hung.set()
+                    qemu.kill()
+                    return
+                time.sleep(_WATCH_SECONDS)
+
+        threading.Thread(target=watch, name="watch-guest", daemon=True).start()
         try:
             assert qemu.stdout is not None
             for line in qemu.stdout:
+                spoken = time.monotonic()
                 output(line.rstrip("\r\n") + "\n")
             ended = qemu.wait()
         finally:
             is_late = not timer.is_alive()
             timer.cancel()
             qemu.kill()
+    if is_hung.is_set():
+        raise GuestHungError(f"the guest printed nothing for {silent_seconds:g} s, and was stopped")
     if is_late:
         raise GuestError(f"the guest was stopped after {seconds:g} s")
     if ended:
