@@ -110,8 +110,10 @@ class SubscriptionState:
 
     @property
     def sites_armed(self) -> int:
-        """The number of distinct sites armed so far, including those whose object is gone."""
-        return len(self._ever_armed)
+        """The number of distinct sites armed so far, including those whose object is gone, and those of which events
+        came before the server said that they are armed.
+        """
+        return len(self._ever_armed.keys() | self.described.keys())
 
     def _read(self, response: pb.StreamResponse, encoding: Encoding) -> tuple[Message, ...]:
         tag = response.tag

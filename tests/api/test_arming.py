@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stapsdtd.client import Client, Descriptions, SiteState
 from stapsdtd.config import OPERATOR
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejectedError
 from stapsdtd.model import Mapping, Object
@@ -313,6 +314,21 @@ def test_site_that_fires_before_its_arming_is_over_is_told_at_the_end(
     arming.release()
     told = [each.state for message in server.stream(answer.subscription_id) for each in message.status.sites]
     assert ARMED in told
+
+
+def test_client_counts_a_site_whose_events_came_before_it_was_told(
+    server: Served, pids: list[int], stuck: Callable[[str], Hold]
+) -> None:
+    server.servicer.arm_seconds = 0.05
+    server.map(pids[0], server.file_object(site("a")))
+    arming = stuck("arm")
+    with Client(f"unix:{server.socket}") as client, client.subscribe("*:a") as subscription:
+        (told,) = subscription.sites
+        assert told.state is SiteState.ARMING
+        server.fire(batch([1], site_id=told.site_id))
+        assert isinstance(next(iter(subscription.messages())), Descriptions)
+        assert subscription.sites_armed == 1
+        arming.release()
 
 
 def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(tmp_path: Path, pids: list[int]) -> None:
