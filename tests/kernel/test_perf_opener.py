@@ -443,7 +443,7 @@ def test_a_daemon_has_its_events_opened(tmp_path: Path, program: Path, ticker: T
 
 @perf_only
 @pytest.mark.vm
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_an_opener_that_hangs_holds_up_a_daemon_for_a_while(tmp_path: Path, program: Path, ticker: Ticker) -> None:
     with (
         listening(tmp_path / "opener", program, is_hanging=True) as opener,

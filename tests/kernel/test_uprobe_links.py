@@ -69,9 +69,9 @@ def test_one_that_is_refused_patches_nothing(ticker: Ticker, ticker_program: Pat
 def test_one_process_is_patched_and_another_of_the_same_file_is_not(
     ticker: Ticker, ticker_program: Path, loaded: Loaded
 ) -> None:
+    link = linked(ticker_program, loaded)
     assert are_for_processes()
     before = len(os.listdir("/proc/self/fd"))
-    link = linked(ticker_program, loaded)
     with open(ticker_program, "rb") as file:
         offsets = [site.site_offset for site in parse_object(file).sites]
     with Ticker(ticker_program) as other, Ticker(ticker_program) as third:
