@@ -28,6 +28,8 @@ TREE = os.environ.get("STAPSDTD_TREE")
 """What was installed, in the guests of tests/vm alone."""
 TARGETS = Path(__file__).parent.parent / "targets"
 FIRE = "/usr/local/bin/fire"
+FOR_EVER = str(10**15)
+"""Hits that no test waits for."""
 TRACING = Path("/sys/kernel/tracing")
 _COMMAND_SECONDS = 60
 

@@ -14,13 +14,12 @@ import pytest
 
 from stapsdtd.client import Client, SiteState, SubscribeOptions
 from tests.installed import machine
-from tests.installed.machine import ALICE, FIRE
+from tests.installed.machine import ALICE, FIRE, FOR_EVER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
 HITS = 500
-_FOR_EVER = str(10**15)
 _SOCKET = "stapsdtd-opener.socket"
 _SYS_ADMIN = 1 << 21
 
@@ -88,7 +87,7 @@ def test_it_has_one_capability_and_a_filter_of_its_own() -> None:
 @where_needed
 def test_killed_it_comes_back_and_what_is_armed_stays() -> None:
     with (
-        machine.running(FIRE, _FOR_EVER, user=ALICE) as fire,
+        machine.running(FIRE, FOR_EVER, user=ALICE) as fire,
         machine.tracing("count", "heldout:hit", "--json", "--pid", str(fire.pid), user=ALICE) as counting,
     ):
         wait_for(lambda: machine.semaphore(fire.pid) == 1, "the program to be armed")

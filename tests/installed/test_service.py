@@ -11,13 +11,12 @@ import pytest
 
 from stapsdtd.client import Client, ClientError, End, EndReason, EventBatch
 from tests.installed import machine
-from tests.installed.machine import ALICE, FIRE
+from tests.installed.machine import ALICE, FIRE, FOR_EVER
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
 HITS = 500
-_FOR_EVER = str(10**15)
 _SETTINGS = Path("/etc/stapsdtd/stapsdtd.toml")
 
 
@@ -74,7 +73,7 @@ class Streaming:
 def test_restart_under_load() -> None:
     before = machine.main_pid()
     streaming = Streaming("heldout:hit(arg0)")
-    with machine.running(FIRE, _FOR_EVER, user=ALICE) as load:
+    with machine.running(FIRE, FOR_EVER, user=ALICE) as load:
         wait_for(lambda: streaming.events > 1000, "events")
         machine.systemctl("restart", machine.SERVICE)
         streaming.wait()
@@ -89,7 +88,7 @@ def test_restart_under_load() -> None:
 def test_kill_under_load() -> None:
     before = machine.main_pid()
     streaming = Streaming("heldout:hit(arg0)")
-    with machine.running(FIRE, _FOR_EVER, user=ALICE) as load:
+    with machine.running(FIRE, FOR_EVER, user=ALICE) as load:
         wait_for(lambda: streaming.events > 1000, "events")
         os.kill(before, signal.SIGKILL)
         streaming.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed import machine
-from tests.installed.machine import FIRE
+from tests.installed.machine import FIRE, FOR_EVER
 
 pytestmark = [pytest.mark.installed, pytest.mark.usefixtures("service")]
 
@@ -21,9 +21,10 @@ _PURGED = ("/etc/stapsdtd", "/var/lib/stapsdtd")
 def test_nothing_is_left() -> None:
     pid = machine.main_pid()
     with (
-        machine.running(FIRE, "2000000000", user=machine.ALICE) as load,
+        machine.running(FIRE, FOR_EVER, user=machine.ALICE) as load,
         machine.tracing("count", "heldout:hit", "--pid", str(load.pid)) as counting,
     ):
+        assert machine.semaphore(load.pid) == 1
         machine.dev("uninstall")
         assert "the server stopped" in counting.wait().stderr
         assert machine.semaphore(load.pid) == 0
