@@ -84,6 +84,7 @@ class SubscriptionState:
         self._lost: dict[tuple[str, LossStage], int] = {}
         self._sites: dict[int, SiteStatus] = {}
         self._ever_armed: dict[int, SiteStatus] = {}
+        self._has_events = False
         self._update(decode.site_statuses(response.sites))
 
     @property
@@ -113,7 +114,9 @@ class SubscriptionState:
         """The number of distinct sites armed so far, including those whose object is gone, and those of which events
         came before the server said that they are armed.
         """
-        return len(self._ever_armed.keys() | self.described.keys())
+        # a site is described before its first event
+        fired = self.described.keys() if self._has_events else ()
+        return len(self._ever_armed.keys() | fired)
 
     def _read(self, response: pb.StreamResponse, encoding: Encoding) -> tuple[Message, ...]:
         tag = response.tag
@@ -123,12 +126,14 @@ class SubscriptionState:
                 self.described.update((described.site.site_id, described) for described in sites)
                 return (Descriptions(sites),)
             case "columns" if encoding is Encoding.ROWS:
+                self._has_events = True
                 batch = event_batch(response.columns, self.described)
                 self.positions[tag] = response.columns.next_seq
                 return (batch,)
             case "columns":
                 from stapsdtd.client.columns import column_batch  # noqa: PLC0415 (numpy costs 50 ms)
 
+                self._has_events = True
                 batches = tuple(column_batch(block, self.described) for block in response.columns.blocks)
                 self.positions[tag] = response.columns.next_seq
                 return batches

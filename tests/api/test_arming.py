@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stapsdtd.client import Client, Descriptions, SiteState
+from stapsdtd.client import Client, Descriptions, EventBatch, SiteState
 from stapsdtd.config import OPERATOR
 from stapsdtd.errors import ObjectGoneError, ObjectPendingError, TracefsRejectedError
 from stapsdtd.model import Mapping, Object
@@ -326,7 +326,9 @@ def test_client_counts_a_site_whose_events_came_before_it_was_told(
         (told,) = subscription.sites
         assert told.state is SiteState.ARMING
         server.fire(batch([1], site_id=told.site_id))
-        assert isinstance(next(iter(subscription.messages())), Descriptions)
+        messages = iter(subscription.messages())
+        assert isinstance(next(messages), Descriptions)
+        assert isinstance(next(messages), EventBatch)
         assert subscription.sites_armed == 1
         arming.release()
 
