@@ -131,7 +131,8 @@ def test_nested_spans(client: Client, spanner: Ticker) -> None:
 @pytest.mark.vm
 def test_threads_that_end_between(client: Client, spanner: Ticker) -> None:
     span = Span(start_selectors=[probe("begin")])
-    with client.subscribe(probe("end"), span=span) as subscription:
+    # an emulated machine takes long to end so many threads
+    with client.subscribe(probe("end"), SubscribeOptions(lease_seconds=600), span=span) as subscription:
         spanner.do("die 10000")
 
         def spans() -> SpanAccount:
