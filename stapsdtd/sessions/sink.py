@@ -98,12 +98,13 @@ class EventSink:
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
         computer: FieldComputer | None = None,
-        hit: Callable[[Iterable[int]], None] = lambda _: None,
+        hit: Callable[[Callable[[], Iterable[int]]], None] = lambda _: None,
     ) -> None:
         """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
-        pair_condition: leaves out pairs. computer: of the values that the log gets. hit: told which sites fired.
+        pair_condition: leaves out pairs. computer: of the values that the log gets. hit: asks, if it wants to know,
+        which sites fired.
         """
         self._name = name
         self._log = log
@@ -129,7 +130,7 @@ class EventSink:
         try:
             batch = self._filter(batch, self._filters)
             rest = len(batch)
-            self._hit(batch.site_ids())
+            self._hit(batch.site_ids)
             batch = self._within_quota(batch)
             rest = len(batch)
             batch = self._filter(batch, self._conditions)
@@ -201,7 +202,7 @@ class EventSink:
 
     def aggregated(self, site_id: int, rows: Mapping[Key, Row]) -> None:
         """Take rows of hits, which fired() counts, too. Implements `capture.engine.RowSink`."""
-        self._hit([site_id])
+        self._hit(lambda: [site_id])
         if self._aggregator is not None and (left_out := self._aggregator.add_rows(site_id, rows)):
             self.lost(LossStage.TABLE_FULL, left_out)
 

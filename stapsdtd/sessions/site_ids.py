@@ -146,12 +146,12 @@ class SiteIds:
         with self._lock:
             return Counter(reason for site_id, reason in self._late.items() if site_id in self._armed)
 
-    def hit(self, site_ids: Iterable[int]) -> None:
+    def hit(self, site_ids: Callable[[], Iterable[int]]) -> None:
         """Take note that sites fired where the client may trace, even if it does not know yet that they are armed."""
         # this is called for each batch, and nearly always the client knows
         if self._arming:
             with self._lock:
-                self._hit_untold |= self._arming.intersection(site_ids)
+                self._hit_untold |= self._arming.intersection(site_ids())
 
     def hit_untold(self) -> frozenset[int]:
         """Return the sites that have fired, and that were never reported as armed."""
