@@ -80,7 +80,6 @@ class Arming:
             self._installed = InstalledFollower(
                 installed, installed_opener, live, registry, self.follower, self.object_of, installed_limits
             )
-        watcher.on_main_thread(self.follower.on_main_thread)
 
     def begin(
         self, live: LiveSubscription, first: FirstArming, files: Sequence[NamedFile], functions: Sequence[Object] = ()

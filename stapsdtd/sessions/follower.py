@@ -243,8 +243,7 @@ class ObjectFollower:
     def on_main_thread(self, pid: int) -> None:
         """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""
         for live in self._live.values():
-            scope = live.subscription.spec.scope
-            if pid in scope.pids and not scope.follow:
+            if not live.subscription.spec.scope.follow and pid in live.subscription.processes.remaining:
                 self._armer.renew(live, pid)
                 break
 

@@ -36,6 +36,10 @@ class Lifetimes:
         """
         return self._exits.follow(pids, partial(self._on_exit, ident))
 
+    def notice_end(self, pid: int) -> None:
+        """Note that a followed process has ended, if another one may have its pid by now."""
+        self._exits.notice(pid)
+
     def start(self, live: LiveSubscription) -> None:
         subscription = live.subscription
         live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)

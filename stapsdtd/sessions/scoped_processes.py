@@ -115,12 +115,15 @@ class ProcessExits:
         if not process.on_exit and self._processes.get(pid) is process:
             self._forget(pid)
 
-    def _find(self, pid: int) -> _Process:
+    def notice(self, pid: int) -> None:
+        """Report the end of a process now, rather than soon, if another one may have its pid already."""
         process = self._processes.get(pid)
         if process is not None and _is_reaped(process.pidfd):
-            # its end is reported soon; the pid may be another's already
             self._end(pid)
-            process = None
+
+    def _find(self, pid: int) -> _Process:
+        self.notice(pid)
+        process = self._processes.get(pid)
         if process is None:
             if len(self._processes) >= self._max_processes:
                 raise LimitReachedError(f"the server follows {self._max_processes} processes, which is its limit")

@@ -100,6 +100,7 @@ class Subscriptions:
             clock=clock,
         )
         self.lifetimes = Lifetimes(self._live, self.unsubscribe)
+        watcher.on_main_thread(self._on_main_thread)
         armer, follower = self.arming.armer, self.arming.follower
         self._ending = EndingSubscriptions(armer, self.totals, self._call_soon, self._on_closed, ended_kept_seconds)
         self.housekeeping = Housekeeping(
@@ -204,6 +205,11 @@ class Subscriptions:
         self.housekeeping.closed(subscription)
         # what waits to be closed takes memory yet
         self._admission.release(subscription.client, subscription.spec.queue_bytes)
+
+    def _on_main_thread(self, pid: int) -> None:
+        # what executes a program may be another process by now
+        self.lifetimes.notice_end(pid)
+        self.arming.follower.on_main_thread(pid)
 
     def close_all(self) -> list[Future[None]]:
         """Unsubscribe all. The futures are done when the logs have all that fired."""

@@ -37,6 +37,11 @@ def test_another_process_with_the_pid_is_not_traced(
             client.list_probes()
             client.list_probes()
             with Ticker(reborn, str(gone.pid), ticker_program) as another:
+                # it has noticed what that executes, and the arming thread has done what it does then
+                client.list_probes()
+                client.list_probes()
+                with Recorder(daemon.target, f"{TICKER}:{ticker_program}::values", pids=[other.pid]):
+                    pass
                 # the ftrace engine arms files, not processes
                 assert another.do("fire 3") == (engine == "ftrace")
             other.do("fire 1")
