@@ -19,7 +19,9 @@ class Authority:
         self._folder = folder
         self.path = folder / f"{name}.pem"
         self._key = folder / f"{name}.key"
-        _openssl("req", "-x509", *_new_key(self._key), "-out", self.path, "-days", "1", "-subj", f"/CN={name}")
+        # Python 3.13's default context refuses an authority that does not say that it is one
+        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        _openssl("req", "-x509", *_new_key(self._key), *usage, "-out", self.path, "-days", "1", "-subj", f"/CN={name}")
 
     def sign(self, name: str, *alternatives: str, usage: str = "clientAuth", days: int = 1) -> tuple[str, str]:
         """A certificate and its key. alternatives are as DNS:localhost; with -1 days it has expired."""

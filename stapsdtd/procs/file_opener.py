@@ -61,6 +61,7 @@ class FileOpener:
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._late: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._is_closed = False
 
     async def open(self, paths: Sequence[str], credentials: Credentials, *, are_expected: bool = False) -> NamedFiles:
         """Open and parse what absolute paths name: files, globs, and directories for the ELF files in them.
@@ -84,6 +85,7 @@ class FileOpener:
     def close(self) -> None:
         """End the processes, and so the threads."""
         with self._lock:
+            self._is_closed = True
             for process in self._running:
                 _end(process)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -138,6 +140,9 @@ class FileOpener:
             )
         with self._lock:
             self._running.add(process)
+            if self._is_closed:
+                # it was started while close() looked
+                _end(process)
         try:
             yield
         finally:
