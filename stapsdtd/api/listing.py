@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from stapsdtd.api import convert
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.cgroup_scope import Members
 from stapsdtd.api.rights import Users
-from stapsdtd.catalog.registry import probes_of
-from stapsdtd.catalog.selectors import Selector, select
+from stapsdtd.catalog.listing_limiter import ListingLimiter
+from stapsdtd.catalog.registry import MappedObject
+from stapsdtd.catalog.selection import select
+from stapsdtd.catalog.selectors import Selector
 from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
-from stapsdtd.model import Object, Probe
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import finished
+from stapsdtd.v1 import stapsdt_pb2 as pb
+
+_T = TypeVar("_T")
 
 _PARSE_SECONDS = 10.0
 """How long a list waits for root's files that are still being parsed, ..."""
@@ -25,17 +32,31 @@ _ARM_SECONDS = 1.0
 """... and for what is being armed for its client."""
 
 
+@dataclass(slots=True)
+class Listed:
+    """What a list shows. pids: of the processes that map the probes, also of those that are left out."""
+
+    probes: list[pb.Probe] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    sites_left_out: int = 0
+
+
 class Listing:
-    """Looks up probes in the control thread, and processes in threads of its own. Runs on the API's event loop."""
+    """Takes what is mapped from the control thread, and looks up probes and processes in threads of its own.
+
+    Runs on the API's event loop.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         # a process can block whoever reads its command line, so no other request waits for this thread
         self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
+        self._matching = FairThread("stapsdtd-matching")
         self._command_lines = LockedCalls()
 
     def close(self) -> None:
         self._identity_executor.shutdown(wait=False)
+        self._matching.stop()
 
     async def visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
         """Return the processes of these users that are among members; None for all processes."""
@@ -50,63 +71,63 @@ class Listing:
         self._backend.refresh()
         return self._backend.registry.pids()
 
-    async def select(
-        self,
-        selectors: tuple[Selector, ...],
-        pids: frozenset[int],
-        visible: frozenset[int] | None,
-        client: str | None = None,
-    ) -> list[Probe]:
-        """Return the probes that match, as far as visible processes map them; None for all processes.
+    async def mapped(self, visible: frozenset[int] | None, client: str | None = None) -> list[MappedObject]:
+        """Return the objects that visible processes map; None for all processes.
 
         client: whose list it is: root's files that are still being parsed are waited for, and so is what is being
         armed for that client. None waits for nothing.
         """
 
-        def select_now() -> tuple[list[Probe], Future[None], Future[None]]:
+        def look() -> tuple[list[MappedObject], Future[None], Future[None]]:
             refreshed = self._backend.refresh()
-            registry = self._backend.registry
-            probes = [registry.seen_by(visible, probe) for probe in registry.probes()]
             armed = finished() if client is None else self._backend.subscriptions.arming.for_client(client)
-            return select(selectors, probes, pids, visible), refreshed, armed
+            return self._backend.registry.mapped(visible), refreshed, armed
 
-        probes, refreshed, armed = await self._backend.control.run(select_now)
+        objects, refreshed, armed = await self._backend.control.run(look)
         if client is not None and not refreshed.done():
             await asyncio.wait({asyncio.wrap_future(refreshed)}, timeout=_PARSE_SECONDS)
-            probes, _, armed = await self._backend.control.run(select_now)
+            objects, _, armed = await self._backend.control.run(look)
         if not armed.done():
             await asyncio.wait({asyncio.wrap_future(armed)}, timeout=_ARM_SECONDS)
-        return probes
+        return objects
 
-    async def select_in(
-        self,
-        files: Sequence[NamedFile],
-        selectors: tuple[Selector, ...],
-        pids: frozenset[int],
-        visible: frozenset[int] | None,
-        *,
-        is_mapped: bool,
-    ) -> list[Probe]:
-        """Return the probes of files that match. is_mapped: only those that a visible process maps."""
+    async def mapped_files(self, files: Sequence[NamedFile], visible: frozenset[int] | None) -> list[MappedObject]:
+        """Return the objects of files, with the visible processes that map them."""
 
-        def select_now() -> list[Probe]:
+        def look() -> list[MappedObject]:
             self._backend.refresh()
-            probes: list[Probe] = []
-            for file in files:
-                obj = replace(self._backend.subscriptions.arming.object_of(file), path=file.path)
-                mapping = self._backend.registry.mappings(obj.key).keys()
-                seen_by = sorted(mapping if visible is None else mapping & visible)
-                if seen_by or not is_mapped:
-                    probes += select(selectors, list(probes_of(obj, seen_by)), pids)
-            return probes
+            objects = [(file, self._backend.subscriptions.arming.object_of(file)) for file in files]
+            return [
+                MappedObject(replace(obj, path=file.path), self._backend.registry.as_mapped(obj, visible).pids)
+                for file, obj in objects
+            ]
 
-        return await self._backend.control.run(select_now)
+        return await self._backend.control.run(look)
 
-    async def objects(self, files: Sequence[NamedFile] | None, visible: frozenset[int] | None) -> list[Object]:
-        """Return the objects of files or, if these are None, those that visible processes map."""
-        if files is not None:
-            return [Object(file.key, file.path, file.parsed) for file in files]
-        return await self._backend.control.run(lambda: self._backend.registry.objects_seen_by(visible))
+    async def select(
+        self,
+        client: str,
+        selectors: tuple[Selector, ...],
+        objects: Iterable[MappedObject],
+        pids: frozenset[int],
+    ) -> Listed:
+        """Select the probes that a client is shown. pids: see `catalog.selection.select`."""
+        limiter = ListingLimiter()
+        listed = Listed()
+
+        def steps() -> Iterator[None]:
+            for probes in select(selectors, objects, pids):
+                listed.pids.update(pid for probe in probes for pid in probe.pids)
+                listed.probes += (convert.probe(probe, self._backend.nops) for probe in limiter.of(probes))
+                yield
+
+        await self.in_turns(client, steps())
+        listed.sites_left_out = limiter.left_out
+        return listed
+
+    async def in_turns(self, client: str, steps: Iterator[_T]) -> list[_T]:
+        """Take steps on behalf of a client, beside those of others, and return their results."""
+        return await asyncio.wrap_future(self._matching.take_turns(Queue(client), steps, f"matching for {client}"))
 
     async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import partial
 
 from stapsdtd import __version__
 from stapsdtd.api import convert
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.rights import Rights
+from stapsdtd.catalog.registry import RegistryMetrics
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 
 async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.GetServerInfoResponse:
     """Return the state of the server for a client with these rights. Runs on the API's event loop."""
     visible = await listing.visible_pids(rights.list, None)
-    probes = await listing.select((), frozenset(), visible)
-    pids = await backend.control.run(backend.registry.pids) if visible is None else visible
+    mapped = await backend.control.run(partial(_mapped, backend, visible))
     subscriptions = [each for each, _, _ in backend.subscriptions.all() if rights.may_use(each)]
     return pb.GetServerInfoResponse(
         version=__version__,
@@ -27,11 +28,16 @@ async def server_info(backend: Backend, listing: Listing, rights: Rights) -> pb.
         features=map(convert.feature, backend.features()),
         limits=convert.limits(backend.limits),
         subscriptions=len(subscriptions),
-        processes=len(pids),
-        objects=len({probe.object.key for probe in probes}),
-        probes=len(probes),
+        processes=mapped.processes,
+        objects=mapped.objects,
+        probes=mapped.probes,
         pid=os.getpid(),
         access=convert.access(rights),
         arming=convert.arming(backend.arming(), is_path_shown=rights.list is None),
         inventory=convert.inventory(backend.inventory.status),
     )
+
+
+def _mapped(backend: Backend, visible: frozenset[int] | None) -> RegistryMetrics:
+    backend.refresh()
+    return backend.registry.mapped_metrics(visible)

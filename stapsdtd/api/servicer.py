@@ -25,7 +25,6 @@ from stapsdtd.api.stream_requests import check_stream, stream_of
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.watches import Watches
-from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
@@ -103,26 +102,27 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             users = caller.rights.list
             visible = await self._listing.visible_pids(users, among)
             files, files_left_out = await self._files.of_list(request, selectors, caller)
+            client = caller.rights.client
             if files is None:
-                probes = await self._listing.select(selectors, pids, visible, caller.rights.client)
+                objects = await self._listing.mapped(visible, client)
             else:
-                is_mapped = bool(pids) or among is not None
-                probes = await self._listing.select_in(files, selectors, pids, visible, is_mapped=is_mapped)
-            limiter = ListingLimiter()
+                objects = await self._listing.mapped_files(files, visible)
+            # in files, other probes are listed as well
+            is_mapped = bool(pids) or among is not None
+            shown = [mapped for mapped in objects if mapped.pids or not is_mapped]
+            listed = await self._listing.select(client, selectors, shown, pids)
             response = pb.ListProbesResponse(
-                probes=[convert.probe(probe, self._backend.nops) for probe in limiter.of(probes)]
+                probes=listed.probes, sites_left_out=listed.sites_left_out, files_left_out=files_left_out
             )
-            response.sites_left_out, response.files_left_out = limiter.left_out, files_left_out
             if request.details:
-                shown_pids = sorted({pid for probe in probes for pid in probe.pids})
-                identities = await self._listing.identities(shown_pids, users)
+                identities = await self._listing.identities(sorted(listed.pids), users)
                 names_of = self._names_for(users)
                 ids = [identity.container_id for identity in identities]
                 names = await asyncio.to_thread(names_of, ids) if names_of else {}
                 response.processes.extend(
                     convert.process(each, names.get(each.container_id, "")) for each in identities
                 )
-                response.problems.extend(convert.problems(await self._listing.objects(files, visible)))
+                response.problems.extend(convert.problems(mapped.object for mapped in objects))
         return response
 
     async def WatchProbes(  # noqa: N802

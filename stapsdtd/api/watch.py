@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,36 +11,41 @@ from dataclasses import replace
 
 from stapsdtd.api.access import Caller
 from stapsdtd.api.rights import NO_USERS, Rights, revoked
-from stapsdtd.catalog.probe_view import ProbeView
-from stapsdtd.catalog.registry import Change, Registry
+from stapsdtd.catalog.registry import Change, MappedObject, Registry
 from stapsdtd.errors import LimitReachedError, StapsdtdError
-from stapsdtd.model import Probe
+from stapsdtd.model import ObjectKey
 
-_MAX_CHANGES = 100_000
+MAX_WAITING = 10_000
+"""Objects that came or went since the client read."""
 
 
 class Watch:
-    """One client's view of the registry.
+    """The objects that changed since one client looked.
 
     `begin`, `end` and `show` run in the control thread, everything else on the API's event loop.
     """
 
-    def __init__(self, registry: Registry, view: ProbeView, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
+    def __init__(self, registry: Registry, loop: asyncio.AbstractEventLoop, caller: Caller) -> None:
         self.caller = caller
         self._registry = registry
-        self._view = view
+        self._among: frozenset[int] | None = None
+        self._present: set[ObjectKey] = set()
         self._loop = loop
-        self._changes: deque[tuple[bool, Probe]] = deque()
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._latest: dict[ObjectKey, _Waiting] = {}
         self._woken = asyncio.Event()
         self._overflowed = False
         self._stopped: StapsdtdError | None = None
         self._unlisten: Callable[[], None] = lambda: None
 
-    def begin(self) -> list[Probe]:
-        """Listen to changes from now on, and return the current probes."""
+    def begin(self, among: frozenset[int] | None) -> list[MappedObject]:
+        """Listen to changes from now on, and return the current objects. among: see `show`."""
+        self._among = among
         self._unlisten = self._registry.listen(self._on_change)
-        among = self._view.among
-        return self._view.begin([self._registry.seen_by(among, probe) for probe in self._registry.probes()])
+        objects = self._registry.mapped(among)
+        self._present = {mapped.object.key for mapped in objects}
+        return objects
 
     def end(self) -> None:
         self._unlisten()
@@ -60,24 +66,37 @@ class Watch:
 
     def show(self, among: frozenset[int] | None) -> None:
         """Restrict the view to what these processes map; None lifts the restriction."""
-        self._view.among = among
-        for obj in self._registry.objects():
+        before, self._among = self._among, among
+        seen = {mapped.object.key: mapped.object for mapped in self._registry.mapped(before)}
+        seen |= {mapped.object.key: mapped.object for mapped in self._registry.mapped(among)}
+        for obj in seen.values():
             self._on_change(Change(obj))
 
     def _on_change(self, change: Change) -> None:
-        if self._overflowed:
+        mapped = self._registry.as_mapped(change.object, self._among)
+        key = mapped.object.key
+        if mapped.pids:
+            self._present.add(key)
+        elif key in self._present:
+            self._present.remove(key)
+        else:
             return
-        obj = self._registry.object_seen_by(self._view.among, change.object)
-        changes = self._view.changed(obj, self._registry.mappings(change.object.key))
-        if changes:
-            self._overflowed = len(self._changes) + len(changes) > _MAX_CHANGES
-            self._changes.extend(changes)
-            self._loop.call_soon_threadsafe(self._woken.set)
+        with self._lock:
+            if self._overflowed:
+                return
+            latest = self._latest.get(key)
+            if latest is not None and bool(latest.mapped.pids) == bool(mapped.pids):
+                latest.mapped = mapped
+                return
+            self._overflowed = len(self._waiting) >= MAX_WAITING
+            self._latest[key] = waiting = _Waiting(mapped)
+            self._waiting.append(waiting)
+        self._loop.call_soon_threadsafe(self._woken.set)
 
-    async def next(self, timeout_seconds: float | None) -> list[tuple[bool, Probe]]:
-        """Wait for changes and return them, as (added, probe); return an empty list after the timeout.
+    async def next(self, timeout_seconds: float | None) -> list[MappedObject]:
+        """Wait for objects to change, and return them; return an empty list after the timeout.
 
-        Raises LimitReachedError if more changes came than are kept.
+        An object that came and went is there twice. Raises LimitReachedError if more changed than are kept.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -85,6 +104,21 @@ class Watch:
         self._woken.clear()
         if self._stopped is not None:
             raise self._stopped
-        if self._overflowed:
-            raise LimitReachedError("more probes came and went than this client read; watch again for a fresh snapshot")
-        return [self._changes.popleft() for _ in range(len(self._changes))]
+        with self._lock:
+            if self._overflowed:
+                raise LimitReachedError(
+                    "more probes came and went than this client read; watch again for a fresh snapshot"
+                )
+            changed = [waiting.mapped for waiting in self._waiting]
+            self._waiting.clear()
+            self._latest.clear()
+        return changed
+
+
+class _Waiting:
+    """An object that nobody has looked at since it changed."""
+
+    __slots__ = ("mapped",)
+
+    def __init__(self, mapped: MappedObject) -> None:
+        self.mapped = mapped

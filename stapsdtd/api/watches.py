@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 
 from stapsdtd.api import convert
@@ -17,6 +17,7 @@ from stapsdtd.api.rights import Rights
 from stapsdtd.api.watch import Watch
 from stapsdtd.catalog.listing_limiter import ListingLimiter
 from stapsdtd.catalog.probe_view import ProbeView
+from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selectors import Selector
 from stapsdtd.errors import LimitReachedError, StapsdtdError
 from stapsdtd.model import Probe
@@ -57,18 +58,25 @@ class Watches:
     ) -> AsyncGenerator[pb.WatchProbesResponse]:
         """Yield the probes that match, then changes. Raises the error that stopped the watch."""
         visible = await self._listing.visible_pids(caller.rights.list, members)
-        view = ProbeView(selectors, pids, visible)
-        watch = Watch(self._backend.registry, view, asyncio.get_running_loop(), caller)
+        view = ProbeView(selectors, pids)
+        watch = Watch(self._backend.registry, asyncio.get_running_loop(), caller)
         self._open.add(watch)
         # the policy may have changed before apply() could see this watch
         watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
+
+        async def changed(objects: Iterable[MappedObject]) -> list[tuple[bool, Probe]]:
+            steps = await self._listing.in_turns(watch.caller.rights.client, view.update(objects))
+            return [change for step in steps for change in step]
+
         async with self._calls.cleanup(watch.end):
             try:
-                for probe in ListingLimiter().of(await self._backend.control.run(watch.begin)):
+                present = await self._backend.control.run(partial(watch.begin, visible))
+                for probe in ListingLimiter().of(probe for _, probe in await changed(present)):
                     yield self._change(_ADDED, probe)
                 yield pb.WatchProbesResponse(change=pb.WatchProbesResponse.CHANGE_SNAPSHOT_COMPLETE)
                 while True:
-                    for added, probe in await watch.next(None if visible is None else _VISIBILITY_SECONDS):
+                    objects = await watch.next(None if visible is None else _VISIBILITY_SECONDS)
+                    for added, probe in await changed(objects):
                         for limited in ListingLimiter().of([probe]):
                             yield self._change(_ADDED if added else _REMOVED, limited)
                     before, visible = visible, await self._listing.visible_pids(watch.caller.rights.list, members)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stapsdtd.model import Mapping as FileMapping
-from stapsdtd.model import Object, ObjectKey, Probe, ProcessKey, Site
+from stapsdtd.model import Object, ObjectKey, ProcessKey
+
+
+class MappedObject(NamedTuple):
+    """An object at one moment, with its path as somebody sees it, and the processes that map it, in order of pid."""
+
+    object: Object
+    pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +111,9 @@ class Registry:
     def _enter(self, obj: Object) -> _Entry:
         entry = self._objects.get(obj.key)
         if entry is None:
-            entry = self._objects[obj.key] = _Entry(obj, {})
-            self._probes += _count_probes(obj)
+            probes = len({(site.provider, site.name) for site in obj.parsed.sites})
+            entry = self._objects[obj.key] = _Entry(obj, {}, probes)
+            self._probes += probes
         return entry
 
     def _drop_unused(self, entry: _Entry) -> bool:
@@ -111,7 +121,7 @@ class Registry:
         if entry.mappings or entry.holders:
             return False
         del self._objects[entry.object.key]
-        self._probes -= _count_probes(entry.object)
+        self._probes -= entry.probes
         return True
 
     def _map(self, pid: int, key: ObjectKey, obj: Object, mapping: FileMapping) -> Change:
@@ -171,31 +181,31 @@ class Registry:
         entry = self._objects.get(key)
         return dict(entry.mappings) if entry else {}
 
-    def seen_by(self, pids: frozenset[int] | None, probe: Probe) -> Probe:
-        """Return the probe with its object's path as the first of these processes has it; unchanged if pids is None."""
-        return probe if pids is None else replace(probe, object=self.object_seen_by(pids, probe.object))
+    def mapped(self, among: Collection[int] | None = None) -> list[MappedObject]:
+        """Return the objects that processes map. among: the only processes that count; None for all."""
+        if among is None:
+            return [_mapped(entry, entry.mappings) for entry in self._objects.values() if entry.mappings]
+        by_key: defaultdict[ObjectKey, list[int]] = defaultdict(list)
+        for pid in among:
+            if process := self._processes.get(pid):
+                for key in process.objects:
+                    by_key[key].append(pid)
+        return [_mapped(self._objects[key], pids, is_seen_by=True) for key, pids in by_key.items()]
 
-    def objects_seen_by(self, pids: frozenset[int] | None) -> list[Object]:
-        """Return the objects that any of these processes maps, with the path it has them at; None for any process."""
-        if pids is None:
-            return [entry.object for entry in self._objects.values() if entry.mappings]
-        return [
-            self.object_seen_by(pids, entry.object)
-            for entry in self._objects.values()
-            if not pids.isdisjoint(entry.mappings)
-        ]
+    def as_mapped(self, obj: Object, among: Collection[int] | None = None) -> MappedObject:
+        """Return an object with those of some processes, or of all, that map it."""
+        entry = self._objects.get(obj.key)
+        if entry is None:
+            return MappedObject(obj, ())
+        if among is None:
+            return _mapped(entry, entry.mappings)
+        return _mapped(entry, [pid for pid in among if pid in entry.mappings], is_seen_by=True)
 
-    def object_seen_by(self, pids: frozenset[int] | None, obj: Object) -> Object:
-        if pids is None:
-            return obj
-        mappings = self.mappings(obj.key)
-        path = next((mapping.path for pid, mapping in mappings.items() if pid in pids), obj.path)
-        return replace(obj, path=path)
-
-    def probes(self) -> list[Probe]:
-        """Return the probes of objects that processes map."""
-        mapped = [entry for entry in self._objects.values() if entry.mappings]
-        return [probe for entry in mapped for probe in probes_of(entry.object, sorted(entry.mappings))]
+    def mapped_metrics(self, among: Collection[int] | None = None) -> RegistryMetrics:
+        """Count what some processes map, or all."""
+        mapped = self.mapped(among)
+        processes = len(self._processes) if among is None else len(among)
+        return RegistryMetrics(processes, len(mapped), sum(self._objects[each.object.key].probes for each in mapped))
 
 
 @dataclass(slots=True)
@@ -206,19 +216,16 @@ class _Process:
 
 @dataclass(slots=True)
 class _Entry:
+    """probes: how many it has."""
+
     object: Object
     mappings: dict[int, FileMapping]
+    probes: int
     holders: int = 0
 
 
-def _count_probes(obj: Object) -> int:
-    return len({(site.provider, site.name) for site in obj.parsed.sites})
-
-
-def probes_of(obj: Object, pids: list[int]) -> Iterator[Probe]:
-    """Group an object's sites into probes by provider and name, in the order of the notes."""
-    named: dict[tuple[str, str], list[Site]] = {}
-    for site in obj.parsed.sites:
-        named.setdefault((site.provider, site.name), []).append(site)
-    for (provider, name), sites in named.items():
-        yield Probe(obj, provider, name, tuple(sites), tuple(pids))
+def _mapped(entry: _Entry, pids: Iterable[int], *, is_seen_by: bool = False) -> MappedObject:
+    """is_seen_by: the path is to be as the first of these processes has it."""
+    ordered = tuple(sorted(pids))
+    obj = replace(entry.object, path=entry.mappings[ordered[0]].path) if is_seen_by and ordered else entry.object
+    return MappedObject(obj, ordered)

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site, SiteCapture
+from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
 
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
@@ -239,41 +239,3 @@ def missing_argument(selected: SiteCapture) -> str | None:
 
 def _is_beyond(capture: Capture, site: Site) -> bool:
     return isinstance(capture.subject, int) and capture.subject >= len(site.arguments)
-
-
-def select(
-    selectors: tuple[Selector, ...], probes: list[Probe], pids: frozenset[int], among: frozenset[int] | None = None
-) -> list[Probe]:
-    """Filter probes and their sites to those that any selector matches; no selectors match everything.
-
-    pids: at least one of them must map the probe; empty for any process. among: processes outside it are ignored; None
-    for all.
-    """
-    return [selected for probe in probes if (selected := select_one(selectors, probe, pids, among))]
-
-
-def select_one(
-    selectors: tuple[Selector, ...], probe: Probe, pids: frozenset[int], among: frozenset[int] | None = None
-) -> Probe | None:
-    if among is not None:
-        probe = replace(probe, pids=tuple(pid for pid in probe.pids if pid in among))
-        if not probe.pids:
-            return None
-    if pids and pids.isdisjoint(probe.pids):
-        return None
-    if not selectors:
-        return probe
-    selected_sites = [
-        selected
-        for selected in choose(selectors, probe.object.path, probe.sites)
-        if selected.pids is None or not selected.pids.isdisjoint(probe.pids)
-    ]
-    if not selected_sites:
-        return None
-    return Probe(
-        probe.object,
-        probe.provider,
-        probe.name,
-        tuple(selected.capture.site for selected in selected_sites),
-        probe.pids,
-    )

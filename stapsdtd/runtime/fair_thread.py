@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -93,6 +93,30 @@ class FairThread:
             self._waiting += 1
             self._changed.notify()
         return work.result
+
+    def take_turns(self, queue: Queue, steps: Iterator[_T], name: str = "") -> Future[list[_T]]:
+        """Have the thread take steps, each in a turn of its own, until there are no more, and return their results.
+
+        Cancelling the future leaves out the rest. Raises RuntimeError after stop(), which leaves out the rest as well.
+        """
+        result: Future[list[_T]] = Future()
+        taken: list[_T] = []
+
+        def take() -> None:
+            if result.cancelled():
+                return
+            try:
+                taken.append(next(steps))
+                self.submit(queue, take, name)
+            except StopIteration:
+                if result.set_running_or_notify_cancel():
+                    result.set_result(taken)
+            except BaseException as error:  # noqa: BLE001 - the caller gets it
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(error)
+
+        self.submit(queue, take, name)
+        return result
 
     def _drop(self, calls: list[Callable[[], _T]], _: Future[_T]) -> None:
         """Free what cancelled work refers to; its turn may be long in coming."""

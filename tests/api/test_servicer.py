@@ -201,15 +201,6 @@ class TestWatchProbes:
         finished.result(PATIENCE_SECONDS)
         assert server.registry.listening == before
 
-    def test_client_that_is_too_slow_is_told(self, server: Served, pids: list[int]) -> None:
-        call = self.watch(server)
-        assert self.next(call, 1) == [(self.COMPLETE, "")]
-        server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(100_001))))
-        with pytest.raises(grpc.RpcError) as raised:
-            next(call)
-        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "watch again" in str(raised.value.details())
-
 
 @pytest.mark.parametrize(
     ("request_", "field", "reason"),

@@ -85,6 +85,47 @@ def test_clients_take_turns_and_so_do_a_clients_users(thread: FairThread, held: 
     assert done == ["urgent", "a1.0", "b1.0", "a2", "b1.1", "a3", "a4", "a1.1", "a1.2"]
 
 
+def test_steps_take_turns_with_what_others_wait_for(thread: FairThread, held: Held) -> None:
+    done: list[str] = []
+
+    def steps(name: str, count: int) -> Iterator[int]:
+        for number in range(count):
+            done.append(name)
+            yield number
+
+    a, b = thread.take_turns(A, steps("a", 3)), thread.take_turns(Queue("b"), steps("b", 2))
+    held.release.set()
+    assert (a.result(SECONDS), b.result(SECONDS)) == ([0, 1, 2], [0, 1])
+    assert done == ["a", "b", "a", "b", "a"]
+
+
+def test_steps_that_fail_or_are_cancelled_go_no_further(thread: FairThread) -> None:
+    def failing() -> Iterator[None]:
+        yield
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        thread.take_turns(A, failing()).result(SECONDS)
+    began, cancelled = threading.Event(), threading.Event()
+    taken: list[int] = []
+
+    def cancellable() -> Iterator[None]:
+        taken.append(1)
+        began.set()
+        assert cancelled.wait(SECONDS)
+        yield
+        taken.append(2)
+        yield
+
+    result = thread.take_turns(A, cancellable())
+    assert began.wait(SECONDS)
+    assert result.cancel()
+    cancelled.set()
+    thread.submit(A, lambda: None).result(SECONDS)
+    thread.submit(A, lambda: None).result(SECONDS)
+    assert taken == [1]
+
+
 def test_what_has_not_begun_can_be_cancelled_and_is_forgotten(thread: FairThread, held: Held) -> None:
     class Large:
         def __call__(self) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stapsdtd.catalog.registry import Change, Registry, probes_of
+from stapsdtd.catalog.registry import Change, MappedObject, Registry
 from stapsdtd.model import FileOffset, Mapping, Object, ObjectKey, ProcessKey
 from tests.unit.samples import sample_object, site
 
@@ -45,9 +47,9 @@ def test_held_object_stays_without_a_process_and_is_not_listed() -> None:
     (found, *_) = OBJECTS
     for _ in range(2):
         registry.hold(found)
-    assert (registry.objects(), registry.objects_seen_by(None), registry.probes()) == ([found], [], [])
+    assert (registry.objects(), registry.mapped(), registry.mapped({1})) == ([found], [], [])
     registry.update(ProcessKey(1, 100), mapped(found))
-    assert [probe.pids for probe in registry.probes()] == [(1,)]
+    assert registry.mapped() == [MappedObject(found, (1,))]
     registry.gone(1)
     registry.release(found.key)
     assert registry.metrics().objects == registry.metrics().probes == 1
@@ -156,18 +158,30 @@ def test_unknown_process_may_go() -> None:
     assert registry.pids() == frozenset()
 
 
-def test_probes_gather_sites_by_provider_and_name() -> None:
-    sites = [site("a", 1), site("b", 2), site("a", 3), site("a", 4, provider="other")]
-    found = sample_object(*sites)
+def test_what_some_processes_map() -> None:
+    first, second, *_ = OBJECTS
     registry = Registry()
-    registry.update(ProcessKey(2, 1), mapped(found))
-    registry.update(ProcessKey(1, 1), mapped(found))
-    probes = registry.probes()
-    assert [(probe.provider, probe.name, [each.site_offset for each in probe.sites]) for probe in probes] == [
-        ("app", "a", [1, 3]), ("app", "b", [2]), ("other", "a", [4]),
-    ]  # fmt: skip
-    assert all(probe.pids == (1, 2) for probe in probes)
-    assert probes == list(probes_of(found, [1, 2]))
+    registry.update(ProcessKey(2, 1), mapped(first, second))
+    registry.update(ProcessKey(1, 1), mapped(first))
+    registry.update(ProcessKey(3, 1), {})
+    both = MappedObject(first, (1, 2))
+    assert registry.mapped() == [both, MappedObject(second, (2,))]
+    assert registry.mapped({1, 3, 4711}) == [MappedObject(first, (1,))]
+    assert registry.as_mapped(first) == registry.as_mapped(first, {1, 2, 3}) == both
+    assert registry.as_mapped(second, {1}) == MappedObject(second, ())
+    assert registry.mapped_metrics({1}).objects == 1
+    assert registry.mapped_metrics() == registry.metrics()
+
+
+def test_path_is_as_the_first_that_counts_has_it() -> None:
+    (found, *_) = OBJECTS
+    registry = Registry()
+    for pid, path in ((1, "/one"), (2, "/two"), (3, "/three")):
+        ((key, (obj, mapping)),) = mapped(found).items()
+        registry.update(ProcessKey(pid, 1), {key: (obj, replace(mapping, path=path))})
+    assert [each.object.path for each in registry.mapped({3, 2})] == ["/two"]
+    assert registry.as_mapped(found, {3}).object.path == "/three"
+    assert registry.as_mapped(found).object == found
 
 
 STEPS = st.lists(

@@ -12,11 +12,10 @@ from stapsdtd.catalog.selectors import (
     choose,
     missing_argument,
     parse,
-    select,
 )
 from stapsdtd.errors import InvalidArgumentError
-from stapsdtd.model import MAX_STRING_BYTES, Capture, Probe, Site
-from tests.unit.samples import argument, captured, sample_object, site
+from stapsdtd.model import MAX_STRING_BYTES, Capture, Site
+from tests.unit.samples import argument, captured, site
 
 PATH = "/usr/lib/postgresql/15/bin/postgres"
 QUERY_START = site("query__start", provider="postgresql", function="exec_simple_query", arguments=[argument()] * 2)
@@ -235,33 +234,3 @@ def test_captures_of_a_glob_leave_out_what_a_site_lacks() -> None:
     for text in ("postgresql:query__start", "postgresql:*:*:query__start"):
         (selected,) = choose((parse(text + wanted),), PATH, (QUERY_START,))
         assert missing_argument(selected.capture) == "it has 2 arguments, so there is no arg3"
-
-
-def test_select_keeps_the_sites_that_are_meant() -> None:
-    inlined = site("query__start", 0x2000, provider="postgresql", function="main")
-    found = sample_object(QUERY_START, inlined)
-    probe = Probe(found, "postgresql", "query__start", (QUERY_START, inlined), (10, 11))
-    unmapped = Probe(found, "postgresql", "query__start", (QUERY_START,), (12,))
-
-    def selected(*texts: str, pids: frozenset[int] = frozenset()) -> list[Probe]:
-        return select(tuple(map(parse, texts)), [probe, unmapped], pids)
-
-    assert selected() == [probe, unmapped]
-    assert selected(pids=frozenset({11, 99})) == [probe]
-    assert [kept.sites for kept in selected("postgresql::main:")] == [(inlined,)]
-    assert selected("nobody:*") == []
-    assert selected("postgresql12:::") == [unmapped]
-
-
-def test_select_among_some_processes() -> None:
-    found = sample_object(QUERY_START)
-    shared = Probe(found, "postgresql", "query__start", (QUERY_START,), (10, 11))
-    other = Probe(found, "postgresql", "query__start", (QUERY_START,), (12,))
-    everything = (parse("postgresql:*"),)
-
-    def selected(*among: int, pids: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
-        return [kept.pids for kept in select(everything, [shared, other], pids, frozenset(among))]
-
-    assert selected(11, 12) == [(11,), (12,)]
-    assert selected(11, 12, pids=frozenset({10, 12})) == [(12,)]
-    assert selected() == []

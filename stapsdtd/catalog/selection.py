@@ -1,0 +1,47 @@
+"""Selects probes of objects in steps, each of which is short however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from stapsdtd.catalog.registry import MappedObject
+from stapsdtd.catalog.selectors import Selector, choose
+from stapsdtd.model import Probe, Site
+
+_STEP_MATCHES = 4000
+"""How many sites are matched in a step, counting each selector: some 2 ms."""
+
+
+def select(
+    selectors: tuple[Selector, ...], objects: Iterable[MappedObject], pids: frozenset[int] = frozenset()
+) -> Iterator[list[Probe]]:
+    """Select the probes, and of these the sites, that any selector matches; no selectors match everything.
+
+    Each step yields what it found, which may be nothing. pids: at least one of them must map the probe; empty for any
+    process.
+    """
+    at_a_time = max(1, _STEP_MATCHES // (4 + len(selectors)))
+    for mapped in objects:
+        if pids and pids.isdisjoint(mapped.pids):
+            continue
+        obj = mapped.object
+        named: dict[tuple[str, str], list[Site]] = {}
+        sites = iter(obj.parsed.sites)
+        while part := tuple(islice(sites, at_a_time)):
+            for site in _meant(selectors, mapped, part):
+                named.setdefault((site.provider, site.name), []).append(site)
+            yield []
+        found = iter(named.items())
+        while some := list(islice(found, at_a_time)):
+            yield [Probe(obj, provider, name, tuple(sites), mapped.pids) for (provider, name), sites in some]
+
+
+def _meant(selectors: tuple[Selector, ...], mapped: MappedObject, sites: tuple[Site, ...]) -> Iterable[Site]:
+    if not selectors:
+        return sites
+    return (
+        selected.capture.site
+        for selected in choose(selectors, mapped.object.path, sites)
+        if selected.pids is None or not selected.pids.isdisjoint(mapped.pids)
+    )

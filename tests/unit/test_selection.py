@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import itertools
+
+from stapsdtd.catalog.registry import MappedObject
+from stapsdtd.catalog.selection import select
+from stapsdtd.catalog.selectors import parse
+from stapsdtd.model import Probe
+from tests.unit.samples import sample_object, site
+
+START = site("start", 0x1000, function="run")
+INLINED = site("start", 0x2000, function="main")
+FOUND = sample_object(START, INLINED, site("stop", 0x3000), site("start", 0x4000, provider="other"))
+
+
+def selected(*texts: str, mapped_by: tuple[int, ...] = (10, 11), pids: frozenset[int] = frozenset()) -> list[Probe]:
+    steps = select(tuple(map(parse, texts)), [MappedObject(FOUND, mapped_by)], pids)
+    return list(itertools.chain.from_iterable(steps))
+
+
+def test_sites_are_gathered_by_provider_and_name() -> None:
+    probes = selected()
+    assert [(each.provider, each.name, [site.site_offset for site in each.sites]) for each in probes] == [
+        ("app", "start", [0x1000, 0x2000]), ("app", "stop", [0x3000]), ("other", "start", [0x4000]),
+    ]  # fmt: skip
+    assert {(each.object, each.pids) for each in probes} == {(FOUND, (10, 11))}
+
+
+def test_only_sites_that_are_meant() -> None:
+    assert [probe.sites for probe in selected("app::main:")] == [(INLINED,)]
+    assert selected("nobody:*") == []
+    assert [probe.name for probe in selected("app:stop", "other:*")] == ["stop", "start"]
+
+
+def test_only_of_processes_that_are_meant() -> None:
+    assert selected(pids=frozenset({12})) == []
+    assert selected(pids=frozenset({11, 12})) == selected()
+    assert selected("app12:::") == []
+    assert [probe.name for probe in selected("app11:::")] == ["start", "stop"]
+    assert selected("app12:::", mapped_by=()) == []
+
+
+def test_a_step_is_short_however_many_sites_and_selectors_there_are() -> None:
+    sites = [site(f"name{number}", number + 1) for number in range(3000)]
+    big = MappedObject(sample_object(*sites), (1,))
+
+    def sizes(selectors: int) -> list[int]:
+        wanted = tuple(parse(f"app:name{number}*") for number in range(selectors))
+        steps = list(select(wanted, [big]))
+        # what is matched in a step is not to be seen, but how many steps there are
+        assert len(steps) >= 3000 * selectors // 4000
+        return [len(step) for step in steps]
+
+    assert sum(sizes(0)) == 3000
+    assert max(sizes(0)) <= 1000
+    assert sum(sizes(100)) == 3000
+    assert max(sizes(100)) <= 40
