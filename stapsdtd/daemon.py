@@ -57,6 +57,7 @@ from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.health import Health
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.service_manager import notify, notify_reloading, watched
+from stapsdtd.runtime.slices import MeasuredLoop
 from stapsdtd.runtime.stopping import StopDeadline
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.queueing import QueueingParser
@@ -91,6 +92,7 @@ class Daemon:
         self._host = host = Host.probe()
         self._control = ControlThread()
         self._arming = FairThread("stapsdtd-arming")
+        self._matching = FairThread("stapsdtd-matching")
         self._threads = Threads()
         self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
@@ -118,6 +120,7 @@ class Daemon:
                 self._parser.parse,
                 limits,
                 arming_thread=self._arming,
+                matching_thread=self._matching,
                 connected=self._connected,
                 nops=host.nops,
                 filesystems=self._filesystems,
@@ -128,6 +131,14 @@ class Daemon:
         self._functions = make_kernel_functions(host.hooks)
         self._files = FileOpener(self._parser.parse, config.filesystems.arm)
         self._peers = PeerTable(self._connected)
+        self._slices = {
+            "control": self._control.slices,
+            "arming": self._arming.slices,
+            "matching": self._matching.slices,
+        }
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, MeasuredLoop):
+            self._slices["api"] = loop.slices
         self._gate = Gate(self._peers.find, self._policy(config))
         self._relay = Relay(self._peers, self._gate, limits.max_connections)
         self._servicer = StapsdtServicer(
@@ -145,6 +156,7 @@ class Daemon:
                 self._files,
                 self._inventory,
                 self._functions,
+                self._matching,
                 container_names=ContainerNames(config.containers).of,
             )
         )
@@ -188,6 +200,7 @@ class Daemon:
                 steps.callback(self._trimmer.close)
             steps.push_async_callback(self._control.run, self._parser.close)
             steps.callback(self._arming.stop)
+            steps.callback(self._matching.stop)
             steps.push_async_callback(asyncio.to_thread, self._functions.stop)
             steps.push_async_callback(asyncio.to_thread, self._inventory.stop)
             steps.callback(self._installed_opener.close)
@@ -250,6 +263,7 @@ class Daemon:
             self._relay,
             self._health,
             self._inventory,
+            self._slices,
         )
         self._exporter = Exporter(listener, StapsdtdCollector(sources))
         _log.info("metrics are on %s", self._exporter.address)

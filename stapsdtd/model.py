@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, NewType
 
 from msgspec import Meta
@@ -155,7 +156,7 @@ class ReadOnlySegment:
     size: Annotated[int, Meta(ge=1)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParsedObject:
     """An ELF file's probes.
 
@@ -169,6 +170,10 @@ class ParsedObject:
     problems: tuple[Problem, ...]
     lacks_symbols: bool = False
     read_only: tuple[ReadOnlySegment, ...] = ()
+
+    @cached_property
+    def providers(self) -> frozenset[str]:
+        return frozenset(site.provider for site in self.sites)
 
 
 FileId = tuple[int, int, int]

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from stapsdtd import client, config
-from tests.support import require
+from tests.support import require, wait_for
 
 
 class Authority:
@@ -24,7 +24,7 @@ class Authority:
         _openssl("req", "-x509", *_new_key(self._key), *usage, "-out", self.path, "-days", "1", "-subj", f"/CN={name}")
 
     def sign(self, name: str, *alternatives: str, usage: str = "clientAuth", days: int = 1) -> tuple[str, str]:
-        """A certificate and its key. alternatives are as DNS:localhost; with -1 days it has expired."""
+        """A certificate and its key. alternatives are as DNS:localhost; with 0 days it has expired."""
         certificate, key, request = (self._folder / f"{name}.{kind}" for kind in ("pem", "key", "request"))
         extensions = self._folder / f"{name}.extensions"
         lines = [f"extendedKeyUsage={usage}"]
@@ -34,6 +34,9 @@ class Authority:
         _openssl("req", *_new_key(key), "-out", request, "-subj", f"/CN={name}")
         signing = ("-CA", self.path, "-CAkey", self._key, "-CAcreateserial", "-extfile", extensions)
         _openssl("x509", "-req", "-in", request, *signing, "-days", str(days), "-out", certificate)
+        if not days:
+            # it is valid until the end of this second
+            wait_for(lambda: not _is_valid(certificate), f"{certificate} to expire")
         return str(certificate), str(key)
 
     def server(self) -> config.Tls:
@@ -51,3 +54,10 @@ def _new_key(path: Path) -> tuple[Path | str, ...]:
 
 def _openssl(*arguments: Path | str) -> None:
     subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def _is_valid(certificate: Path) -> bool:
+    checked = subprocess.run(
+        ["openssl", "x509", "-in", certificate, "-noout", "-checkend", "0"], capture_output=True, check=False
+    )
+    return checked.returncode == 0

@@ -19,7 +19,7 @@ from stapsdtd.kernel.container_names import ContainerNames
 from stapsdtd.kernel.features import Feature
 from stapsdtd.kernel.nops import NopRewriting
 from stapsdtd.procs.file_opener import FileOpener
-from stapsdtd.runtime.fair_thread import Backlog
+from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 _T = TypeVar("_T")
@@ -48,8 +48,9 @@ class Backend:
     """registry and subscriptions belong to control's thread.
 
     refresh: as `Watcher.refresh`. features: what is known of the host by now. arming: what the arming thread has to do.
-    files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. hierarchy:
-    the cgroups that requests name. container_names: what engines call their containers; takes some time.
+    files: opens those that requests name. inventory: the files that are installed. functions: the kernel's. matching:
+    the thread that finds out which probes selectors mean. hierarchy: the cgroups that requests name. container_names:
+    what engines call their containers; takes some time.
     """
 
     control: Control
@@ -65,5 +66,6 @@ class Backend:
     files: FileOpener
     inventory: Inventory
     functions: KernelFunctions
+    matching: FairThread
     hierarchy: Hierarchy = cgroups
     container_names: NamesOf = ContainerNames(ContainerSettings()).of

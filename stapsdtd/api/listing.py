@@ -20,7 +20,7 @@ from stapsdtd.kernel.identity import Identities, ProcessIdentity
 from stapsdtd.kernel.locked import LockedCalls
 from stapsdtd.kernel.ownership import belonging, belongs
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.runtime.fair_thread import FairThread, Queue
+from stapsdtd.runtime.fair_thread import Queue
 from stapsdtd.runtime.futures import finished
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
@@ -51,12 +51,10 @@ class Listing:
         self._backend = backend
         # a process can block whoever reads its command line, so no other request waits for this thread
         self._identity_executor = ThreadPoolExecutor(1, "stapsdtd-identity")
-        self._matching = FairThread("stapsdtd-matching")
         self._command_lines = LockedCalls()
 
     def close(self) -> None:
         self._identity_executor.shutdown(wait=False)
-        self._matching.stop()
 
     async def visible_pids(self, users: Users, members: Members | None) -> frozenset[int] | None:
         """Return the processes of these users that are among members; None for all processes."""
@@ -127,7 +125,9 @@ class Listing:
 
     async def in_turns(self, client: str, steps: Iterator[_T]) -> list[_T]:
         """Take steps on behalf of a client, beside those of others, and return their results."""
-        return await asyncio.wrap_future(self._matching.take_turns(Queue(client), steps, f"matching for {client}"))
+        return await asyncio.wrap_future(
+            self._backend.matching.take_turns(Queue(client), steps, f"listing for {client}")
+        )
 
     async def identities(self, pids: Sequence[int], users: Users) -> list[ProcessIdentity]:
         """Return the identities of those processes that belong to these users."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing
 
 from stapsdtd.api import convert, requests, subscription_messages
@@ -27,6 +26,7 @@ from stapsdtd.api.subscribers import Subscribers
 from stapsdtd.api.watches import Watches
 from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
+from stapsdtd.sessions.live import FirstArming
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
@@ -153,16 +153,18 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
             spec = with_functions(spec, functions)
             unanswered: list[Subscription] = []
 
-            def subscribe() -> Future[None]:
-                subscription, armed = self._subscribers.subscribe(spec, caller.peer, named.files, functions)
+            def subscribe() -> FirstArming:
+                subscription, first = self._subscribers.subscribe(spec, caller.peer, named.files, functions)
                 unanswered.append(subscription)
-                return armed
+                return first
 
             # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
             async with self._calls.cleanup(lambda: self._subscribers.abandon(unanswered)):
                 with caller.recording_refusals():
-                    armed = asyncio.wrap_future(await self._backend.control.run(subscribe))
+                    first = await self._backend.control.run(subscribe)
                 ident = unanswered[0].id
+                await asyncio.wait({asyncio.wrap_future(first.matched)})
+                armed = asyncio.wrap_future(first.done)
                 await asyncio.wait({armed}, timeout=self.arm_seconds)
                 if armed.done():
                     armed.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -15,6 +14,7 @@ from stapsdtd.errors import UnknownSubscriptionError
 from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.sessions.installed import credentials_of
+from stapsdtd.sessions.live import FirstArming
 from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.sessions.subscription import EndReason, Subscription
 from stapsdtd.sessions.subscriptions import Subscriptions
@@ -34,7 +34,7 @@ class Subscribers:
         peer: Peer,
         files: Sequence[NamedFile] = (),
         functions: Sequence[Object] = (),
-    ) -> tuple[Subscription, Future[None]]:
+    ) -> tuple[Subscription, FirstArming]:
         """Subscribe with the rights that the peer has now; see `Subscriptions.subscribe`. Runs in the control thread.
 
         Raises AccessDeniedError, LimitReachedError and ServerStoppingError.
@@ -46,9 +46,9 @@ class Subscribers:
             rights.check_functions()
         allowed = replace(spec, owners=rights.trace, subscriber_pid=peer.pid, has_functions=bool(functions))
         allowed = replace(allowed, credentials=credentials_of(rights.client, allowed, peer.uid, peer.groups))
-        subscription, armed = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files, functions)
+        subscription, first = self._subscriptions.subscribe(allowed, rights.client, rights.quotas, files, functions)
         self._peers[subscription] = peer
-        return subscription, armed
+        return subscription, first
 
     def abandon(self, subscriptions: Iterable[Subscription]) -> None:
         """End subscriptions whose clients never learned of them. Runs in the control thread."""

@@ -14,6 +14,7 @@ from stapsdtd.functions.chain import Link
 from stapsdtd.model import Argument, BuiltIn, Capture, Object, ObjectKey, Site
 from stapsdtd.query.actions import Action
 from stapsdtd.query.expression import Condition
+from stapsdtd.runtime.latency import Latency
 from stapsdtd.spans.span import Span, SpanCounts
 
 SubscriptionKey = int
@@ -155,11 +156,13 @@ class EngineMetrics:
 
     strays: hits and records that belong to no subscription; 0 unless the engine or the kernel has a defect.
     table_bytes: of the kernel's memory, about, for rows that hits add up to and for starts that wait for their ends.
+    slices: of the thread that reads events, see `runtime.slices`.
     """
 
     attachments: int
     groups: int
     rings: tuple[RingMetrics, ...]
+    slices: Latency
     strays: int = 0
     unread: UnreadMetrics = UnreadMetrics()
     table_bytes: int = 0

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from stapsdtd.catalog.registry import MappedObject
-from stapsdtd.catalog.selectors import Selector, choose
+from stapsdtd.catalog.selectors import Selector, choose, meant
 from stapsdtd.model import Probe, Site
 
-_STEP_MATCHES = 4000
+STEP_MATCHES = 4000
 """How many sites are matched in a step, counting each selector: some 2 ms."""
 
 
@@ -21,15 +21,16 @@ def select(
     Each step yields what it found, which may be nothing. pids: at least one of them must map the probe; empty for any
     process.
     """
-    at_a_time = max(1, _STEP_MATCHES // (4 + len(selectors)))
     for mapped in objects:
-        if pids and pids.isdisjoint(mapped.pids):
-            continue
         obj = mapped.object
+        narrowed = meant(selectors, obj.path, obj.parsed.providers)
+        if (pids and pids.isdisjoint(mapped.pids)) or (selectors and not narrowed):
+            continue
+        at_a_time = max(1, STEP_MATCHES // (4 + len(narrowed)))
         named: dict[tuple[str, str], list[Site]] = {}
         sites = iter(obj.parsed.sites)
         while part := tuple(islice(sites, at_a_time)):
-            for site in _meant(selectors, mapped, part):
+            for site in _chosen(narrowed, mapped, part):
                 named.setdefault((site.provider, site.name), []).append(site)
             yield []
         found = iter(named.items())
@@ -37,7 +38,7 @@ def select(
             yield [Probe(obj, provider, name, tuple(sites), mapped.pids) for (provider, name), sites in some]
 
 
-def _meant(selectors: tuple[Selector, ...], mapped: MappedObject, sites: tuple[Site, ...]) -> Iterable[Site]:
+def _chosen(selectors: tuple[Selector, ...], mapped: MappedObject, sites: tuple[Site, ...]) -> Iterable[Site]:
     if not selectors:
         return sites
     return (

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
 
+_MAX_PROVIDERS = 16
+"""Of an object with more, each site is matched."""
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
 _CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str|buf)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
@@ -206,6 +209,16 @@ def _normalized_glob(glob: str) -> str:
     'query__[a-z]*'
     """
     return _HYPHEN.sub(lambda match: match[1] or "__", glob)
+
+
+def meant(selectors: Sequence[Selector], path: str, providers: Collection[str]) -> tuple[Selector, ...]:
+    """Return the selectors that may choose sites of an object at path, by its name and providers."""
+    few = providers if len(providers) <= _MAX_PROVIDERS else ()
+    return tuple(
+        selector
+        for selector in selectors
+        if selector.matches_module(path) and (not few or any(map(selector.matches_provider, few)))
+    )
 
 
 def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:

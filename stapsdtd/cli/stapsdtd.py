@@ -43,7 +43,9 @@ def command(
     if cleanup:
         _clean_up()
         return
-    from stapsdtd.daemon import serve  # noqa: PLC0415 - not needed for --help and --cleanup
+    # not needed for --help and --cleanup
+    from stapsdtd.daemon import serve  # noqa: PLC0415
+    from stapsdtd.runtime.slices import MeasuredLoop  # noqa: PLC0415
 
     def load_config() -> config.Config:
         loaded = load(config_path) if config_path else config.Config()
@@ -55,7 +57,8 @@ def command(
             loaded = dataclasses.replace(loaded, inventory=dataclasses.replace(loaded.inventory, enabled=False))
         return config.validated(loaded)
 
-    asyncio.run(serve(load_config))
+    with asyncio.Runner(loop_factory=MeasuredLoop) as runner:
+        runner.run(serve(load_config))
 
 
 def _clean_up() -> None:

@@ -5,6 +5,7 @@ No label value is chosen by a client or a traced program, so neither can create 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import (
@@ -45,6 +46,13 @@ class StapsdtdCollector(Collector):
         yield from self._capture()
         yield from self._clients()
         yield from self._host()
+        threads = {**self._sources.slices, "reader": self._sources.engine.metrics().slices}
+        yield _histograms(
+            "stapsdtd_slice_seconds",
+            "Processor time that a thread which everybody shares took at a stretch, by thread.",
+            "thread",
+            threads,
+        )
 
     def _events(self) -> Iterator[Metric]:
         totals = self._sources.subscriptions.totals.metrics()
@@ -184,10 +192,18 @@ def _gauge(name: str, text: str, value: int) -> Metric:
 
 
 def _histogram(name: str, text: str, latency: Latency) -> Metric:
+    return HistogramMetricFamily(name, text, *_buckets(latency))
+
+
+def _histograms(name: str, text: str, label: str, latencies: Mapping[str, Latency]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=[label])
+    for value, latency in latencies.items():
+        family.add_metric([value], *_buckets(latency))
+    return family
+
+
+def _buckets(latency: Latency) -> tuple[list[tuple[str, float]], float]:
+    """Return how much is within each bound, and the sum in seconds."""
     distribution = latency.distribution()
-    total = 0
-    buckets: list[tuple[str, float]] = []
-    for bound, count in zip([*map(str, BOUNDS), "+Inf"], distribution.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return HistogramMetricFamily(name, text, buckets, distribution.total_seconds)
+    within = itertools.accumulate(distribution.counts)
+    return list(zip([*map(str, BOUNDS), "+Inf"], within, strict=True)), distribution.total_seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stapsdtd.api.access import Gate
@@ -11,13 +12,17 @@ from stapsdtd.catalog.registry import Registry
 from stapsdtd.inventory.inventory import Inventory
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.health import Health
+from stapsdtd.runtime.latency import Latency
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sessions.subscriptions import Subscriptions
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The exporter's thread reads all of these, through members that any thread may use."""
+    """The exporter's thread reads all of these, through members that any thread may use.
+
+    slices: of the threads that everybody shares, by name, but for the reader's, which the engine has.
+    """
 
     engine: Engine
     registry: Registry
@@ -28,3 +33,4 @@ class Sources:
     relay: Relay
     health: Health
     inventory: Inventory
+    slices: Mapping[str, Latency]

@@ -8,14 +8,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from stapsdtd.runtime.slices import MeasuredLoop
+
 _T = TypeVar("_T")
 
 
 class ControlThread:
-    """An event loop in its own thread. Once the daemon serves, neither it nor the API's loop blocks on the other."""
+    """An event loop in its own thread. slices: see `runtime.slices`; any thread may read them.
+
+    Once the daemon serves, neither it nor the API's loop blocks on the other.
+    """
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = MeasuredLoop()
+        self.slices = self._loop.slices
         self._thread = threading.Thread(target=self._loop.run_forever, name="stapsdtd-control", daemon=True)
         self._thread.start()
 

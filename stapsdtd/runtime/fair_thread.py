@@ -20,6 +20,7 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from stapsdtd.runtime.futures import finished
+from stapsdtd.runtime.slices import slices
 
 _T = TypeVar("_T")
 
@@ -60,10 +61,11 @@ class _Work(Generic[_T]):
 
 
 class FairThread:
-    """All methods may be called from any thread."""
+    """All methods may be called from any thread. slices: see `runtime.slices`, one for each call."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.slices = slices()
         self._changed = threading.Condition()
         self._urgent: deque[_Work[object]] = deque()
         self._queues: OrderedDict[str, OrderedDict[Queue, deque[_Work[object]]]] = OrderedDict()
@@ -155,7 +157,8 @@ class FairThread:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            work.run()
+            with self.slices.measured():
+                work.run()
             # its result may be large, and the next work may take long to come
             del work
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,9 @@ class Distribution:
 class Latency:
     """The latency of one kind of work."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: in seconds."""
+        self._clock = clock
         self._counts = [0] * (len(BOUNDS) + 1)
         self._total_seconds = 0.0
 
@@ -34,11 +36,11 @@ class Latency:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Observe the time spent in the with block, even if it raises."""
-        begin = time.perf_counter()
+        begin = self._clock()
         try:
             yield
         finally:
-            self.observe(time.perf_counter() - begin)
+            self.observe(self._clock() - begin)
 
     def distribution(self) -> Distribution:
         return Distribution(tuple(self._counts), self._total_seconds)

@@ -18,6 +18,7 @@ from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.runtime.futures import all_done, finished
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.attacher import Attacher, Opener
+from stapsdtd.sessions.chooser import Chooser
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
@@ -43,6 +44,7 @@ class Arming:
         parse: Parse,
         *,
         arming_thread: FairThread,
+        matching_thread: FairThread,
         nops: NopRewriting,
         filesystems: Filesystems,
         installed: InstalledFiles | None,
@@ -74,11 +76,14 @@ class Arming:
             clock=clock,
         )
         self.foreign = ForeignBounds(clock)
-        self.follower = ObjectFollower(live, registry, self.armer, self.foreign, filesystems=filesystems, clock=clock)
+        chooser = Chooser(live, matching_thread)
+        self.follower = ObjectFollower(
+            live, registry, self.armer, self.foreign, chooser=chooser, filesystems=filesystems, clock=clock
+        )
         self._installed: InstalledFollower | None = None
         if installed is not None and installed_opener is not None:
             self._installed = InstalledFollower(
-                installed, installed_opener, live, registry, self.follower, self.object_of, installed_limits
+                installed, installed_opener, live, registry, self.follower, chooser, self.object_of, installed_limits
             )
 
     def begin(
@@ -90,9 +95,9 @@ class Arming:
         """
         self.armer.open(live, first)
         self.follower.hold(live, ((self.object_of(file), file) for file in files))
-        self.follower.consider_all(live)
+        self.follower.consider_all(live, first)
         for obj in functions:
-            if selected := selected_sites(live.subscription, obj, {}):
+            if selected := selected_sites(live.subscription, live.choices, obj, [obj.path]):
                 self.armer.arm(live, ArmRequest(obj, selected, {}, is_ephemeral=False), lambda: None)
         if self._installed is not None:
             self._installed.begin(live)
@@ -111,7 +116,8 @@ class Arming:
     def for_client(self, client: str) -> Future[None]:
         """Return a future that is done when everything now being armed for a client is armed, except what is late."""
         of_client = [live for live in self._live.values() if live.subscription.client.name == client]
-        return all_done([arming for live in of_client for arming in self.armer.late.awaited(live)])
+        armed = all_done([arming for live in of_client for arming in self.armer.late.awaited(live)])
+        return all_done([armed, *(choosing.settled for live in of_client for choosing in live.choosing.values())])
 
     def in_process(self, pid: int) -> Future[None]:
         """Look at a process now, and return a future that is done when the probes that it maps are armed for everyone
@@ -120,7 +126,7 @@ class Arming:
         if not self._live:
             return finished()
         self._watcher.look_at([pid])
-        return all_done(self.follower.arming_in(pid))
+        return self.follower.armed_in(pid)
 
     def _on_write(self, written: set[ObjectKey]) -> None:
         # the follower disarms through the armer, which needs the file writes first

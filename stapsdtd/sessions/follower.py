@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,14 +20,20 @@ from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.runtime.futures import all_done
 from stapsdtd.sessions.armer import Armer
-from stapsdtd.sessions.attacher import Outcome
+from stapsdtd.sessions.choices import names_of
+from stapsdtd.sessions.chooser import Chooser
 from stapsdtd.sessions.foreign_bounds import ForeignBounds
-from stapsdtd.sessions.live import ConsideredObject, Doubtful, LiveSubscription
-from stapsdtd.sessions.matcher import is_mapped_in_scope, is_wanted_unmapped, selected_sites
+from stapsdtd.sessions.live import ConsideredObject, Doubtful, FirstArming, LiveSubscription
+from stapsdtd.sessions.matcher import is_in_scope, is_mapped_in_scope, is_wanted_unmapped, selected_sites
 from stapsdtd.sessions.subscription import SiteState, Subscription
 from stapsdtd.sessions.targets import ArmRequest
 
+_TURN_MATCHES = 4000
+"""How many sites are matched in a turn of the control thread, counting each selector: some 3 ms."""
+_OBJECT_MATCHES = 40
+"""What else it takes to consider an object, as if it were matches."""
 _UNKNOWN_SECONDS = 1.0
 _REWRITTEN_SECONDS = 2.0
 
@@ -41,10 +48,12 @@ class ObjectFollower:
         armer: Armer,
         foreign: ForeignBounds,
         *,
+        chooser: Chooser,
         filesystems: Filesystems,
         clock: Callable[[], float],
     ) -> None:
         """live: the live subscriptions, by id."""
+        self._chooser = chooser
         self._loop = asyncio.get_running_loop()
         self._live = live
         self._registry = registry
@@ -57,13 +66,43 @@ class ObjectFollower:
     def stop(self) -> None:
         self._stop_listening()
 
-    def consider_all(self, live: LiveSubscription) -> None:
-        """Arm all that a new subscription wants."""
-        for obj in self._registry.objects():
-            self.consider(live, obj)
+    def consider_all(self, live: LiveSubscription, first: FirstArming) -> None:
+        """Arm all that a new subscription wants, in turns with what else is to be done."""
+        first.add_match()
+        self._consider_some(live, first, deque(self._registry.objects()))
+
+    def _consider_some(self, live: LiveSubscription, first: FirstArming, objects: deque[Object]) -> None:
+        left = _TURN_MATCHES
+        try:
+            while objects and left > 0 and live.subscription.id in self._live:
+                obj = objects.popleft()
+                left -= _OBJECT_MATCHES + self._chooser.matches_at_once(live, obj, self._names(live, obj))
+                self.consider(live, obj)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
+            first.settle_match(error)
+            return
+        if objects and live.subscription.id in self._live:
+            self._loop.call_soon(self._consider_some, live, first, objects)
+        else:
+            first.settle_match()
 
     def consider(self, live: LiveSubscription, obj: Object) -> None:
-        """Arm or disarm an object for a subscription as the processes that map it now require."""
+        """Arm or disarm an object for a subscription as the processes that map it now require.
+
+        What takes long to match is considered once it is matched.
+        """
+        if self._chooser.has_chosen(live, obj, self._names(live, obj), partial(self.consider, live, obj)):
+            self._consider_chosen(live, obj)
+
+    def _names(self, live: LiveSubscription, obj: Object) -> list[str]:
+        """Return the names by which a subscription may choose sites of an object; none if it wants none anyway."""
+        mappings = self._registry.mappings(obj.key)
+        named = live.files.get(obj.key)
+        if obj.key in live.considered or (named is None and not is_in_scope(live.subscription, mappings)):
+            return []
+        return names_of(obj, mappings, named)
+
+    def _consider_chosen(self, live: LiveSubscription, obj: Object) -> None:
         pending = live.pending.pop(obj.key, None)
         doubtful = live.doubtful.pop(obj.key, None)
         self._consider(live, obj, is_reported=doubtful is not None)
@@ -93,11 +132,13 @@ class ObjectFollower:
                 self._armer.disarm(live, obj, is_awaited=was_written_to(obj, self._filesystems))
                 self._consider_doubtful(live)
             return
-        selected = selected_sites(subscription, obj, mappings, named)
+        if named is None and not is_in_scope(subscription, mappings):
+            return
+        selected = selected_sites(subscription, live.choices, obj, names_of(obj, mappings, named))
         is_mapped = is_mapped_in_scope(subscription, selected, mappings)
         if not is_mapped and not (is_free and is_wanted_unmapped(subscription, selected, is_installed=is_installed)):
             return
-        if named is None and not self._is_in_files(subscription, obj, mappings):
+        if named is None and not _is_in_files(subscription, obj, mappings, self._filesystems):
             return
         if earlier := live.version_of(obj.key):
             if not is_mapped:
@@ -111,14 +152,14 @@ class ObjectFollower:
             mappings = {pid: mapping for pid, mapping in mappings.items() if pid in visible}
             paths = [mapping.path for mapping in mappings.values()] + ([named.path] if named else [])
             obj = replace(obj, path=next(iter(paths), obj.path))
-            selected = selected_sites(subscription, obj, mappings, named)
+            selected = selected_sites(subscription, live.choices, obj, names_of(obj, mappings, named))
         if not selected:
             return
         is_quiet = owners is not None and is_installed and not is_mapped
         if other := live.candidate_for(obj.key):
             live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
             if not is_reported:
-                doubt = self._why_doubtful(live, other)
+                doubt = _why_doubtful(live, other, self._registry)
                 sites = live.doubtful[obj.key].reported_sites
                 live.report([live.status(SiteState.REFUSED, obj, each, doubt) for each in sites])
             return
@@ -154,10 +195,12 @@ class ObjectFollower:
                 # others may have it already, so that the registry tells nothing new
                 self.consider(live, obj)
 
-    def let_go_all(self, live: LiveSubscription) -> None:
-        """Close all files that the client named, or that are installed."""
+    def end(self, live: LiveSubscription) -> None:
+        """Close all files that the client named, or that are installed, and match nothing any more."""
         for key in list(live.files):
             self._let_go(live, key)
+        for choosing in live.choosing.values():
+            choosing.search.cancel()
 
     def let_go(self, live: LiveSubscription, key: ObjectKey) -> None:
         """Close a file, and disarm it unless a process maps it."""
@@ -171,16 +214,6 @@ class ObjectFollower:
         live.installed.discard(key)
         self._registry.release(key)
 
-    def _is_in_files(self, subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping]) -> bool:
-        """Report whether an object is where the client named files, such as one that took the place of another."""
-        files = subscription.spec.files
-        if files is None:
-            return True
-        paths = {obj.path, *(mapping.path for mapping in mappings.values())}
-        at_files = [path for path in paths if path in files or posixpath.dirname(path) in files]
-        # another mount namespace may have the same path
-        return any(self.is_host_file(replace(obj, path=path)) for path in at_files)
-
     def _is_gone(self, live: LiveSubscription, obj: Object) -> bool:
         """Report whether no later process can map the object. If the kernel cannot tell, wait before believing it."""
         leads = leads_to(obj, self._filesystems)
@@ -193,17 +226,6 @@ class ObjectFollower:
         """Try again if other processes map the object now."""
         if self._registry.mappings(obj.key).keys() - pids:
             self._consider(live, obj)
-
-    def _why_doubtful(self, live: LiveSubscription, other: ConsideredObject) -> str:
-        """Return why an object is not armed that may be the same file as another."""
-        owners = live.subscription.spec.owners
-        pids = self._registry.mappings(other.object.key).keys()
-        visible = pids if owners is None else belonging(pids, owners)
-        whose = f" of process {min(visible)}" if visible else ""
-        return (
-            f"it may be the same file as {other.object.path}{whose}, which is armed: a hit would be delivered twice; "
-            f"which files are the same is unknown: {why_no_reader() or 'the process ended too soon'}"
-        )
 
     def consider_pending(self, live: LiveSubscription) -> None:
         """Try again to arm objects that could not be opened, or might have been the same file as others."""
@@ -222,16 +244,19 @@ class ObjectFollower:
         in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
         return [obj for obj in in_files if not self._registry.mappings(obj.key)]
 
-    def arming_in(self, pid: int) -> list[Future[Outcome]]:
-        """Return the results to come of what is being armed in a process, except what is late."""
+    def armed_in(self, pid: int) -> Future[None]:
+        """Return a future that is done once everything now being armed in a process is, except what is late."""
         mapped = self._registry.mapped_by(pid)
-        return [
+        live = list(self._live.values())
+        choosing = [each.choosing[key].settled for each in live for key in mapped & each.choosing.keys()]
+        arming = [
             considered.arming
-            for live in self._live.values()
-            for key in mapped & live.considered.keys()
-            if self._armer.late.is_awaited(considered := live.considered[key])
-            and is_mapped_in_scope(live.subscription, considered.selected_sites, (pid,))
+            for each in live
+            for key in mapped & each.considered.keys()
+            if self._armer.late.is_awaited(considered := each.considered[key])
+            and is_mapped_in_scope(each.subscription, considered.selected_sites, (pid,))
         ]
+        return all_done([all_done(arming), *choosing])
 
     def is_host_file(self, obj: Object) -> bool:
         return is_host_file(obj, self._filesystems)
@@ -239,6 +264,8 @@ class ObjectFollower:
     def _on_change(self, change: Change) -> None:
         for live in list(self._live.values()):
             self.consider(live, change.object)
+            if change.vanished:
+                live.choices.forget(change.object.key)
 
     def on_main_thread(self, pid: int) -> None:
         """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""
@@ -268,3 +295,28 @@ def _is_only_others(live: LiveSubscription, key: ObjectKey, pids: Collection[int
     """
     owners = live.subscription.spec.owners
     return owners is not None and key in live.installed and bool(pids) and not belonging(pids, owners)
+
+
+def _is_in_files(
+    subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping], filesystems: Filesystems
+) -> bool:
+    """Report whether an object is where the client named files, such as one that took the place of another."""
+    files = subscription.spec.files
+    if files is None:
+        return True
+    paths = {obj.path, *(mapping.path for mapping in mappings.values())}
+    at_files = [path for path in paths if path in files or posixpath.dirname(path) in files]
+    # another mount namespace may have the same path
+    return any(is_host_file(replace(obj, path=path), filesystems) for path in at_files)
+
+
+def _why_doubtful(live: LiveSubscription, other: ConsideredObject, registry: Registry) -> str:
+    """Return why an object is not armed that may be the same file as another."""
+    owners = live.subscription.spec.owners
+    pids = registry.mappings(other.object.key).keys()
+    visible = pids if owners is None else belonging(pids, owners)
+    whose = f" of process {min(visible)}" if visible else ""
+    return (
+        f"it may be the same file as {other.object.path}{whose}, which is armed: a hit would be delivered twice; "
+        f"which files are the same is unknown: {why_no_reader() or 'the process ended too soon'}"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,9 @@ from stapsdtd.errors import StapsdtdError
 from stapsdtd.inventory.files import Change, InstalledFile, matching
 from stapsdtd.model import Object
 from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
+from stapsdtd.sessions.chooser import Chooser
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.live import LiveSubscription
-from stapsdtd.sessions.matcher import selected_sites
 from stapsdtd.sessions.spec import SubscriptionSpec
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class InstalledFollower:
         live: Mapping[str, LiveSubscription],
         registry: Registry,
         follower: ObjectFollower,
+        chooser: Chooser,
         object_of: Callable[[NamedFile], Object],
         limits: InstalledLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -77,6 +78,7 @@ class InstalledFollower:
         self._live = live
         self._registry = registry
         self._follower = follower
+        self._chooser = chooser
         self._object_of = object_of
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -174,13 +176,16 @@ class InstalledFollower:
             return
         for path, reason in opened.unusable:
             _log.debug("subscription %s: %s is armed when a process maps it: %s", subscription.id, path, reason)
+        # a path that leads elsewhere by now is not what was installed
+        still_there = [file for file in opened.files if file.path in paths]
+        chosen = [each async for each in self._within_limits(live, still_there)]
         if subscription.id not in self._live:
             return
-        # a path that leads elsewhere by now is not what was installed
-        chosen = list(self._within_limits(live, (file for file in opened.files if file.path in paths)))
         self._follower.hold(live, chosen[: self._room(live, len(chosen))], are_installed=True)
 
-    def _within_limits(self, live: LiveSubscription, files: Iterable[NamedFile]) -> Iterable[tuple[Object, NamedFile]]:
+    async def _within_limits(
+        self, live: LiveSubscription, files: Iterable[NamedFile]
+    ) -> AsyncIterator[tuple[Object, NamedFile]]:
         """Yield the files of which sites are wanted, as long as there is room for these."""
         subscription = live.subscription
         left = self._limits.sites - sum(
@@ -191,7 +196,7 @@ class InstalledFollower:
             left = min(left, quota)
         for file in files:
             obj = self._object_of(file)
-            sites = len(selected_sites(subscription, obj, {}, file))
+            sites = len(await self._chooser.selected_in(live, obj, file))
             if sites > left:
                 self._say_left_out(live)
             elif sites:

@@ -13,6 +13,7 @@ from stapsdtd.model import FileId, Object, ObjectKey
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.sessions.attacher import Outcome
+from stapsdtd.sessions.choices import Choices, Found
 from stapsdtd.sessions.session import Session
 from stapsdtd.sessions.subscription import SiteState, SiteStatus, Subscription
 
@@ -68,16 +69,26 @@ class Disarming:
     is_late: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Choosing:
+    """search: finds an object's choices. settled: done when it was decided what follows, and that is armed."""
+
+    search: Future[list[Found | None]]
+    settled: Future[None] = field(default_factory=unfinished)
+
+
 class FirstArming:
     """What Subscribe waits for: the engine, and the objects that were mapped when it was called.
 
-    statuses: of the sites armed or refused so far. done: set when all are, with the first error that concerns more
-    than one object.
+    statuses: of the sites armed or refused so far. matched: done when it is known which these are to be. done: set when
+    all are, with the first error that concerns more than one object.
     """
 
     def __init__(self) -> None:
         self.statuses: list[SiteStatus] = []
+        self.matched = unfinished()
         self.done = unfinished()
+        self._unmatched = 0
         self._unsettled = 0
         self._error: BaseException | None = None
 
@@ -88,6 +99,17 @@ class FirstArming:
     def add(self) -> None:
         """Expect one more settle(). Call this only while is_waiting."""
         self._unsettled += 1
+
+    def add_match(self) -> None:
+        """Expect one more settle_match(). Call this only while is_waiting."""
+        self._unmatched += 1
+        self.add()
+
+    def settle_match(self, error: BaseException | None = None) -> None:
+        self._unmatched -= 1
+        if not self._unmatched and not self.matched.done():
+            self.matched.set_result(None)
+        self.settle(error)
 
     def settle(self, error: BaseException | None = None) -> None:
         self._error = self._error or error
@@ -109,11 +131,14 @@ class LiveSubscription:
 
     unfollow: stops following the processes in scope. first: None once Subscribe has returned. disarming: what may still
     be patched. streams: how many are open. lease: runs while none is.
+
+    choices: of the clauses. choosing: the objects of which these are being found.
     """
 
     subscription: Subscription
     session: Session
     unfollow: Callable[[], None]
+    choices: Choices
     considered: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
     barred: dict[ObjectKey, Object] = field(default_factory=dict)
     pending: dict[ObjectKey, ConsideredObject] = field(default_factory=dict)
@@ -126,6 +151,7 @@ class LiveSubscription:
     disarming: set[Disarming] = field(default_factory=set)
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
+    choosing: dict[ObjectKey, Choosing] = field(default_factory=dict, init=False)
     _by_file: dict[FileId, ConsideredObject] = field(default_factory=dict, init=False)
     _by_likeness: defaultdict[tuple[int, int, int], set[ObjectKey]] = field(
         default_factory=lambda: defaultdict(set), init=False

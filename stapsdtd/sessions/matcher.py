@@ -2,56 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 
-from stapsdtd import model
 from stapsdtd.capture.engine import Scope
-from stapsdtd.catalog.selectors import SelectedSite, choose
+from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.kernel.ownership import belongs
-from stapsdtd.model import Object, SiteCapture
-from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.sessions.spec import ClauseSpec
+from stapsdtd.model import Object
+from stapsdtd.sessions.choices import Choices
 from stapsdtd.sessions.subscription import Subscription
 
 
 def selected_sites(
-    subscription: Subscription, obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFile | None = None
+    subscription: Subscription, choices: Choices, obj: Object, names: Collection[str]
 ) -> tuple[SelectedSite, ...]:
-    """Return the sites of an object that are wanted. mappings: by pid. named: if the client named the file."""
-    if not mappings and named is None and not obj.is_kernel:
-        return ()
-    # a file with several names is one object, named by the first that was seen
-    names = dict.fromkeys([obj.path, *(mapping.path for mapping in mappings.values())])
-    if named is not None:
-        names[named.path] = None
-    chosen: list[SelectedSite] = []
-    for position, clause in enumerate(subscription.spec.clauses):
-        by_name = (_chosen(position, clause, name, obj) for name in names)
-        chosen += next(filter(None, by_name), [])
+    """Return the sites of an object that are wanted. names: those that it has."""
+    chosen = choices.of(obj, names)
     return tuple(selected for selected in chosen if wanted_in(subscription, selected) != frozenset())
-
-
-def _chosen(position: int, spec: ClauseSpec, name: str, obj: Object) -> list[SelectedSite]:
-    """Return the sites of an object of this name that a clause selects, and what is captured at each."""
-    sites = obj.parsed.sites
-    chosen = [_capturing(each, spec.captured(each.capture), position) for each in choose(spec.selectors, name, sites)]
-    if spec.span is None:
-        return chosen
-    ends = {each.capture.site for each in chosen}
-    captures = spec.span.span.start_captures
-    return chosen + [
-        replace(each, capture=SiteCapture(each.capture.site, captures, is_start=True), clause=position)
-        for each in choose(spec.span.selectors, name, sites)
-        # a site that is both is refused as an end
-        if each.capture.site not in ends
-    ]
-
-
-def _capturing(selected: SelectedSite, capture: SiteCapture, position: int) -> SelectedSite:
-    if capture.captures == selected.capture.captures and capture.listed is None and position == selected.clause:
-        return selected
-    return replace(selected, capture=capture, clause=position)
 
 
 def wanted_in(subscription: Subscription, selected: SelectedSite) -> Scope:
@@ -71,12 +37,19 @@ def is_wanted_unmapped(subscription: Subscription, selected: Sequence[SelectedSi
     return may_map_later and any(each.pids is None or not is_installed for each in selected)
 
 
-def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:
-    """Report whether any of the processes that map an object is in the subscription's scope."""
+def is_in_scope(subscription: Subscription, pids: Iterable[int], named: Collection[int] | None = None) -> bool:
+    """Report whether any process is in the subscription's scope. named: the only ones that selectors name, if so."""
     owners = subscription.spec.owners
     wanted = set(pids) - subscription.excluded
     if subscription.pids is not None:
         wanted &= subscription.pids
-    if all(each.pids is not None for each in selected):
-        wanted &= frozenset().union(*(each.pids or () for each in selected))
+    if named is not None:
+        wanted.intersection_update(named)
     return bool(wanted) if owners is None else any(belongs(pid, owners) for pid in wanted)
+
+
+def is_mapped_in_scope(subscription: Subscription, selected: Sequence[SelectedSite], pids: Iterable[int]) -> bool:
+    """Report whether any of the processes that map an object is in the subscription's scope."""
+    if any(each.pids is None for each in selected):
+        return is_in_scope(subscription, pids)
+    return is_in_scope(subscription, pids, frozenset().union(*(each.pids or () for each in selected)))

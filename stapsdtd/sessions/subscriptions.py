@@ -25,6 +25,7 @@ from stapsdtd.runtime.fair_thread import FairThread
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, AdmissionControl, FileLimits
 from stapsdtd.sessions.arming import Arming
 from stapsdtd.sessions.attacher import Opener
+from stapsdtd.sessions.choices import Choices
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
 from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.installed import DEFAULT_LIMITS as DEFAULT_INSTALLED_LIMITS
@@ -59,6 +60,7 @@ class Subscriptions:
         limits: Limits,
         *,
         arming_thread: FairThread,
+        matching_thread: FairThread,
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
@@ -70,7 +72,8 @@ class Subscriptions:
         ended_kept_seconds: float = _ENDED_KEPT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """arming_thread: the only one that calls the engine to arm and disarm. installed: files that are armed before a
+        """arming_thread: the only one that calls the engine to arm and disarm. matching_thread: finds out which sites
+        selectors mean. installed: files that are armed before a
         process maps them, which installed_opener opens. ended_kept_seconds: how long the events of an ended
         subscription may be read.
         """
@@ -91,6 +94,7 @@ class Subscriptions:
             watcher,
             parse,
             arming_thread=arming_thread,
+            matching_thread=matching_thread,
             nops=nops,
             filesystems=filesystems,
             installed=installed,
@@ -114,14 +118,14 @@ class Subscriptions:
         quotas: Quotas = NO_QUOTAS,
         files: Sequence[NamedFile] = (),
         functions: Sequence[Object] = (),
-    ) -> tuple[Subscription, Future[None]]:
+    ) -> tuple[Subscription, FirstArming]:
         """Begin to arm all sites that match now. client: names the owner, whose subscriptions share its quotas.
 
         files: are armed whether or not a process maps them. functions: of the kernel, from which selectors choose, too.
 
-        The future is done when all that matches is armed or refused; see first_statuses(). It has an error if the
-        engine cannot open the subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if
-        there is no such process as its scope names.
+        Wait for it to be matched, and then armed; see first_statuses(). It has an error if the engine cannot open the
+        subscription, or there is a defect. Raises LimitReachedError, and InvalidArgumentError if there is no such
+        process as its scope names.
         """
         if self._closing:
             raise ServerStoppingError
@@ -148,7 +152,7 @@ class Subscriptions:
             unfollow()
             raise
         first = FirstArming()
-        live = LiveSubscription(subscription, Session(subscription), unfollow, first=first)
+        live = LiveSubscription(subscription, Session(subscription), unfollow, Choices(spec.clauses), first=first)
         self._live[subscription.id] = live
         self.housekeeping.began(subscription)
         self.totals.began(subscription)
@@ -159,7 +163,7 @@ class Subscriptions:
         except BaseException:
             self.unsubscribe(subscription.id, EndReason.UNSUBSCRIBED)
             raise
-        return subscription, first.done
+        return subscription, first
 
     def _engine_pairs(self, clause: ClauseSpec) -> bool:
         """Report whether the engine makes the pairs of a clause's span."""
@@ -198,7 +202,7 @@ class Subscriptions:
         del self._live[ident]
         self.lifetimes.stop(live)
         ending = self._ending.begin(live, reason, self.arming.follower.unmapped(live))
-        self.arming.follower.let_go_all(live)
+        self.arming.follower.end(live)
         return ending
 
     def _on_closed(self, subscription: Subscription) -> None:

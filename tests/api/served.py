@@ -72,6 +72,7 @@ from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.control_thread import ControlThread
 from stapsdtd.runtime.fair_thread import Backlog, FairThread
 from stapsdtd.runtime.futures import finished
+from stapsdtd.runtime.slices import slices
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
@@ -230,7 +231,7 @@ class FakeEngine:
     def metrics(self) -> EngineMetrics:
         attachments = {(target.object.key, wanted.site) for target in self.armed.values() for wanted in target.sites}
         rings = (RingMetrics("64", 128, 4096),)
-        return EngineMetrics(len(attachments), len(self.armed), rings, self.strays, self.unread)
+        return EngineMetrics(len(attachments), len(self.armed), rings, slices(), self.strays, self.unread)
 
     def retry_cleanup(self) -> None:
         pass
@@ -399,6 +400,7 @@ class Served:
         watcher = cast("Watcher", self.watcher)
         self.connected = connected = ConnectedClients()
         self.arming = FairThread("arming")
+        self.matching = FairThread("matching")
         self.subscriptions = self.begin_in_control(
             lambda: Subscriptions(
                 self.registry,
@@ -407,6 +409,7 @@ class Served:
                 parse_here,
                 limits,
                 arming_thread=self.arming,
+                matching_thread=self.matching,
                 connected=connected,
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),
@@ -436,6 +439,7 @@ class Served:
             FileOpener(parse_here),
             inventory,
             self.functions,
+            self.matching,
             hierarchy,
             container_names,
         )
@@ -461,6 +465,7 @@ class Served:
         self.channel.close()
         self.in_api(self.server.stop())
         self.arming.stop()
+        self.matching.stop()
         self.functions.stop()
         self.control.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -495,12 +500,14 @@ class Served:
         return self.in_api(self.control.run(work))
 
     def settle(self) -> None:
-        """Return when nothing waits to be armed or disarmed, and that has been told."""
+        """Return when nothing waits to be matched, armed or disarmed, and that has been told."""
         is_idle = False
         while not is_idle:
-            self.arming.ask().result(PATIENCE_SECONDS)
-            is_idle = self.arming.backlog() == Backlog()
-            self.begin_in_control(lambda: None)
+            is_idle = True
+            for thread in (self.matching, self.arming):
+                thread.ask().result(PATIENCE_SECONDS)
+                is_idle &= thread.backlog() == Backlog()
+                self.begin_in_control(lambda: None)
 
     @contextmanager
     def control_held(self) -> Iterator[None]:

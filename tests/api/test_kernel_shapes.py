@@ -24,7 +24,7 @@ from stapsdtd.client import (
 from stapsdtd.client.kernel_functions import listing
 from stapsdtd.v1 import kernel_functions_pb2 as pb
 from tests.api.served import Served, served
-from tests.unit.kernel_types import FakeKernel, kernel_functions
+from tests.unit.kernel_types import FakeKernel, colors, kernel_functions
 
 ASKED = (
     "by_pointer(outer->flags, outer->flags.high, outer->either, outer->color, outer->numbers, outer->next, "
@@ -55,7 +55,7 @@ def test_shapes(server: Served) -> None:
     assert flags.members[3].shape == NumberShape(1, is_bool=True)
     assert isinstance(either, RecordShape)
     assert [each.name for each in either.members] == ["", "pair", "name"]
-    assert color == EnumShape(4, False, {"RED": 0, "GREEN": 5})
+    assert color == EnumShape(4, False, colors())
     assert numbers == ArrayShape(16, NumberShape(4, signed=True), 4)
     assert following == PointerShape(8)
     assert char == NumberShape(1, signed=True, is_char=True)

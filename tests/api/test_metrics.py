@@ -75,6 +75,7 @@ class Scraped:
             server.relay,
             self.health,
             cast("Inventory", SimpleNamespace(status=InventoryStatus(files=82, scanned_at=1_700_000_000.5))),
+            {"matching": server.matching.slices},
         )
         self._registry = CollectorRegistry()
         self._registry.register(StapsdtdCollector(sources))
@@ -296,6 +297,7 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         ("stage", "missed"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
+        ("thread", "matching"), ("thread", "reader"),
     }  # fmt: skip
 
 

@@ -47,6 +47,14 @@ def btf_path() -> Path:
 
 
 @cache
+def colors() -> dict[str, int]:
+    """Return the enumerators of enum color that `btf_path` has: gcc 12 leaves out what is above INT_MAX."""
+    version = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    found = {"RED": 0, "GREEN": 5}
+    return found if int(version.partition(".")[0]) < 13 else found | {"DEEP": 0x80000000}
+
+
+@cache
 def printed() -> list[list[str]]:
     """Return the words of each line that the program prints."""
     program = Path(_folder().name, "kernel_types")

@@ -11,7 +11,7 @@ from stapsdtd.functions import shapes
 from stapsdtd.functions.selectors import parse
 from stapsdtd.functions.shapes import ShapeTable, TypeShape
 from stapsdtd.kernel.btf import Btf
-from tests.unit.kernel_types import FakeKernel, kernel_functions
+from tests.unit.kernel_types import FakeKernel, colors, kernel_functions
 from tests.unit.kernel_values import btf_path, pointed_to
 
 
@@ -106,5 +106,5 @@ def test_only_where_asked_for() -> None:
     assert flags.shape is not None
     assert color.shape is not None
     assert members(found.shapes[flags.shape])["wide"].bits == 41
-    assert found.shapes[color.shape].type == Enum("color", 4, False, (("RED", 0), ("GREEN", 5)))
+    assert found.shapes[color.shape].type == Enum("color", 4, False, tuple(colors().items()))
     assert (bare.shapes, [value.shape for value in bare.functions[0].values]) == ((), [None] * 3)

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from stapsdtd.model import ObjectKey
+from stapsdtd.sessions.choices import Choices
 from stapsdtd.sessions.live import ConsideredObject, LiveSubscription
 from stapsdtd.sessions.session import Session
 from stapsdtd.sessions.subscription import Subscription
@@ -20,7 +21,7 @@ LAYERS = ObjectKey(0xFE00, 1000, 4096, 7)
 
 
 def live_with(*keys: ObjectKey) -> LiveSubscription:
-    live = LiveSubscription(cast("Subscription", None), cast("Session", None), lambda: None)
+    live = LiveSubscription(cast("Subscription", None), cast("Session", None), lambda: None, Choices(()))
     for key in keys:
         live.add(ConsideredObject(sample_object(site(), of=key), (), is_ephemeral=False, user=0, since=0.0))
     return live

@@ -34,23 +34,26 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
     return capfd.readouterr().err.splitlines()
 
 
-@pytest.fixture
-def journal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
+def connect_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make standard error, as this phase of the test has it, journald's."""
     status = os.fstat(sys.stderr.fileno())
     monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
 
 
-@pytest.mark.usefixtures("journal")
-def test_journald_gets_priorities_and_has_a_time_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_journald_gets_priorities_and_has_a_time_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect_journal(monkeypatch)
     with logging_as_set_up("debug"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
             logging.getLogger("stapsdtd.x").log(level, "it is %s", "so")
     assert lines(capfd) == [f"<{priority}>stapsdtd.x: it is so" for priority in (7, 6, 4, 3, 3)]
 
 
-@pytest.mark.usefixtures("journal")
-def test_each_line_of_a_traceback_has_its_priority(capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_line_of_a_traceback_has_its_priority(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect_journal(monkeypatch)
     with logging_as_set_up("info"):
         logging.getLogger("stapsdtd.x").error("it failed", exc_info=ValueError("no\nyes"))
     found = lines(capfd)

@@ -51,7 +51,8 @@ def test_units_are_clean(installed: list[str]) -> None:
 def test_the_services_are_not_exposed(service: Path, most_exposed: int) -> None:
     rated = tool("systemd-analyze", "security", "--offline=yes", f"--threshold={most_exposed}", str(service))
     assert rated.returncode == 0, rated.stdout
-    unit = service.name.replace("@.", "@i.")
+    # systemd's versions differ in what they call an instance
+    unit = service.name.replace("@.", r"@\w+.")
     assert re.search(rf"Overall exposure level for {unit}: [0-4]\.[0-9] OK", rated.stdout)
 
 

@@ -232,7 +232,8 @@ class BpfEngine:
         groups, rings = self._objects.groups(), self._rings.metrics()
         strays = int(self._tables.totals()[layout.STRAY_HITS]) + self._reader.unknown
         unread = UnreadMetrics(self._reader.from_file, self._reader.unavailable, *self._paging.metrics())
-        return EngineMetrics(len(groups), len(set(groups)), rings, strays, unread, self._memory.byte_count)
+        slices = self._reader.slices
+        return EngineMetrics(len(groups), len(set(groups)), rings, slices, strays, unread, self._memory.byte_count)
 
     def quiesced(self, owner: str = "") -> Future[None]:
         return self._reaper.quiesced(owner)

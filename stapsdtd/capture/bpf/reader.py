@@ -29,6 +29,7 @@ from stapsdtd.events.batch import EventBatch
 from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
+from stapsdtd.runtime.slices import slices
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Reader:
     Its methods are called by one other thread, and return when the reader thread has carried them out.
 
     unknown: how many records named a plan that was not known. from_file, unavailable: as `RecordDecoder` has them, of
-    all records.
+    all records. slices: see `runtime.slices`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Reader:
         self._retired: list[Ring] = []
         self._progress: dict[Ring, Progress] = {}
         self._plans = KnownPlans(tables)
+        self.slices = slices()
         self.unknown = self.from_file = self.unavailable = 0
         self._stopping = False
         self._poller = _Poller(self._jobs, set_waiting)
@@ -196,15 +198,17 @@ class Reader:
     def _read_on(self) -> None:
         while not self._stopping:
             try:
-                read = self._sweep()
-                self._plans.settle()
-                self._close_retired()
+                with self.slices.measured():
+                    read = self._sweep()
+                    self._plans.settle()
+                    self._close_retired()
             except Exception:  # noqa: BLE001 - later records may be readable
                 _log.exception("reading events failed")
                 read = 0
             is_counting = self._plans.by_generation or self._retired
             self._poller.wait(self._rings, read, self._idle_seconds if is_counting else None)
-            self._jobs.run()
+            with self.slices.measured():
+                self._jobs.run()
 
     def _close_retired(self) -> None:
         for ring in [ring for ring in self._retired if not ring.filled]:

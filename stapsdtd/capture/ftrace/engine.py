@@ -214,7 +214,9 @@ class FtraceEngine:
 
     def metrics(self) -> EngineMetrics:
         specs = list(self._executor.installed)
-        return EngineMetrics(sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.metrics()))
+        return EngineMetrics(
+            sum(len(spec.sites) for spec in specs), len(specs), tuple(self._reader.metrics()), self._reader.slices
+        )
 
     def quiesced(self, owner: str = "") -> Future[None]:  # noqa: ARG002
         """Return a finished future: disarm() and close() return only when nothing is patched any more."""

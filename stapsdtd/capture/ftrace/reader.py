@@ -26,6 +26,7 @@ from stapsdtd.kernel.tracefs import Tracefs
 from stapsdtd.plan.events import Instance
 from stapsdtd.runtime.heartbeat import Heartbeat
 from stapsdtd.runtime.mailbox import Mailbox, ThreadEndedError
+from stapsdtd.runtime.slices import slices
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Reader:
         self._heartbeat = Heartbeat("the thread that reads events", self._jobs.ask)
         self._epoll = select.epoll()
         self._epoll.register(self._jobs, select.EPOLLIN)
+        self.slices = slices()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="stapsdtd-reader", daemon=True)
         self._thread.start()
@@ -181,8 +183,9 @@ class Reader:
     def _read_on(self) -> None:
         while not self._stopping:
             self._epoll.poll(_TICK_SECONDS if self._channels else None)
-            self._jobs.run()
-            self._sweep_all()
+            with self.slices.measured():
+                self._jobs.run()
+                self._sweep_all()
 
     def _sweep_all(self) -> None:
         # on its own, so that no variable keeps a closed subscription's sink while the thread waits

@@ -1,0 +1,42 @@
+"""How long threads that everybody shares work at a stretch, while whatever waits for them does not get its turn.
+
+Seconds of processor time, which a thread of Python spends with the interpreter's lock, or in the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+
+from stapsdtd.runtime.latency import Latency
+
+
+def slices() -> Latency:
+    """Return what measures the slices of a thread, and is used by that thread."""
+    return Latency(time.thread_time)
+
+
+class MeasuredLoop(asyncio.SelectorEventLoop):
+    """slices: one for each time that the loop has run what was ready."""
+
+    def __init__(self) -> None:
+        self.slices = slices()
+        super().__init__(_MeasuringSelector(self.slices))
+
+
+class _MeasuringSelector(selectors.EpollSelector):
+    """Observes how long the loop was busy between two calls of `select`."""
+
+    def __init__(self, observed: Latency) -> None:
+        super().__init__()
+        self._observed = observed
+        self._since: float | None = None
+
+    # the keys' data is anything
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:  # type: ignore[explicit-any]
+        if self._since is not None:
+            self._observed.observe(time.thread_time() - self._since)
+        ready = super().select(timeout)
+        self._since = time.thread_time()
+        return ready
