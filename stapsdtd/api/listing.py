@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -111,20 +111,20 @@ class Listing:
     ) -> Listed:
         """Select the probes that a client is shown. pids: see `catalog.selection.select`."""
         limiter = ListingLimiter()
-        listed = Listed()
 
-        def steps() -> Iterator[None]:
+        def steps() -> Generator[None, None, Listed]:
+            listed = Listed()
             for probes in select(selectors, objects, pids):
                 listed.pids.update(pid for probe in probes for pid in probe.pids)
                 listed.probes += (convert.probe(probe, self._backend.nops) for probe in limiter.of(probes))
                 yield
+            listed.sites_left_out = limiter.left_out
+            return listed
 
-        await self.in_turns(client, steps())
-        listed.sites_left_out = limiter.left_out
-        return listed
+        return await self.in_turns(client, steps())
 
-    async def in_turns(self, client: str, steps: Iterator[_T]) -> list[_T]:
-        """Take steps on behalf of a client, beside those of others, and return their results."""
+    async def in_turns(self, client: str, steps: Generator[None, None, _T]) -> _T:
+        """Take steps on behalf of a client, beside those of others, and return what they return."""
         return await asyncio.wrap_future(
             self._backend.matching.take_turns(Queue(client), steps, f"listing for {client}")
         )

@@ -65,8 +65,7 @@ class Watches:
         watch.apply(self._backend.gate.policy.rights_or_none(caller.peer))
 
         async def changed(objects: Iterable[MappedObject]) -> list[tuple[bool, Probe]]:
-            steps = await self._listing.in_turns(watch.caller.rights.client, view.update(objects))
-            return [change for step in steps for change in step]
+            return await self._listing.in_turns(watch.caller.rights.client, view.update(objects))
 
         async with self._calls.cleanup(watch.end):
             try:

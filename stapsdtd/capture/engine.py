@@ -174,6 +174,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def arms_in_parts(self) -> bool:
+        """Whether `arm` may be called several times for one object, each time with further sites."""
+
     def why_not(self, capture: Capture, subject: Argument | BuiltIn, architecture: str) -> str | None:
         """Return why something cannot be captured as wanted, or None if it can. architecture: the object's."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -96,25 +96,27 @@ class FairThread:
             self._changed.notify()
         return work.result
 
-    def take_turns(self, queue: Queue, steps: Iterator[_T], name: str = "") -> Future[list[_T]]:
-        """Have the thread take steps, each in a turn of its own, until there are no more, and return their results.
+    def take_turns(
+        self, queue: Queue, steps: Generator[None, None, _T], name: str = "", *, is_whole: bool = False
+    ) -> Future[_T]:
+        """Have the thread take steps, each in a turn of its own, and return what they return in the end.
 
-        Cancelling the future leaves out the rest. Raises RuntimeError after stop(), which leaves out the rest as well.
+        Cancelling the future leaves out the rest. is_whole: it can be cancelled until the first step begins. Raises
+        RuntimeError after stop(), which leaves out the rest as well.
         """
-        result: Future[list[_T]] = Future()
-        taken: list[_T] = []
+        result: Future[_T] = Future()
 
         def take() -> None:
-            if result.cancelled():
+            if result.cancelled() or (is_whole and not result.running() and not _begins(result)):
                 return
             try:
-                taken.append(next(steps))
+                next(steps)
                 self.submit(queue, take, name)
-            except StopIteration:
-                if result.set_running_or_notify_cancel():
-                    result.set_result(taken)
+            except StopIteration as end:
+                if is_whole or _begins(result):
+                    result.set_result(end.value)
             except BaseException as error:  # noqa: BLE001 - the caller gets it
-                if result.set_running_or_notify_cancel():
+                if is_whole or _begins(result):
                     result.set_exception(error)
 
         self.submit(queue, take, name)
@@ -188,3 +190,18 @@ class FairThread:
         if queues:
             self._queues[client] = queues
         return work
+
+
+def _begins(result: Future[_T]) -> bool:
+    """Report whether work was not cancelled, and can no longer be."""
+    return result.set_running_or_notify_cancel()
+
+
+def finish(steps: Generator[None, None, _T]) -> _T:
+    """Take all steps at once, and return what they return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: _T = end.value
+            return result

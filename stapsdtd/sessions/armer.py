@@ -83,8 +83,8 @@ class Armer:
         first = live.first if live.first and live.first.is_waiting else None
         if first is not None:
             first.add()
-        considered.arming = self._thread.submit(
-            Queue(client, user), partial(self._attacher.arm, live.session, request), f"arming {obj.path}"
+        considered.arming = self._thread.take_turns(
+            Queue(client, user), self._attacher.arm(live.session, request), f"arming {obj.path}", is_whole=True
         )
         considered.arming.add_done_callback(
             lambda done: self._call_soon(partial(self._on_armed, live, considered, first, on_gone, done))

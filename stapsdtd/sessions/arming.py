@@ -25,7 +25,7 @@ from stapsdtd.sessions.foreign_bounds import ForeignBounds
 from stapsdtd.sessions.installed import InstalledFiles, InstalledFollower, InstalledLimits
 from stapsdtd.sessions.installed import Opener as InstalledOpener
 from stapsdtd.sessions.live import FirstArming, LiveSubscription
-from stapsdtd.sessions.matcher import selected_sites
+from stapsdtd.sessions.matcher import is_mapped_in_scope, selected_sites
 from stapsdtd.sessions.targets import ArmRequest
 
 
@@ -55,6 +55,7 @@ class Arming:
     ) -> None:
         """live: the live subscriptions, by id. For the others see `Subscriptions`."""
         self._live = live
+        self._registry = registry
         self._watcher = watcher
         self._file_writes = FileWriteWatcher(self._on_write)
         attacher = Attacher(
@@ -126,7 +127,21 @@ class Arming:
         if not self._live:
             return finished()
         self._watcher.look_at([pid])
-        return self.follower.armed_in(pid)
+        return self._armed_in(pid)
+
+    def _armed_in(self, pid: int) -> Future[None]:
+        """Return a future that is done once everything now being armed in a process is, except what is late."""
+        mapped = self._registry.mapped_by(pid)
+        live = list(self._live.values())
+        choosing = [each.choosing[key].settled for each in live for key in mapped & each.choosing.keys()]
+        arming = [
+            considered.arming
+            for each in live
+            for key in mapped & each.considered.keys()
+            if self.armer.late.is_awaited(considered := each.considered[key])
+            and is_mapped_in_scope(each.subscription, considered.selected_sites, (pid,))
+        ]
+        return all_done([all_done(arming), *choosing])
 
     def _on_write(self, written: set[ObjectKey]) -> None:
         # the follower disarms through the armer, which needs the file writes first

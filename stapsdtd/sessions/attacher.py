@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -37,12 +37,14 @@ from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
 from stapsdtd.sessions.session import Closed, Session, owner_of, release
-from stapsdtd.sessions.subscription import Subscription
 from stapsdtd.sessions.targets import ArmRequest, FilteredSite, target_of, why_not_computed
 
 _log = logging.getLogger(__name__)
 
-Refusals = Mapping[tuple[int, Site], str]
+_SITES_AT_ONCE = 500
+"""That are armed in one turn: 0.2 s."""
+
+Refusals = dict[tuple[int, Site], str]
 """Why sites were refused, by `SelectedSite.key`."""
 
 
@@ -88,10 +90,11 @@ class Attacher:
         """See `Session.open`."""
         session.open(self._engine)
 
-    def arm(self, session: Session, request: ArmRequest) -> Outcome:
-        """Arm the sites that may be armed.
+    def arm(self, session: Session, request: ArmRequest) -> Generator[None, None, Outcome]:
+        """Arm the sites that may be armed, some in each step.
 
-        Raises ObjectGoneError, ObjectPendingError if the file cannot be opened yet, and OSError.
+        Raises ObjectGoneError, also if it is disarmed meanwhile, ObjectPendingError if the file cannot be opened yet,
+        and OSError.
         """
         if session.is_closed:
             raise ObjectGoneError(request.object.path)
@@ -103,11 +106,17 @@ class Attacher:
             refusals = {each.key: str(error) for each in request.selected_sites}
             self._file_writes.armed(request.object.key, None)
         else:
-            refusals = self._arm(session.subscription, request)
+            session.arming[request.object.key] = request
+            try:
+                refusals = yield from self._arm(session, request)
+            finally:
+                if session.arming.get(request.object.key) is request:
+                    del session.arming[request.object.key]
         return Outcome(refusals, time.monotonic() - begin)
 
-    def _arm(self, subscription: Subscription, request: ArmRequest) -> dict[tuple[int, Site], str]:
+    def _arm(self, session: Session, request: ArmRequest) -> Generator[None, None, Refusals]:
         """Arm the sites that may be armed. Return why the others were refused."""
+        subscription = session.subscription
         obj, selected = request.object, request.selected_sites
         with contextlib.ExitStack() as opened:
             try:
@@ -121,21 +130,23 @@ class Attacher:
             if descriptor is not None:
                 opened.callback(os.close, descriptor)
                 path = f"/proc/self/fd/{descriptor}"
-            refusals: dict[tuple[int, Site], str] = {}
+            refusals: Refusals = {}
             armable: list[FilteredSite] = []
-            for each in selected:
+            for number, each in enumerate(selected, 1):
                 clause = subscription.clauses[each.clause]
                 site_filter = clause.spec.filter_at(each.capture)
                 if reason := self._why_refused(clause, descriptor, obj, each, site_filter):
                     refusals[each.key] = reason
                 else:
                     armable.append((each, site_filter))
+                if not number % _SITES_AT_ONCE:
+                    yield from _pause(session, request)
             principal = subscription.client
             granted = principal.take_sites(len(armable))
             limit = principal.quotas.max_sites
             refusals |= {each.key: f"your role allows {limit} sites at once" for each, _ in armable[granted:]}
             try:
-                by_engine = self._arm_in_engine(subscription, request, path, armable[:granted]) if granted else {}
+                by_engine = yield from self._arm_in_engine(session, request, path, armable[:granted])
             except BaseException:
                 principal.free_sites(granted)
                 raise
@@ -181,27 +192,29 @@ class Attacher:
         return why_not_armed(descriptor, obj.parsed.architecture, site, self._nops)
 
     def _arm_in_engine(
-        self,
-        subscription: Subscription,
-        request: ArmRequest,
-        file_path: str,
-        selected: Sequence[FilteredSite],
-    ) -> dict[tuple[int, Site], str]:
+        self, session: Session, request: ArmRequest, file_path: str, selected: Sequence[FilteredSite]
+    ) -> Generator[None, None, Refusals]:
         """Arm sites. Return why the engine refused some of them, or all of a clause if it failed."""
-        refusals: dict[tuple[int, Site], str] = {}
-        for position, clause in enumerate(subscription.clauses):
+        refusals: Refusals = {}
+        for position, clause in enumerate(session.subscription.clauses):
             of_clause = [each for each in selected if each[0].clause == position]
-            if not of_clause:
-                continue
-            target = target_of(self._engine, subscription, clause, request, of_clause, file_path=file_path)
-            try:
-                with self.latency.measured(), host_call(ARM, request.object.path):
-                    refused = self._engine.arm(clause.key, target)
-                refusals |= {(position, each.site): each.reason for each in refused}
-            except (TracefsRejectedError, OSError) as error:
-                _log.warning("subscription %s: %s", subscription.id, error)
-                release(self._engine, clause, request.object)
-                refusals |= {each.key: str(error) for each, _ in of_clause}
+            # which the kernel's functions need together, as the ftrace engine does
+            is_divided = self._engine.arms_in_parts and not request.object.is_kernel
+            at_once = _SITES_AT_ONCE if is_divided else max(len(of_clause), 1)
+            for first in range(0, len(of_clause), at_once):
+                if first:
+                    yield from _pause(session, request)
+                part = of_clause[first : first + at_once]
+                target = target_of(self._engine, session.subscription, clause, request, part, file_path=file_path)
+                try:
+                    with self.latency.measured(), host_call(ARM, request.object.path):
+                        refused = self._engine.arm(clause.key, target)
+                    refusals |= {(position, each.site): each.reason for each in refused}
+                except (TracefsRejectedError, OSError) as error:
+                    _log.warning("subscription %s: %s", session.subscription.id, error)
+                    release(self._engine, clause, request.object)
+                    refusals |= {each.key: str(error) for each, _ in of_clause}
+                    break
         return refusals
 
     def renew(self, pid: int) -> None:
@@ -219,6 +232,8 @@ class Attacher:
         """
         if not session.opened or session.is_closed:
             return finished()
+        # if it is still being armed, that goes no further
+        session.arming.pop(obj.key, None)
         for clause in session.opened:
             release(self._engine, clause, obj, is_awaited=is_awaited)
         return self._engine.quiesced(owner_of(session.subscription.client)) if is_awaited else finished()
@@ -226,3 +241,10 @@ class Attacher:
     def close(self, session: Session, unmapped: Sequence[Object]) -> Closed:
         """See `Session.close`."""
         return session.close(self._engine, unmapped)
+
+
+def _pause(session: Session, request: ArmRequest) -> Generator[None, None, None]:
+    """Let others have their turn. Raises ObjectGoneError if the object has been disarmed meanwhile."""
+    yield
+    if session.is_closed or session.arming.get(request.object.key) is not request:
+        raise ObjectGoneError(request.object.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stapsdtd import model
@@ -10,11 +10,12 @@ from stapsdtd.catalog.selection import STEP_MATCHES
 from stapsdtd.catalog.selectors import SelectedSite, Selector, choose, meant
 from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
+from stapsdtd.runtime.fair_thread import finish
 from stapsdtd.sessions.spec import ClauseSpec
 
 _OfClauses = tuple[tuple[SelectedSite, ...], ...]
-Found = tuple[str, _OfClauses]
-"""A name of an object, and the sites that each clause chooses under it."""
+Found = dict[str, _OfClauses]
+"""By an object's names: the sites that each clause chooses under it."""
 
 
 def names_of(obj: Object, mappings: Mapping[int, model.Mapping], named: NamedFile | None = None) -> list[str]:
@@ -33,7 +34,7 @@ class Choices:
 
     def __init__(self, clauses: Sequence[ClauseSpec]) -> None:
         self._clauses = clauses
-        self._found: dict[ObjectKey, dict[str, _OfClauses]] = {}
+        self._found: dict[ObjectKey, Found] = {}
 
     def matches(self, obj: Object, names: Iterable[str]) -> int:
         """Return how many sites are to be matched, counting each selector, until `of` knows these names."""
@@ -45,8 +46,9 @@ class Choices:
             for clause in self._clauses
         )
 
-    def search(self, obj: Object, names: Collection[str]) -> Iterator[Found | None]:
-        """Choose sites step by step, and yield what was found for each name, None in between."""
+    def search(self, obj: Object, names: Collection[str]) -> Generator[None, None, Found]:
+        """Choose sites step by step."""
+        found: Found = {}
         for name in names:
             chosen: list[tuple[SelectedSite, ...]] = []
             for position, clause in enumerate(self._clauses):
@@ -54,13 +56,14 @@ class Choices:
                 narrowed = meant(_selectors(clause), name, obj.parsed.providers)
                 for sites in _parts(obj.parsed.sites if narrowed else (), len(narrowed)):
                     of_clause += _chosen(position, clause, name, sites)
-                    yield None
+                    yield
                 chosen.append(tuple(of_clause))
-            yield name, tuple(chosen)
+            found[name] = tuple(chosen)
+        return found
 
-    def take(self, key: ObjectKey, found: Iterable[Found | None]) -> None:
+    def take(self, key: ObjectKey, found: Found) -> None:
         """Note what `search` has found."""
-        self._found.setdefault(key, {}).update(each for each in found if each is not None)
+        self._found.setdefault(key, {}).update(found)
 
     def of(self, obj: Object, names: Collection[str]) -> list[SelectedSite]:
         """Return the chosen sites of an object: for each clause those under the first name under which there are any.
@@ -69,7 +72,7 @@ class Choices:
         """
         found = self._found.get(obj.key, {})
         if missing := [name for name in names if name not in found]:
-            self.take(obj.key, self.search(obj, missing))
+            self.take(obj.key, finish(self.search(obj, missing)))
             found = self._found[obj.key]
         by_clause = zip(*(found[name] for name in names), strict=True)
         return [each for by_name in by_clause for each in next(filter(None, by_name), ())]

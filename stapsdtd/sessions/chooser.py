@@ -53,7 +53,7 @@ class Chooser:
             )
         return False
 
-    def _search(self, live: LiveSubscription, obj: Object, names: Collection[str]) -> Future[list[Found | None]]:
+    def _search(self, live: LiveSubscription, obj: Object, names: Collection[str]) -> Future[Found]:
         queue = Queue(live.subscription.client.name)
         return self._thread.take_turns(queue, live.choices.search(obj, names), f"matching {obj.path}")
 

@@ -8,7 +8,6 @@ import asyncio
 import posixpath
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +19,6 @@ from stapsdtd.kernel.ownership import belonging
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.procs.file_keys import is_host_file, leads_to, was_written_to
 from stapsdtd.procs.named_files import NamedFile
-from stapsdtd.runtime.futures import all_done
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.choices import names_of
 from stapsdtd.sessions.chooser import Chooser
@@ -30,6 +28,8 @@ from stapsdtd.sessions.matcher import is_in_scope, is_mapped_in_scope, is_wanted
 from stapsdtd.sessions.subscription import SiteState, Subscription
 from stapsdtd.sessions.targets import ArmRequest
 
+MAX_SITES = 10_000
+"""Of one object that are armed for a subscription, as many as it keeps statuses of."""
 _TURN_MATCHES = 4000
 """How many sites are matched in a turn of the control thread, counting each selector: some 3 ms."""
 _OBJECT_MATCHES = 40
@@ -156,6 +156,15 @@ class ObjectFollower:
         if not selected:
             return
         is_quiet = owners is not None and is_installed and not is_mapped
+        if len(selected) > MAX_SITES:
+            if obj.key not in live.oversized and not is_quiet:
+                live.oversized.add(obj.key)
+                excess = (
+                    f"{len(selected)} sites of this file match, and a subscription may have {MAX_SITES} of one; "
+                    f"name fewer probes"
+                )
+                live.report([live.status(SiteState.REFUSED, obj, selected[0], excess)])
+            return
         if other := live.candidate_for(obj.key):
             live.doubtful[obj.key] = Doubtful(obj, () if is_quiet else selected)
             if not is_reported:
@@ -244,20 +253,6 @@ class ObjectFollower:
         in_files = (each.object for each in live.considered.values() if not each.object.is_kernel)
         return [obj for obj in in_files if not self._registry.mappings(obj.key)]
 
-    def armed_in(self, pid: int) -> Future[None]:
-        """Return a future that is done once everything now being armed in a process is, except what is late."""
-        mapped = self._registry.mapped_by(pid)
-        live = list(self._live.values())
-        choosing = [each.choosing[key].settled for each in live for key in mapped & each.choosing.keys()]
-        arming = [
-            considered.arming
-            for each in live
-            for key in mapped & each.considered.keys()
-            if self._armer.late.is_awaited(considered := each.considered[key])
-            and is_mapped_in_scope(each.subscription, considered.selected_sites, (pid,))
-        ]
-        return all_done([all_done(arming), *choosing])
-
     def is_host_file(self, obj: Object) -> bool:
         return is_host_file(obj, self._filesystems)
 
@@ -266,6 +261,7 @@ class ObjectFollower:
             self.consider(live, change.object)
             if change.vanished:
                 live.choices.forget(change.object.key)
+                live.oversized.discard(change.object.key)
 
     def on_main_thread(self, pid: int) -> None:
         """Keep a process armed that has another main thread, or none. For those that are followed, all are patched."""

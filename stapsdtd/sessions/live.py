@@ -73,7 +73,7 @@ class Disarming:
 class Choosing:
     """search: finds an object's choices. settled: done when it was decided what follows, and that is armed."""
 
-    search: Future[list[Found | None]]
+    search: Future[Found]
     settled: Future[None] = field(default_factory=unfinished)
 
 
@@ -132,7 +132,7 @@ class LiveSubscription:
     unfollow: stops following the processes in scope. first: None once Subscribe has returned. disarming: what may still
     be patched. streams: how many are open. lease: runs while none is.
 
-    choices: of the clauses. choosing: the objects of which these are being found.
+    choices: of the clauses. choosing: the objects of which these are being found. oversized: those with too many sites.
     """
 
     subscription: Subscription
@@ -152,6 +152,7 @@ class LiveSubscription:
     streams: int = 0
     lease: asyncio.TimerHandle | None = None
     choosing: dict[ObjectKey, Choosing] = field(default_factory=dict, init=False)
+    oversized: set[ObjectKey] = field(default_factory=set, init=False)
     _by_file: dict[FileId, ConsideredObject] = field(default_factory=dict, init=False)
     _by_likeness: defaultdict[tuple[int, int, int], set[ObjectKey]] = field(
         default_factory=lambda: defaultdict(set), init=False

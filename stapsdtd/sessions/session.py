@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from stapsdtd.capture.engine import Engine
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.kernel.host_calls import BEGIN, host_call
-from stapsdtd.model import Object
+from stapsdtd.model import Object, ObjectKey
 from stapsdtd.runtime.futures import all_done, finished
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
+from stapsdtd.sessions.targets import ArmRequest
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +31,15 @@ class Closed:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """Used by the arming thread. opened: the clauses that the engine knows. error: why it could not open all."""
+    """Used by the arming thread. opened: the clauses that the engine knows. error: why it could not open all. arming:
+    what is being armed, some sites at a time.
+    """
 
     subscription: Subscription
     opened: list[Clause] = field(default_factory=list)
     is_closed: bool = False
     error: StapsdtdError | OSError | None = None
+    arming: dict[ObjectKey, ArmRequest] = field(default_factory=dict)
 
     def open(self, engine: Engine) -> None:
         """Open the clauses, unless that was done. Raises StapsdtdError and OSError, then each time."""

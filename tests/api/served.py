@@ -37,6 +37,7 @@ from stapsdtd.capture.engine import (
     Sink,
     SubscriptionKey,
     Target,
+    TargetSite,
     UnreadMetrics,
 )
 from stapsdtd.catalog.registry import Change, Registry
@@ -123,8 +124,10 @@ class FakeFollowed:
 
 
 class FakeEngine:
-    """Records what is armed. refuse: reasons by the name of a site. failures: what the method of a name raises;
-    `arm 1` is for that subscription_key alone. uncaptured: why it cannot tell some fields.
+    """Records what is armed.
+
+    parts: the sites of each call of arm(). refuse: reasons by the name of a site. failures: what the method of a name
+    raises; `arm 1` is for that subscription_key alone. uncaptured: why it cannot tell some fields.
 
     held: until which events the method of a name waits. disarmed: done when what was disarmed is out of the processes.
     hits: those that are foreign, until they are asked for.
@@ -133,10 +136,12 @@ class FakeEngine:
     """
 
     name = "fake"
+    arms_in_parts = True
 
     def __init__(self) -> None:
         self.sinks: dict[SubscriptionKey, Sink] = {}
         self.armed: dict[tuple[SubscriptionKey, ObjectKey], Target] = {}
+        self.parts: list[Sequence[TargetSite]] = []
         self.followed: FakeFollowed | None = None
         self.refuse: dict[str, str] = {}
         self.failures: dict[str, Exception] = {}
@@ -187,11 +192,14 @@ class FakeEngine:
         # the descriptor leads to the object while the call lasts
         status = os.stat(target.file_path)
         assert (status.st_dev, status.st_ino) == (target.object.key.dev, target.object.key.inode)
-        assert (subscription_key, target.object.key) not in self.armed
+        earlier = self.armed.get((subscription_key, target.object.key))
+        parts = (*(earlier.sites if earlier else ()), *target.sites)
+        assert len({wanted.site for wanted in parts}) == len(parts)
         self._begin("arm")
         if error := self.failures.get(f"arm {subscription_key}"):
             raise error
-        self.armed[subscription_key, target.object.key] = target
+        self.armed[subscription_key, target.object.key] = replace(target, sites=parts)
+        self.parts.append(target.sites)
         sites = (wanted.site for wanted in target.sites)
         return [Refusal(site, self.refuse[site.name]) for site in sites if site.name in self.refuse]
 

@@ -352,3 +352,56 @@ def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(tmp_path: Path, pid
         server.in_control(server.subscriptions.housekeeping.clean_up)
         assert next_states(call) == [("a", ARMED)]
         call.cancel()
+
+
+def test_many_sites_are_armed_in_turns_with_what_others_want(server: Served, pids: list[int]) -> None:
+    server.servicer.arm_seconds = PATIENCE_SECONDS
+    large = server.file_object(*(site(f"n{number}", number) for number in range(1200)), name="large")
+    server.map(pids[0], large, "large")
+    server.map(pids[1], server.file_object(site("a", provider="few"), name="few"), "few")
+    arming = server.engine.held["arm"] = Hold()
+    request = pb.SubscribeRequest(selectors=["app:*"])
+    many = server.stub.Subscribe.future(request, timeout=PATIENCE_SECONDS)
+    assert arming.began.wait(PATIENCE_SECONDS)
+    few = server.stub.Subscribe.future(pb.SubscribeRequest(selectors=["few:*"]), timeout=PATIENCE_SECONDS)
+    wait_for(lambda: server.arming.backlog().waiting, "the other subscription to wait")
+    arming.release()
+    assert states(few.result().sites) == [("a", ARMED)]
+    assert {state for _, state in states(many.result().sites)} == {ARMED}
+    assert len(many.result().sites) == 1200
+    # the first part, the other's object, and the rest
+    sizes = [len(sites) for sites in server.engine.parts]
+    assert sorted(sizes) == [1, 200, 500, 500]
+    assert sizes[-1] != 1
+
+
+def test_object_that_is_unmapped_while_it_is_armed_in_parts_is_not_armed(server: Served, pids: list[int]) -> None:
+    large = server.file_object(*(site(f"n{number}", number) for number in range(1200)), path="/memfd:jit")
+    server.map(pids[0], large)
+    arming = server.engine.held["arm"] = Hold()
+    ident = server.subscribe().subscription_id
+    assert arming.began.wait(PATIENCE_SECONDS)
+    server.begin_unmap(pids[0], large)
+    arming.release()
+    server.settle()
+    assert not server.engine.armed
+    assert len(server.engine.parts) < 3
+    # it can be armed again, and another one, up to the quota
+    server.map(pids[1], large)
+    (target,) = server.engine.armed.values()
+    assert len(target.sites) == 1200
+    server.unsubscribe(ident)
+
+
+def test_more_sites_than_a_subscription_may_have_of_a_file_are_refused_with_the_limit(
+    server: Served, pids: list[int]
+) -> None:
+    server.servicer.arm_seconds = PATIENCE_SECONDS
+    server.map(pids[0], server.file_object(*(site(f"n{number}", number) for number in range(10_001))))
+    (refused,) = server.subscribe().sites
+    assert refused.state == REFUSED
+    assert refused.reason == (
+        "10001 sites of this file match, and a subscription may have 10000 of one; name fewer probes"
+    )
+    response = server.subscribe("app:n*0")
+    assert len(response.sites) == 1001

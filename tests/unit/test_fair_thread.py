@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -88,19 +88,20 @@ def test_clients_take_turns_and_so_do_a_clients_users(thread: FairThread, held: 
 def test_steps_take_turns_with_what_others_wait_for(thread: FairThread, held: Held) -> None:
     done: list[str] = []
 
-    def steps(name: str, count: int) -> Iterator[int]:
-        for number in range(count):
+    def steps(name: str, count: int) -> Generator[None, None, str]:
+        for _ in range(count):
             done.append(name)
-            yield number
+            yield
+        return name.upper()
 
     a, b = thread.take_turns(A, steps("a", 3)), thread.take_turns(Queue("b"), steps("b", 2))
     held.release.set()
-    assert (a.result(SECONDS), b.result(SECONDS)) == ([0, 1, 2], [0, 1])
+    assert (a.result(SECONDS), b.result(SECONDS)) == ("A", "B")
     assert done == ["a", "b", "a", "b", "a"]
 
 
 def test_steps_that_fail_or_are_cancelled_go_no_further(thread: FairThread) -> None:
-    def failing() -> Iterator[None]:
+    def failing() -> Generator[None, None, None]:
         yield
         raise ZeroDivisionError
 
@@ -109,7 +110,7 @@ def test_steps_that_fail_or_are_cancelled_go_no_further(thread: FairThread) -> N
     began, cancelled = threading.Event(), threading.Event()
     taken: list[int] = []
 
-    def cancellable() -> Iterator[None]:
+    def cancellable() -> Generator[None, None, None]:
         taken.append(1)
         began.set()
         assert cancelled.wait(SECONDS)
@@ -124,6 +125,24 @@ def test_steps_that_fail_or_are_cancelled_go_no_further(thread: FairThread) -> N
     thread.submit(A, lambda: None).result(SECONDS)
     thread.submit(A, lambda: None).result(SECONDS)
     assert taken == [1]
+
+
+def test_what_is_whole_is_cancelled_before_it_begins_or_not_at_all(thread: FairThread) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def steps() -> Generator[None, None, int]:
+        began.set()
+        assert go_on.wait(SECONDS)
+        yield
+        return 7
+
+    whole = thread.take_turns(A, steps(), is_whole=True)
+    never = thread.take_turns(A, steps(), is_whole=True)
+    assert began.wait(SECONDS)
+    assert never.cancel()
+    assert not whole.cancel()
+    go_on.set()
+    assert whole.result(SECONDS) == 7
 
 
 def test_what_has_not_begun_can_be_cancelled_and_is_forgotten(thread: FairThread, held: Held) -> None:

@@ -4,6 +4,7 @@ from stapsdtd.catalog.probe_view import ProbeView
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selectors import parse
 from stapsdtd.model import Object
+from stapsdtd.runtime.fair_thread import finish
 from tests.unit.samples import sample_object, site
 
 FOUND = sample_object(site("a", 1), site("b", 2))
@@ -14,12 +15,12 @@ def visible(*selectors: str, pids: frozenset[int] = frozenset()) -> ProbeView:
 
 
 def changed(view: ProbeView, *pids: int, found: Object = FOUND) -> list[tuple[bool, str]]:
-    return [(added, probe.name) for step in view.update([MappedObject(found, pids)]) for added, probe in step]
+    return [(added, probe.name) for added, probe in finish(view.update([MappedObject(found, pids)]))]
 
 
 def test_probes_come_and_go_with_their_object() -> None:
     view = visible()
-    assert list(view.update([])) == []
+    assert finish(view.update([])) == []
     assert changed(view, 1) == [(True, "a"), (True, "b")]
     assert changed(view, 1, 2) == []
     assert changed(view) == [(False, "a"), (False, "b")]
@@ -39,8 +40,8 @@ def test_a_probe_is_in_sight_while_a_wanted_process_maps_it() -> None:
 
 
 def test_what_came_and_went_is_told() -> None:
-    steps = visible("app:a").update([MappedObject(FOUND, (1,)), MappedObject(FOUND, ())])
-    assert [(added, probe.name) for step in steps for added, probe in step] == [(True, "a"), (False, "a")]
+    changes = finish(visible("app:a").update([MappedObject(FOUND, (1,)), MappedObject(FOUND, ())]))
+    assert [(added, probe.name) for added, probe in changes] == [(True, "a"), (False, "a")]
 
 
 def test_objects_do_not_mix() -> None:

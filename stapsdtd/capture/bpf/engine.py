@@ -63,6 +63,7 @@ class BpfEngine:
     """See `capture.engine.Engine`."""
 
     name = "bpf"
+    arms_in_parts = True
 
     def __init__(
         self,
@@ -169,7 +170,8 @@ class BpfEngine:
             # do not try this one again whenever other subscriptions' wishes for these sites change
             self._release(subscription_key, sites, is_awaited=False)
             raise
-        subscription.sites[armed.key] = [site for site in sites if subscription_key in site.consumers]
+        further = [site for site in sites if subscription_key in site.consumers]
+        subscription.sites[armed.key] = subscription.sites.get(armed.key, []) + further
         self._objects.forget_unwanted(armed)
         refusals |= {site.site: refused[site] for site in sites if site in refused}
         return [Refusal(site, reason) for site, reason in refusals.items()]

@@ -63,6 +63,7 @@ class FtraceEngine:
     """
 
     name = "ftrace"
+    arms_in_parts = False
 
     def __init__(
         self,
