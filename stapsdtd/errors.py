@@ -78,6 +78,22 @@ class InvalidArgumentError(StapsdtdError):
         return InvalidArgumentError(f"{outer}.{self.field}", self.reason, self.column, self.text)
 
 
+class MalformedRequestError(InvalidArgumentError):
+    """A request's bytes are not a message of its type."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("request", reason)
+
+
+class UnknownMethodError(StapsdtdError):
+    """The server has no such method; it may be older than the client."""
+
+    grpc_code = "UNIMPLEMENTED"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"method not found: {path!r}; the server may be older than this client")
+
+
 class UnknownSubscriptionError(StapsdtdError):
     """No subscription has this id: it never existed, was ended, or its lease expired."""
 

@@ -8,7 +8,9 @@ peers         who is at the other end of a connection
 connections   how many connections are open, and how many may be
 timeouts      how long a client may take to connect and to send its requests
 opening       the HTTP/2 frames by which the timeouts are applied
-access        peers, roles, rights, and the gate that every call passes
+header_blocks the requests' headers, as far as the gRPC server does not survive them
+access        roles, rights, and the gate that every call passes
+admission     that gate, before a request's bytes are parsed
 servicer      one method per RPC; work on subscriptions is handed to the control thread
 backend       the parts of the daemon that the servicer uses
 requests      requests, checked, to the model

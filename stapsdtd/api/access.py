@@ -12,15 +12,15 @@ from typing import Literal
 
 from stapsdtd.api.policy import Policy
 from stapsdtd.api.rights import Peer, Rights
-from stapsdtd.errors import AccessDeniedError, LimitReachedError
+from stapsdtd.errors import AccessDeniedError, LimitReachedError, MalformedRequestError, UnknownMethodError
 from stapsdtd.runtime.logs import fields
-from stapsdtd.sessions.token_bucket import TokenBucket, TokenBuckets
+from stapsdtd.sessions.token_bucket import TokenBuckets
 
 Refused = Literal["connection", "call"]
 
-_log = logging.getLogger("stapsdtd.access")
+_REFUSALS = AccessDeniedError, LimitReachedError, MalformedRequestError, UnknownMethodError
 
-_LOG_RECORDS_PER_SECOND = 20
+_log = logging.getLogger("stapsdtd.access")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Caller:
     def log(self, level: int, result: str, **more: object) -> None:
         """Log a decision."""
         extra = fields(client=self.rights.client, pid=self.peer.pid, role=self.rights.role, **more)
-        _log.log(level, "%s %s", self.call, result, extra=extra)
+        _log.log(level, "%s %s", self.call, result, extra=extra | {"kind": (self.call, result)})
 
     @contextmanager
     def recording_refusals(self) -> Iterator[None]:
         try:
             yield
-        except (AccessDeniedError, LimitReachedError) as error:
+        except _REFUSALS as error:
             self.record_refusal(error)
             raise
 
@@ -63,7 +63,6 @@ class Gate:
         self._find_peer = find_peer
         self.policy = policy
         self._requests = TokenBuckets(clock)
-        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND, clock)
         self.refusals: Counter[Refused] = Counter()
 
     def enter(self, call: str, address: str) -> Caller:
@@ -78,10 +77,10 @@ class Gate:
         return Caller(call, peer, rights, self.refusals)
 
     def record_refusal(self, kind: Refused, operation: str, peer: Peer, reason: Exception) -> None:
-        """Count a refusal and log it, within a rate limit: a client that is refused may retry at once."""
+        """Count a refusal and log it."""
         self.refusals[kind] += 1
-        if self._log_records.take(1):
-            _log.warning("%s refused", operation, extra=fields(client=peer.client, pid=peer.pid, reason=reason))
+        extra = fields(client=peer.client, pid=peer.pid, reason=reason)
+        _log.warning("%s refused", operation, extra=extra | {"kind": (operation, "refused")})
 
     def _check_rate(self, client: str, per_second: int | None) -> None:
         """Raises LimitReachedError."""

@@ -42,7 +42,8 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
         )
     except StapsdtdError as error:
         await context.abort(grpc.StatusCode[error.grpc_code], str(error))
-    except grpc.aio.AbortError:
+    except grpc.aio.BaseError:
+        # the call was aborted, or the client is gone
         raise
     except Exception as error:  # noqa: BLE001 - the client is told what is known, and the log has the rest
         if str(error) == _NO_THREAD:

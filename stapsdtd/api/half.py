@@ -14,7 +14,7 @@ class Half(asyncio.BufferedProtocol):
 
     lost: done when this end is closed.
     all_halves: contains this end while it is open.
-    opening: is fed what is read.
+    opening: is fed what is read. Once it has a problem, this end is aborted, and nothing is passed on.
     """
 
     transport: asyncio.Transport
@@ -51,6 +51,9 @@ class Half(asyncio.BufferedProtocol):
         data = bytes(self._buffer[:count])
         if self._opening is not None:
             self._opening.feed(data)
+            if self._opening.problem:
+                self.transport.abort()
+                return
         if self.other is not None:
             self.other.write(data)
         else:

@@ -13,13 +13,13 @@ import logging
 import os
 import resource
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from stapsdtd.api.access import Gate
 from stapsdtd.api.connections import OpenConnections
 from stapsdtd.api.half import Half
+from stapsdtd.api.header_blocks import HeaderBlocks
 from stapsdtd.api.listeners import ListeningSocket, hang_up
 from stapsdtd.api.opening import Opening
 from stapsdtd.api.peers import PeerTable, identify
@@ -27,7 +27,6 @@ from stapsdtd.api.rights import Peer
 from stapsdtd.api.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, enforced
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.kernel.host_calls import ACCEPT
-from stapsdtd.sessions.token_bucket import TokenBucket
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +35,6 @@ _MAX_HANDSHAKES = 64
 _FLUSH_SECONDS = 5.0
 _ACCEPT_PAUSE_SECONDS = 0.2
 _ACCEPTS_PER_WAKEUP = 16
-_LOG_RECORDS_PER_SECOND = 20
 
 _BUFFER_BYTES = 120_000
 """Below malloc's threshold for mapping each block anew, which costs more than copying it."""
@@ -51,8 +49,6 @@ class Relay:
         gate: Gate,
         max_connections: int,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
         self._timeouts = timeouts
@@ -66,7 +62,6 @@ class Relay:
         self._halves: set[Half] = set()
         # shared by all connections: what was read is written or copied before the next read
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._log_records = TokenBucket(_LOG_RECORDS_PER_SECOND, clock)
 
     def start(self, listening: Sequence[ListeningSocket], grpc_path: str) -> None:
         """Start accepting. grpc_path: the gRPC server's socket, which may be removed when this returns."""
@@ -142,7 +137,7 @@ class Relay:
     async def _serve(self, connection: socket.socket, listening: ListeningSocket, source: str) -> None:
         """Serve a connection until it is closed. source: where it comes from, for the log."""
         try:
-            opening = Opening()
+            opening = Opening(HeaderBlocks().why_not)
             outside = await self._handshake(connection, listening, opening)
             try:
                 peer = identify(connection, outside.transport, listening)
@@ -153,6 +148,8 @@ class Relay:
                     return
                 with admitted:
                     await self._relay(outside, opening, peer)
+                if opening.problem:
+                    self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(opening.problem))
             finally:
                 outside.abort()
                 await outside.lost
@@ -222,9 +219,7 @@ class Relay:
     def _log_failure(self, listening: ListeningSocket, reason: str) -> None:
         """Count and log a connection that failed before its peer was identified."""
         self._gate.refusals["connection"] += 1
-        # within a rate limit, since a client that is refused may retry at once
-        if self._log_records.take(1):
-            _log.warning("connection refused on %s: %s", listening.listener.address, reason)
+        _log.warning("connection refused on %s: %s", listening.listener.address, reason)
 
 
 def _max_descriptors() -> float:

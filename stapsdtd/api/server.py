@@ -13,6 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from stapsdtd.api.admission import Admission
 from stapsdtd.api.listeners import CannotListenError, ListeningSocket, open_listeners
 from stapsdtd.api.relay import Relay
 from stapsdtd.api.servicer import StapsdtServicer
@@ -46,10 +47,15 @@ class Server:
         self._relay = relay
         self._listeners = listeners
         self._listening: list[ListeningSocket] = []
-        self._server = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))))
-        stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(servicer, self._server)
+        self._server = grpc.aio.server(
+            interceptors=[Admission(servicer.gate)],
+            options=(*_OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * idle_seconds))),
+        )
+        # its methods take an admitted client instead of a context
+        methods: Any = servicer
+        stapsdt_pb2_grpc.add_StapsdtServiceServicer_to_server(methods, self._server)
         # replaces the generated handler: messages of streams are already serialized
-        stream: Any = grpc.unary_stream_rpc_method_handler(servicer.Stream, stapsdt_pb2.StreamRequest.FromString, None)
+        stream: Any = grpc.unary_stream_rpc_method_handler(methods.Stream, stapsdt_pb2.StreamRequest.FromString, None)
         self._server.add_registered_method_handlers(SERVICE, {"Stream": stream})
         self._directory: int | None = None
         self._health = health.aio.HealthServicer()

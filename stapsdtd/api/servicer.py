@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from stapsdtd.api import convert, requests, subscription_messages
-from stapsdtd.api.access import Caller
+from stapsdtd.api.access import Caller, Gate
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, NamesOf, members
 from stapsdtd.api.chains import with_functions
 from stapsdtd.api.clauses import parse_selectors
-from stapsdtd.api.errors import Context, abort_on_error
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
@@ -30,7 +29,6 @@ from stapsdtd.sessions.live import FirstArming
 from stapsdtd.sessions.subscription import EndReason, SiteState, Subscription
 from stapsdtd.v1 import kernel_functions_pb2 as functions_pb
 from stapsdtd.v1 import stapsdt_pb2 as pb
-from stapsdtd.v1 import stapsdt_pb2_grpc
 
 _LOGGED_CHARACTERS = 200
 _ARM_SECONDS = 5.0
@@ -38,7 +36,9 @@ _DISARM_SECONDS = 5.0
 """Arming usually takes some ms, disarming 0.1 s. What takes longer is told as under way."""
 
 
-class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
+class StapsdtServicer:
+    """Its methods take a request and the client that was admitted: see `Admission`."""
+
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.arm_seconds = _ARM_SECONDS
@@ -62,9 +62,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         self._streams.apply(policy)
         return ended
 
-    def _enter(self, call: str, context: Context) -> Caller:
-        """Raises AccessDeniedError and LimitReachedError."""
-        return self._backend.gate.enter(call, context.peer())
+    @property
+    def gate(self) -> Gate:
+        """What admits the calls before they get here."""
+        return self._backend.gate
 
     async def finished(self) -> None:
         """Return when no call, cancelled ones included, has anything left to do in the control thread."""
@@ -75,12 +76,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def GetServerInfo(  # noqa: N802
         self,
         request: pb.GetServerInfoRequest,  # noqa: ARG002
-        context: Context,
+        caller: Caller,
     ) -> pb.GetServerInfoResponse:
-        async with abort_on_error(context):
-            caller = self._enter("info", context)
-            caller.log(logging.DEBUG, "allowed")
-            return await server_info(self._backend, self._listing, caller.rights)
+        caller.log(logging.DEBUG, "allowed")
+        return await server_info(self._backend, self._listing, caller.rights)
 
     def _names_for(self, users: Users) -> NamesOf | None:
         """Return what finds containers' names, for clients with a right to everybody's processes."""
@@ -90,134 +89,122 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         names_of = self._names_for(caller.rights.list)
         return await asyncio.to_thread(members, self._backend.hierarchy, names_of, request.containers, request.cgroups)
 
-    async def ListProbes(self, request: pb.ListProbesRequest, context: Context) -> pb.ListProbesResponse:  # noqa: N802
-        async with abort_on_error(context):
-            caller = self._enter("list", context)
-            with caller.recording_refusals():
-                caller.rights.check_list()
-            caller.log(logging.DEBUG, "allowed")
-            selectors = parse_selectors(request.selectors, self._backend.limits)
-            pids = requests.parse_pids("pids", request.pids)
-            among = await self._members(request, caller)
-            users = caller.rights.list
-            visible = await self._listing.visible_pids(users, among)
-            files, files_left_out = await self._files.of_list(request, selectors, caller)
-            client = caller.rights.client
-            if files is None:
-                objects = await self._listing.mapped(visible, client)
-            else:
-                objects = await self._listing.mapped_files(files, visible)
-            # in files, other probes are listed as well
-            is_mapped = bool(pids) or among is not None
-            shown = [mapped for mapped in objects if mapped.pids or not is_mapped]
-            listed = await self._listing.select(client, selectors, shown, pids)
-            response = pb.ListProbesResponse(
-                probes=listed.probes, sites_left_out=listed.sites_left_out, files_left_out=files_left_out
-            )
-            if request.details:
-                identities = await self._listing.identities(sorted(listed.pids), users)
-                names_of = self._names_for(users)
-                ids = [identity.container_id for identity in identities]
-                names = await asyncio.to_thread(names_of, ids) if names_of else {}
-                response.processes.extend(
-                    convert.process(each, names.get(each.container_id, "")) for each in identities
-                )
-                response.problems.extend(convert.problems(mapped.object for mapped in objects))
+    async def ListProbes(self, request: pb.ListProbesRequest, caller: Caller) -> pb.ListProbesResponse:  # noqa: N802
+        with caller.recording_refusals():
+            caller.rights.check_list()
+        caller.log(logging.DEBUG, "allowed")
+        selectors = parse_selectors(request.selectors, self._backend.limits)
+        pids = requests.parse_pids("pids", request.pids)
+        among = await self._members(request, caller)
+        users = caller.rights.list
+        visible = await self._listing.visible_pids(users, among)
+        files, files_left_out = await self._files.of_list(request, selectors, caller)
+        client = caller.rights.client
+        if files is None:
+            objects = await self._listing.mapped(visible, client)
+        else:
+            objects = await self._listing.mapped_files(files, visible)
+        # in files, other probes are listed as well
+        is_mapped = bool(pids) or among is not None
+        shown = [mapped for mapped in objects if mapped.pids or not is_mapped]
+        listed = await self._listing.select(client, selectors, shown, pids)
+        response = pb.ListProbesResponse(
+            probes=listed.probes, sites_left_out=listed.sites_left_out, files_left_out=files_left_out
+        )
+        if request.details:
+            identities = await self._listing.identities(sorted(listed.pids), users)
+            names_of = self._names_for(users)
+            ids = [identity.container_id for identity in identities]
+            names = await asyncio.to_thread(names_of, ids) if names_of else {}
+            response.processes.extend(convert.process(each, names.get(each.container_id, "")) for each in identities)
+            response.problems.extend(convert.problems(mapped.object for mapped in objects))
         return response
 
     async def WatchProbes(  # noqa: N802
-        self, request: pb.WatchProbesRequest, context: Context
+        self, request: pb.WatchProbesRequest, caller: Caller
     ) -> AsyncIterator[pb.WatchProbesResponse]:
-        async with abort_on_error(context):
-            caller = self._enter("watch", context)
+        with caller.recording_refusals():
+            caller.rights.check_list()
+            self._watches.check_quota(caller.rights)
+        caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
+        selectors = parse_selectors(request.selectors, self._backend.limits)
+        pids = requests.parse_pids("pids", request.pids)
+        among = await self._members(request, caller)
+        async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
+            async for message in messages:
+                yield message
+
+    async def Subscribe(self, request: pb.SubscribeRequest, caller: Caller) -> pb.SubscribeResponse:  # noqa: N802
+        names_of = self._names_for(caller.rights.trace)
+        spec = await asyncio.to_thread(
+            requests.spec_of, request, self._backend.limits, self._backend.hierarchy, names_of
+        )
+        named, spec = await self._files.of_subscription(request, spec, caller)
+        functions = await traced_functions(self._backend, request.functions, caller)
+        spec = with_functions(spec, functions)
+        unanswered: list[Subscription] = []
+
+        def subscribe() -> FirstArming:
+            subscription, first = self._subscribers.subscribe(spec, caller.peer, named.files, functions)
+            unanswered.append(subscription)
+            return first
+
+        # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
+        async with self._calls.cleanup(lambda: self._subscribers.abandon(unanswered)):
             with caller.recording_refusals():
-                caller.rights.check_list()
-                self._watches.check_quota(caller.rights)
-            caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
-            selectors = parse_selectors(request.selectors, self._backend.limits)
-            pids = requests.parse_pids("pids", request.pids)
-            among = await self._members(request, caller)
-            async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:
-                async for message in messages:
-                    yield message
-
-    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> pb.SubscribeResponse:  # noqa: N802
-        async with abort_on_error(context):
-            caller = self._enter("subscribe", context)
-            names_of = self._names_for(caller.rights.trace)
-            spec = await asyncio.to_thread(
-                requests.spec_of, request, self._backend.limits, self._backend.hierarchy, names_of
+                first = await self._backend.control.run(subscribe)
+            ident = unanswered[0].id
+            await asyncio.wait({asyncio.wrap_future(first.matched)})
+            armed = asyncio.wrap_future(first.done)
+            await asyncio.wait({armed}, timeout=self.arm_seconds)
+            if armed.done():
+                armed.result()
+            else:
+                # the statuses will tell
+                armed.add_done_callback(asyncio.Future.exception)
+                caller.log(logging.WARNING, "still arming", subscription=ident)
+            statuses = await self._backend.control.run(lambda: self._backend.subscriptions.first_statuses(ident))
+            try:
+                requests.check_armed(request, statuses)
+            except (NoMatchError, NotArmedError):
+                # nothing is left armed when it fails
+                await _end(self._backend, unanswered.pop().id, caller, self.disarm_seconds)
+                raise
+            caller.log(
+                logging.INFO,
+                "allowed",
+                subscription=ident,
+                selectors=_shortened([selector.text for selector in spec.selectors]),
+                **({"files": _shortened(request.files)} if request.files else {}),
+                sites=sum(status.state is SiteState.ARMED for status in statuses),
             )
-            named, spec = await self._files.of_subscription(request, spec, caller)
-            functions = await traced_functions(self._backend, request.functions, caller)
-            spec = with_functions(spec, functions)
-            unanswered: list[Subscription] = []
-
-            def subscribe() -> FirstArming:
-                subscription, first = self._subscribers.subscribe(spec, caller.peer, named.files, functions)
-                unanswered.append(subscription)
-                return first
-
-            # if the client cancels meanwhile, it never learns the id and nobody would unsubscribe
-            async with self._calls.cleanup(lambda: self._subscribers.abandon(unanswered)):
-                with caller.recording_refusals():
-                    first = await self._backend.control.run(subscribe)
-                ident = unanswered[0].id
-                await asyncio.wait({asyncio.wrap_future(first.matched)})
-                armed = asyncio.wrap_future(first.done)
-                await asyncio.wait({armed}, timeout=self.arm_seconds)
-                if armed.done():
-                    armed.result()
-                else:
-                    # the statuses will tell
-                    armed.add_done_callback(asyncio.Future.exception)
-                    caller.log(logging.WARNING, "still arming", subscription=ident)
-                statuses = await self._backend.control.run(lambda: self._backend.subscriptions.first_statuses(ident))
-                try:
-                    requests.check_armed(request, statuses)
-                except (NoMatchError, NotArmedError):
-                    # nothing is left armed when it fails
-                    await _end(self._backend, unanswered.pop().id, caller, self.disarm_seconds)
-                    raise
-                caller.log(
-                    logging.INFO,
-                    "allowed",
-                    subscription=ident,
-                    selectors=_shortened([selector.text for selector in spec.selectors]),
-                    **({"files": _shortened(request.files)} if request.files else {}),
-                    sites=sum(status.state is SiteState.ARMED for status in statuses),
-                )
-                response = pb.SubscribeResponse(
-                    subscription_id=ident,
-                    sites=subscription_messages.site_statuses(unanswered[0], statuses),
-                    lease_seconds=spec.lease_seconds,
-                    engine=self._backend.engine,
-                    unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
-                    evaluated_late=subscription_messages.late_conditions(unanswered[0], statuses),
-                    added_late=subscription_messages.added_late(unanswered[0]),
-                )
-                unanswered.clear()
+            response = pb.SubscribeResponse(
+                subscription_id=ident,
+                sites=subscription_messages.site_statuses(unanswered[0], statuses),
+                lease_seconds=spec.lease_seconds,
+                engine=self._backend.engine,
+                unusable_files=[pb.UnusableFile(path=path, reason=why) for path, why in named.unusable],
+                evaluated_late=subscription_messages.late_conditions(unanswered[0], statuses),
+                added_late=subscription_messages.added_late(unanswered[0]),
+            )
+            unanswered.clear()
         return response
 
-    async def Stream(self, request: pb.StreamRequest, context: Context) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: N802
-        async with abort_on_error(context):
-            caller = self._enter("stream", context)
-            ident = request.subscription_id
-            subscriptions = self._backend.subscriptions
-            check_stream(request)
-            stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect)
-            async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
-                with self._streams.opened(stream, caller):
-                    # within the cleanup: the client may cancel during this call
-                    await self._backend.control.run(lambda: subscriptions.lifetimes.stream_opened(ident))
-                    async for message in stream.messages():
-                        yield message
+    async def Stream(self, request: pb.StreamRequest, caller: Caller) -> AsyncIterator[bytes]:  # noqa: N802
+        ident = request.subscription_id
+        subscriptions = self._backend.subscriptions
+        check_stream(request)
+        stream = stream_of(self._subscribers.find(ident, caller), request, subscriptions.collect)
+        async with self._calls.cleanup(lambda: subscriptions.lifetimes.stream_closed(ident)):
+            with self._streams.opened(stream, caller):
+                # within the cleanup: the client may cancel during this call
+                await self._backend.control.run(lambda: subscriptions.lifetimes.stream_opened(ident))
+                async for message in stream.messages():
+                    yield message
 
-    async def Unsubscribe(self, request: pb.UnsubscribeRequest, context: Context) -> pb.UnsubscribeResponse:  # noqa: N802
-        async with abort_on_error(context):
-            caller = self._enter("unsubscribe", context)
-            self._subscribers.find(request.subscription_id, caller)
-            ending, is_disarmed = await _end(self._backend, request.subscription_id, caller, self.disarm_seconds)
+    async def Unsubscribe(self, request: pb.UnsubscribeRequest, caller: Caller) -> pb.UnsubscribeResponse:  # noqa: N802
+        self._subscribers.find(request.subscription_id, caller)
+        ending, is_disarmed = await _end(self._backend, request.subscription_id, caller, self.disarm_seconds)
         return pb.UnsubscribeResponse(
             account=subscription_messages.account(ending.subscription.account()),
             still_disarming=not is_disarmed,
@@ -227,12 +214,10 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
     async def ListSubscriptions(  # noqa: N802
         self,
         request: pb.ListSubscriptionsRequest,  # noqa: ARG002
-        context: Context,
+        caller: Caller,
     ) -> pb.ListSubscriptionsResponse:
-        async with abort_on_error(context):
-            caller = self._enter("subscriptions", context)
-            caller.log(logging.DEBUG, "allowed")
-            subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
+        caller.log(logging.DEBUG, "allowed")
+        subscriptions = await self._backend.control.run(self._backend.subscriptions.all)
         return pb.ListSubscriptionsResponse(
             subscriptions=[
                 subscription_messages.subscription(subscription, streaming=streaming, lease_left_seconds=lease_left)
@@ -242,10 +227,9 @@ class StapsdtServicer(stapsdt_pb2_grpc.StapsdtServiceServicer):
         )
 
     async def ListKernelFunctions(  # noqa: N802
-        self, request: functions_pb.ListKernelFunctionsRequest, context: Context
+        self, request: functions_pb.ListKernelFunctionsRequest, caller: Caller
     ) -> functions_pb.ListKernelFunctionsResponse:
-        async with abort_on_error(context):
-            return await list_functions(self._backend, request, self._enter("functions", context))
+        return await list_functions(self._backend, request, caller)
 
 
 async def _end(backend: Backend, ident: str, caller: Caller, seconds: float) -> tuple[Ending, bool]:

@@ -58,7 +58,8 @@ def test_each_line_of_a_traceback_has_its_priority(
         logging.getLogger("stapsdtd.x").error("it failed", exc_info=ValueError("no\nyes"))
     found = lines(capfd)
     assert found[0] == "<3>stapsdtd.x: it failed"
-    assert found[1:] == ["<3>ValueError: no", "<3>yes"]
+    # indented, so that the error's second line cannot pass for a record
+    assert found[1:] == ["<3>  ValueError: no", "<3>  yes"]
 
 
 def test_elsewhere_lines_have_time_and_level_and_fields_stand_behind(
@@ -89,6 +90,18 @@ def test_file_name_cannot_make_a_line_of_its_own() -> None:
         r"<6>/tmp/x\n2026-11-21 INFO stapsdtd.access: subscribe allowed\r\x1b[2J\u202e\u2028: refused"
     )
     assert shown("%s", "/home/müller/日本") == "<6>/home/müller/日本"
+
+
+def test_texts_of_a_traceback_are_escaped(capfd: pytest.CaptureFixture[str]) -> None:
+    with logging_as_set_up("info"):
+        logging.getLogger("stapsdtd.x").error("it failed", exc_info=ValueError("\x1b[2J\u202e\r2026-11-25 INFO x"))
+    assert lines(capfd)[1:] == [r"  ValueError: \x1b[2J\u202e\r2026-11-25 INFO x"]
+
+
+def test_lines_are_not_as_long_as_others_like() -> None:
+    found = shown("%s", "a" * 100_000, value="b" * 100_000)
+    assert len(found) < 11_000
+    assert "[91808 characters more] value=" in found
 
 
 @given(st.text(), st.text())

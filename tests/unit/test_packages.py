@@ -26,7 +26,7 @@ from tests.support import ROOT
 _CLIENT = "deploy/client"
 _OBJECT = "stapsdtd/capture/bpf/stapsdt.bpf.o"
 _PROTOS = {f"stapsdtd/v1/{name}.proto" for name in ("kernel_functions", "stapsdt")}
-_DAEMON_ONLY = {"prometheus-client", "psutil", "pyelftools", "pyroute2"}
+_DAEMON_ONLY = {"hpack", "prometheus-client", "psutil", "pyelftools", "pyroute2"}
 _HOST_CHECKS = "stapsdtd.cli.doctor"
 """It looks whether the daemon's modules are there before it imports them."""
 

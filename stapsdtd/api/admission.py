@@ -1,0 +1,106 @@
+"""Admits the calls of all services before their bytes are parsed: the API's, the health check's and the reflection's.
+
+    bytes ──► Gate.enter: role, rate ──► parsed ──► the service's method ──► errors to status codes
+
+gRPC would parse a message first, and log a traceback for each that it cannot.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from stapsdtd.api.access import Caller, Gate
+from stapsdtd.api.errors import Context, abort_on_error
+from stapsdtd.errors import MalformedRequestError, UnknownMethodError
+from stapsdtd.v1 import stapsdt_pb2
+
+_SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
+_CALLS = {
+    f"/{_SERVICE}/{method}": call
+    for method, call in {
+        "GetServerInfo": "info",
+        "ListProbes": "list",
+        "WatchProbes": "watch",
+        "Subscribe": "subscribe",
+        "Stream": "stream",
+        "Unsubscribe": "unsubscribe",
+        "ListSubscriptions": "subscriptions",
+        "ListKernelFunctions": "functions",
+    }.items()
+}
+"""What the log calls the API's methods; others have their own names there."""
+_MAX_SHOWN_CHARACTERS = 80
+
+_Requests = bytes | AsyncIterator[bytes]
+
+
+class Admission(grpc.aio.ServerInterceptor):
+    """Runs on the API's event loop."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        path = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return grpc.stream_unary_rpc_method_handler(self._refuse_unknown(path))
+        kind = "_".join("stream" if streams else "unary" for streams in _streams(handler))
+        admitted = self._admitted(path, handler.request_deserializer, getattr(handler, kind))
+        return handler._replace(**{kind: admitted, "request_deserializer": None})
+
+    def _refuse_unknown(self, path: str) -> Any:
+        async def refuse(_requests: _Requests, context: Context) -> None:
+            async with abort_on_error(context):
+                caller = self._gate.enter("unknown method", context.peer())
+                with caller.recording_refusals():
+                    raise UnknownMethodError(path[:_MAX_SHOWN_CHARACTERS])
+
+        return refuse
+
+    def _admitted(self, path: str, parse: Callable[[bytes], Any], method: Any) -> Any:
+        """Return a method of unparsed requests that does what this one does."""
+        call = _CALLS.get(path, path.removeprefix("/"))
+
+        def begin(requests: _Requests, context: Context) -> Any:
+            caller = self._gate.enter(call, context.peer())
+            parsed = _parsed(caller, parse, requests) if isinstance(requests, bytes) else messages(requests, context)
+            return method(parsed, caller if path in _CALLS else context)
+
+        async def messages(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            async for request in requests:
+                yield _parsed(self._gate.enter(call, context.peer()), parse, request)
+
+        async def answer(requests: _Requests, context: Context) -> Any:
+            async with abort_on_error(context):
+                return await begin(requests, context)
+
+        async def answers(requests: _Requests, context: Context) -> AsyncIterator[Any]:
+            async with abort_on_error(context), aclosing(begin(requests, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return answers if inspect.isasyncgenfunction(method) else answer
+
+
+def _streams(handler: Any) -> tuple[bool, bool]:
+    return handler.request_streaming, handler.response_streaming
+
+
+def _parsed(caller: Caller, parse: Callable[[bytes], Any], request: bytes) -> Any:
+    """Raises MalformedRequestError."""
+    try:
+        return parse(request)
+    except DecodeError as error:
+        with caller.recording_refusals():
+            raise MalformedRequestError(f"{len(request)} bytes cannot be parsed: {error}") from None
