@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from stapsdtd.errors import ObjectPendingError
+from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -92,7 +93,8 @@ class LockedCalls:
                     # the worker exits after this call
                     self._calls.put(None)
                     self._calls = None
-                    _log.info("process %d of uid %d holds the lock of its memory map; retrying later", pid, user)
+                    held = "process %d holds the lock of its memory map; retrying later"
+                    _log.info(held, pid, extra=fields(uid=user))
                     raise ObjectPendingError
         if call.error is not None:
             raise call.error

@@ -25,6 +25,7 @@ from stapsdtd.kernel.host_calls import START_PROCESS, host_call
 from stapsdtd.model import Mapping, ObjectKey
 from stapsdtd.procs import copying
 from stapsdtd.procs.objects import Copy
+from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +136,9 @@ class FileCopies:
         job.is_late = True
         job.process.kill()
         _log.warning(
-            "%s: its file system does not reply; until it does, files of uid %d on such file systems are not parsed",
+            "%s: its file system does not reply; until it does, the user's files on such file systems are not parsed",
             job.path,
-            user,
+            extra=fields(uid=user),
         )
 
     def _end(self, job: _Job) -> None:
@@ -152,11 +153,12 @@ class FileCopies:
             try:
                 self._keep(job, output)
             except (OSError, ValueError) as error:
-                _log.warning("%s is not parsed: cannot take its copy: %s", job.path, error)
+                _log.warning("%s is not parsed: cannot take its copy: %s", job.path, error, extra=fields(uid=job.user))
                 self._refuse(job.file)
         elif not job.is_late and output.strip() != os.strerror(errno.ENOENT):
             # ENOENT: gone from that process, but another one may map it
-            _log.info("%s is not parsed: cannot copy it: %s", job.path, output.strip() or f"exit code {code}")
+            reason = output.strip() or f"exit code {code}"
+            _log.info("%s is not parsed: cannot copy it: %s", job.path, reason, extra=fields(uid=job.user))
             # a server that denies root access to one file denies it to all
             self._refuse(_all_of(job.file) if output.strip() == os.strerror(errno.EACCES) else job.file)
         self._release(job)

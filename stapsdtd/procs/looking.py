@@ -10,6 +10,7 @@ from stapsdtd.procs.budgets import CpuBudget, user_of
 from stapsdtd.procs.look_queue import LookQueue
 from stapsdtd.procs.process_maps import ProcessMaps
 from stapsdtd.runtime.latency import Latency
+from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
@@ -51,5 +52,5 @@ class Looker:
             # `Watcher.parsed` is called when it is worth another look
             self._queue.hold_up(pid, records)
         except OSError as error:
-            _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error)
+            _log.warning("pid %d: cannot read its mappings, trying again: %s", pid, error, extra=fields(uid=user))
             self._queue.add_later(pid, *records)

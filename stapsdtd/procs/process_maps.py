@@ -17,6 +17,7 @@ from stapsdtd.kernel.procfs import ProcessStat
 from stapsdtd.model import Mapping, Object, ObjectKey, ProcessKey
 from stapsdtd.procs.budgets import MemoryBudget
 from stapsdtd.procs.objects import ObjectStore
+from stapsdtd.runtime.logs import fields
 
 _log = logging.getLogger(__name__)
 
@@ -172,7 +173,9 @@ class ProcessMaps:
     def _warn_of_excess(self, user: int) -> None:
         if user not in self._excessive:
             self._excessive.add(user)
-            _log.warning("uid %d has more probes than one user may have listed; further ones are not listed", user)
+            _log.warning(
+                "a user has more probes than may be listed; further ones are not listed", extra=fields(uid=user)
+            )
 
     def _on_change(self, change: Change) -> None:
         if change.appeared:

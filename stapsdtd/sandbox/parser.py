@@ -22,6 +22,7 @@ from stapsdtd.kernel.debug_files import debug_file
 from stapsdtd.kernel.host_calls import START_PROCESS
 from stapsdtd.model import ParsedObject
 from stapsdtd.runtime.latency import Latency
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sandbox import protocol
 from stapsdtd.sandbox.lockdown import Measure
 from stapsdtd.sandbox.processes import Worker, WorkerGoneError, Zygote
@@ -121,7 +122,7 @@ class SandboxedParser:
                 self._keep(worker, owner, begin)
                 self.failures["worker" if isinstance(error, ParserFailedError) else "file"] += 1
                 if isinstance(error, ParserFailedError):
-                    _log.warning("%r cannot be parsed: %s", _name(descriptor), error)
+                    _log.warning("%r cannot be parsed: %s", _name(descriptor), error, extra=fields(uid=status.st_uid))
                 raise
             except (RefusedError, TimeoutError, WorkerGoneError) as error:
                 what = self._end(worker, error)
@@ -130,7 +131,7 @@ class SandboxedParser:
                 self.failures["worker"] += 1
                 # a worker that had read other files may have been at fault, or whoever ended it
                 if is_last or isinstance(error, TimeoutError) or (was_new and isinstance(error, RefusedError)):
-                    _log.warning("%r cannot be parsed: %s", _name(descriptor), what)
+                    _log.warning("%r cannot be parsed: %s", _name(descriptor), what, extra=fields(uid=status.st_uid))
                     raise ParserLostError(what) from error
             except BaseException:
                 self._end(worker, None)

@@ -17,6 +17,7 @@ from stapsdtd.model import Object
 from stapsdtd.procs.budgets import user_of
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import when_done
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.attacher import Attacher, Outcome, Refusals
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.foreign_bounds import Excess
@@ -121,7 +122,10 @@ class Armer:
             first.settle(error)
         if error is not None and (first is None or live.first is None):
             # nobody else reports it
-            _log.error("subscription %s: cannot arm %s", live.subscription.id, considered.object.path, exc_info=error)
+            subscription = live.subscription
+            what = "subscription %s: cannot arm %s"
+            extra = fields(client=subscription.client.name)
+            _log.error(what, subscription.id, considered.object.path, exc_info=error, extra=extra)
 
     def _on_error(
         self,

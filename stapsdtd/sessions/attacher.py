@@ -33,6 +33,7 @@ from stapsdtd.procs.objects import Parse, open_object
 from stapsdtd.query.site_filter import SiteFilter
 from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.latency import Latency
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.file_writes import FileWriteWatcher
 from stapsdtd.sessions.instructions import why_not_armed
@@ -211,7 +212,8 @@ class Attacher:
                         refused = self._engine.arm(clause.key, target)
                     refusals |= {(position, each.site): each.reason for each in refused}
                 except (TracefsRejectedError, OSError) as error:
-                    _log.warning("subscription %s: %s", session.subscription.id, error)
+                    extra = fields(client=session.subscription.client.name)
+                    _log.warning("subscription %s: %s", session.subscription.id, error, extra=extra)
                     release(self._engine, clause, request.object)
                     refusals |= {each.key: str(error) for each, _ in of_clause}
                     break

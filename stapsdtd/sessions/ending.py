@@ -11,6 +11,7 @@ from functools import partial
 
 from stapsdtd.model import Object
 from stapsdtd.runtime.futures import unfinished
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.armer import Armer, CallSoon
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.session import Closed
@@ -67,7 +68,8 @@ class EndingSubscriptions:
     def _close(self, ending: Ending, reason: EndReason, done: Future[Closed]) -> None:
         self._on_closed(ending.subscription)
         if error := done.exception():
-            _log.error("subscription %s did not end cleanly", ending.subscription.id, exc_info=error)
+            extra = fields(client=ending.subscription.client.name)
+            _log.error("subscription %s did not end cleanly", ending.subscription.id, exc_info=error, extra=extra)
             self._end_with(ending.subscription, reason)
             ending.disarmed.set_exception(error)
             return

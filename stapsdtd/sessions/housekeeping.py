@@ -16,6 +16,7 @@ from stapsdtd.catalog.registry import Registry
 from stapsdtd.model import ObjectKey
 from stapsdtd.procs.watcher import Watcher
 from stapsdtd.runtime.fair_thread import FairThread
+from stapsdtd.runtime.logs import fields
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.armer import Armer
 from stapsdtd.sessions.clause import Clause
@@ -143,7 +144,7 @@ class Housekeeping:
         quotas = {each.name: each.quotas.max_foreign_hits_per_second for each in self._principal_of.values()}
         limits = {name: limit for name, limit in quotas.items() if limit is not None}
         for name, excess in self._foreign.judge(hits, limits):
-            _log.warning("%s: %s", name, excess.reason)
+            _log.warning("%s", excess.reason, extra=fields(client=name))
             for live in [live for live in self._live.values() if live.subscription.client.name == name]:
                 if excess.key in live.considered:
                     self._armer.bar(live, excess)

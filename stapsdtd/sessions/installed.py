@@ -20,6 +20,7 @@ from stapsdtd.errors import StapsdtdError
 from stapsdtd.inventory.files import Change, InstalledFile, matching
 from stapsdtd.model import Object
 from stapsdtd.procs.named_files import Credentials, NamedFile, NamedFiles
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.chooser import Chooser
 from stapsdtd.sessions.follower import ObjectFollower
 from stapsdtd.sessions.live import LiveSubscription
@@ -172,7 +173,8 @@ class InstalledFollower:
         try:
             opened = await self._opener.open(paths, credentials, are_expected=True)
         except (StapsdtdError, OSError) as error:
-            _log.warning("subscription %s: installed files cannot be opened: %s", subscription.id, error)
+            cannot = "subscription %s: installed files cannot be opened: %s"
+            _log.warning(cannot, subscription.id, error, extra=fields(client=subscription.client.name))
             return
         for path, reason in opened.unusable:
             _log.debug("subscription %s: %s is armed when a process maps it: %s", subscription.id, path, reason)
@@ -210,6 +212,7 @@ class InstalledFollower:
                 "subscription %s matches more installed files than may be armed for it: the others are armed when a "
                 "process maps them",
                 live.subscription.id,
+                extra=fields(client=live.subscription.client.name),
             )
 
 

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from stapsdtd.runtime.logs import fields
 from stapsdtd.runtime.timer import Timer
 from stapsdtd.sessions.live import LiveSubscription
 from stapsdtd.sessions.scoped_processes import ProcessExits
-from stapsdtd.sessions.subscription import EndReason
+from stapsdtd.sessions.subscription import EndReason, Subscription
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Lifetimes:
 
     def start(self, live: LiveSubscription) -> None:
         subscription = live.subscription
-        live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription.id)
+        live.lease = self._loop.call_later(subscription.spec.lease_seconds, self._expire, subscription)
         if subscription.spec.scope.follow:
             self._followed_timer.set()
 
@@ -55,9 +56,10 @@ class Lifetimes:
             live.lease.cancel()
             live.lease = None
 
-    def _expire(self, ident: str) -> None:
-        _log.info("subscription %s: the lease expired", ident)
-        self._end(ident, EndReason.LEASE_EXPIRED)
+    def _expire(self, subscription: Subscription) -> None:
+        extra = fields(client=subscription.client.name)
+        _log.info("subscription %s: the lease expired", subscription.id, extra=extra)
+        self._end(subscription.id, EndReason.LEASE_EXPIRED)
 
     def _on_exit(self, ident: str, pid: int) -> None:
         if live := self._live.get(ident):

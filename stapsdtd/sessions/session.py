@@ -13,6 +13,7 @@ from stapsdtd.errors import StapsdtdError
 from stapsdtd.kernel.host_calls import BEGIN, host_call
 from stapsdtd.model import Object, ObjectKey
 from stapsdtd.runtime.futures import all_done, finished
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.subscription import Subscription
@@ -52,7 +53,8 @@ class Session:
         try:
             self._open(engine)
         except (StapsdtdError, OSError) as error:
-            _log.warning("subscription %s: the engine cannot open it: %s", subscription.id, error)
+            cannot = "subscription %s: the engine cannot open it: %s"
+            _log.warning(cannot, subscription.id, error, extra=fields(client=subscription.client.name))
             self.error = error
             raise
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.fields import FieldComputer
@@ -157,7 +158,7 @@ class EventSink:
                 rest = 0
                 self._admission.admitted(batch, self._log.end_bytes)
         except Exception:  # noqa: BLE001 - what is not in the log by now never will be
-            _log.exception("%s: events could not be kept", self._name)
+            _log.exception("%s: events could not be kept", self._name, extra=fields(client=self._client.name))
             self.lost(LossStage.DECODE, rest)
 
     def _filter(self, batch: EventBatch, filters: Sequence[EventFilter]) -> EventBatch:

@@ -15,6 +15,7 @@ from stapsdtd.capture.engine import Scope, SubscriptionKey
 from stapsdtd.catalog.selectors import SelectedSite
 from stapsdtd.model import Object, Site
 from stapsdtd.runtime.futures import unfinished
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.principal import Principal
@@ -152,7 +153,7 @@ class Subscription:
             try:
                 waiter()
             except Exception:  # noqa: BLE001 - the others are still to be woken
-                _log.exception("%s: a stream could not be woken", self.id)
+                _log.exception("%s: a stream could not be woken", self.id, extra=fields(client=self.client.name))
 
     # the control thread's side
 
