@@ -99,7 +99,7 @@ class Prepared:
             print("{:5} {:>10} {:>17} {:>33} {}".format(number, *columns))
             if is_verbose:
                 types = list(type_names(sites, catalog()))
-                lines = [f"args[{index}]: {each}" for index, each in enumerate(types)] or ["None"]
+                lines = [escape(f"args[{index}]: {each}") for index, each in enumerate(types)] or ["None"]
                 print("\n\tArgument Types", *lines, sep="\n\t\t", end="\n\n")
 
     def print_plan(self) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from stapsdtd.query.d.formats import FormatError, check_printa, check_printf, parse
 from stapsdtd.query.d.printing import Printer
-from stapsdtd.query.d.values import Bytes, Integer, Pointer, String, Type, Value, signed, unsigned
+from stapsdtd.query.d.values import Bytes, Integer, OwnText, Pointer, String, Type, Value, signed, unsigned
+from stapsdtd.runtime.text import escape
 
 CHAR, SHORT, INT, LONG = (Integer(bits, is_signed=True) for bits in (8, 16, 32, 64))
 UCHAR, USHORT, UINT, ULONG = (Integer(bits, is_signed=False) for bits in (8, 16, 32, 64))
@@ -159,7 +160,16 @@ def test_integers_are_as_cs(name: str, kind: Integer, value: int, flags: str, si
 )
 def test_strings_are_as_cs(value: str, is_left: bool, width: int, precision: int) -> None:
     for text in (f"%{'-' * is_left}{width or ''}s|", f"%{'-' * is_left}{width or ''}.{precision}s|"):
-        assert printf(text, (STRING, value)) == c_printf(text, ctypes.c_char_p(value.encode()))
+        assert printf(text, (STRING, OwnText(value))) == c_printf(text, ctypes.c_char_p(value.encode()))
+
+
+@given(st.text(), st.integers(0, 20))
+def test_strings_of_others_are_printable(value: str, width: int) -> None:
+    text = printf(f"\t%{width or ''}s\n", (STRING, value))
+    assert text == f"\t{escape(value.partition(chr(0))[0]):>{width}}\n"
+    assert text[1:-1].isprintable()
+    assert printf("%c", (INT, 0x9B)) == r"\x9b"
+    assert printf("%.3s|", (STRING, "ab\x1b[2J")) == r"ab\x1b|"
 
 
 @given(st.text("%-+ #0'@*?.123hlLdusxcYpkZ$\n", max_size=12))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from stapsdtd.query.d.aggregations import Aggregation, Function
 from stapsdtd.query.d.distribution import picture
 from stapsdtd.query.d.print_aggregations import Sorting, printed, remaining
-from stapsdtd.query.d.records import raw_bytes, traced
+from stapsdtd.query.d.records import Records, raw_bytes, traced
 from stapsdtd.query.d.scales import lquantize
-from stapsdtd.query.d.values import Bytes, Integer, Pointer, String
+from stapsdtd.query.d.values import Bytes, Integer, OwnText, Pointer, String
 from tests.conformance import outputs
 
 INT = Integer(32, is_signed=True)
@@ -97,6 +97,16 @@ def test_aggregations_are_sorted_at_a_position_that_exists() -> None:
     assert order(Sorting(position=2)) == [3, 2, 1]
     assert order(Sorting(is_reverse=True)) == [1, 2, 3]
     assert order(Sorting(by_key=True, key_position=7)) == [1, 2, 3]
+
+
+def test_what_others_chose_is_escaped_wherever_it_is_printed() -> None:
+    evil, kind = "a\x1b[2J\n\u202e", String()
+    told = traced(kind, evil, is_quiet=True), traced(kind, evil, is_quiet=False)
+    assert [each.strip() for each in told] == [r"a\x1b[2J\n\u202e"] * 2
+    assert traced(kind, OwnText("a\tb\n"), is_quiet=True) == "a\tb\n"
+    written: list[str] = []
+    Records(written.append, is_quiet=False).start(0, 1, evil, "n\x9b")
+    assert written[1].endswith(r"a\x1b[2J\n\u202e:n\x9b ")
 
 
 def test_trace_prints_by_type() -> None:

@@ -29,7 +29,7 @@ from stapsdtd.query.d.nodes import (
     Unary,
     Variable,
 )
-from stapsdtd.query.d.values import Bytes, Pointer, Type, Value, quotient
+from stapsdtd.query.d.values import Bytes, OwnText, Pointer, Type, Value, quotient
 from stapsdtd.query.d.values import Integer as IntegerType
 from stapsdtd.query.d.values import String as StringType
 
@@ -83,7 +83,7 @@ class Compiler:
                 number = converter(self._checked.type_of(expression))(value)
                 return lambda _: number
             case String(value):
-                text = texts.cut(value.decode("utf-8", "backslashreplace"))
+                text = OwnText(texts.cut(value.decode("utf-8", "backslashreplace")))
                 return lambda _: text
             case Variable():
                 return self._variable(expression)

@@ -16,7 +16,7 @@ from stapsdtd.query.d.aggregations import Aggregation, Key, Rank, Row, key_rank
 from stapsdtd.query.d.distribution import picture
 from stapsdtd.query.d.printing import Printer
 from stapsdtd.query.d.records import raw_bytes
-from stapsdtd.query.d.values import Integer, Type, Value, signed, unsigned
+from stapsdtd.query.d.values import Integer, Type, Value, shown, signed, unsigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def _result(aggregation: Aggregation, row: Row | None) -> int | str:
 def _column(kind: Type, value: Value) -> str:
     """Return a part of a key."""
     if isinstance(value, str):
-        return f"  {value:<50}"
+        return f"  {shown(value):<50}"
     if isinstance(value, bytes):
         return raw_bytes(value)
     match kind:

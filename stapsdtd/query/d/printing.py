@@ -1,4 +1,9 @@
-"""Text by a format: what printf() and printa() print."""
+r"""Text by a format: what printf() and printa() print.
+
+A format's own `\n` and `\t` are printed as they are, and so are strings that the program contains. Other strings come
+from traced programs, from files or from the server: what is not printable in them is escaped, into whatever the output
+goes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stapsdtd.query.d.formats import MAX_WIDTH, Argument, Conversion, Format
-from stapsdtd.query.d.values import INT64, Integer, Type, Value, quotient, signed, unsigned
+from stapsdtd.query.d.values import INT64, Integer, OwnText, Type, Value, quotient, signed, unsigned
+from stapsdtd.runtime.text import escape
 
 _BASES = {"d": "d", "i": "d", "u": "d", "o": "o", "x": "x", "X": "X", "p": "x"}
 _ESCAPES = {"\a": "a", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t", "\v": "v", '"': '"', "\\": "\\"}
@@ -70,10 +76,12 @@ def _converted(conversion: Conversion, kind: Type, value: Value, width: int, pre
     if name in "sS":
         text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
         text = text.partition("\0")[0]
+        own = isinstance(value, OwnText)
         text = _escaped(text) if name == "S" else text
         text = text[: precision or None]
+        text = text if own else escape(text)
     elif name == "c":
-        text = chr(unsigned(_number(value), 8))
+        text = escape(chr(unsigned(_number(value), 8)))
     elif name == "C":
         text = _escaped(chr(unsigned(_number(value), 8)))
     elif name in "aA":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from stapsdtd.query.d.values import Integer, Type, Value, signed, unsigned
+from stapsdtd.query.d.values import Integer, Type, Value, shown, signed, unsigned
 
 _TITLE = f"{'CPU':>3} {'ID':>6} {'FUNCTION:NAME':>32}\n"
 _DIGITS = "0123456789abcdef"
@@ -35,7 +35,7 @@ class Records:
         if not self._has_title:
             self._write(_TITLE)
             self._has_title = True
-        self._write(f"{cpu:3} {probe_id:6} {f'{function}:{name}':>32} ")
+        self._write(f"{cpu:3} {probe_id:6} {shown(f'{function}:{name}'):>32} ")
 
     def text(self, text: str) -> None:
         """Write what printf() or printa() made."""
@@ -54,7 +54,7 @@ def traced(kind: Type, value: Value, *, is_quiet: bool) -> str:
     if isinstance(value, bytes):
         return raw_bytes(value)
     if isinstance(value, str):
-        return value if is_quiet else f"  {value:<33}"
+        return shown(value) if is_quiet else f"  {shown(value):<33}"
     bits = kind.bits if isinstance(kind, Integer) else 64
     is_signed = isinstance(kind, Integer) and kind.is_signed
     number = signed(value, bits) if is_signed else unsigned(value, bits)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from stapsdtd.runtime.text import escape
+
 INT64_MIN: Final = -(1 << 63)
 INT64_MAX: Final = (1 << 63) - 1
 
@@ -50,6 +52,18 @@ class Bytes:
 
 Type = Integer | String | Pointer | Bytes
 Value = int | str | bytes
+
+
+class OwnText(str):
+    """A string that the D program itself contains, printed as it is. What is made of one is an ordinary string."""
+
+    __slots__ = ()
+
+
+def shown(text: str) -> str:
+    """Return a string as it is printed: what traced programs, files and the server chose is escaped."""
+    return text if isinstance(text, OwnText) else escape(text)
+
 
 INT64: Final = Integer(64, is_signed=True)
 UINT64: Final = Integer(64, is_signed=False)
