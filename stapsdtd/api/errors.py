@@ -1,4 +1,4 @@
-"""Maps errors to gRPC status codes."""
+"""Maps errors to gRPC status codes. Texts are escaped, as they name what programs, files and clients are called."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from stapsdtd.errors import InvalidArgumentError, StapsdtdError
 from stapsdtd.kernel.host_calls import START_PROCESS
+from stapsdtd.runtime.text import escape
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +38,11 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
     except InvalidArgumentError as error:
         await context.abort(
             grpc.StatusCode[error.grpc_code],
-            str(error),
+            escape(str(error)),
             ((_DETAILS_KEY, _bad_request(error).SerializeToString()),),
         )
     except StapsdtdError as error:
-        await context.abort(grpc.StatusCode[error.grpc_code], str(error))
+        await context.abort(grpc.StatusCode[error.grpc_code], escape(str(error)))
     except grpc.aio.BaseError:
         # the call was aborted, or the client is gone
         raise
@@ -49,10 +50,10 @@ async def abort_on_error(context: Context) -> AsyncIterator[None]:
         if str(error) == _NO_THREAD:
             refusal = START_PROCESS.refused("a thread", errno.EAGAIN)
             _log.warning("a request failed: %s", refusal)
-            await context.abort(grpc.StatusCode[refusal.grpc_code], str(refusal))
+            await context.abort(grpc.StatusCode[refusal.grpc_code], escape(str(refusal)))
         _log.exception("a request failed")
         text = f"internal error, which is a defect of the server: {_described(error)}; report it, with {_LOG}"
-        await context.abort(grpc.StatusCode.INTERNAL, text)
+        await context.abort(grpc.StatusCode.INTERNAL, escape(text))
 
 
 def _described(error: Exception) -> str:
@@ -69,7 +70,7 @@ def _bad_request(error: InvalidArgumentError) -> status_pb2.Status:
     details = [_packed(error_details_pb2.BadRequest(field_violations=[violation]))]
     if error.column is not None and error.text:
         details.append(_packed(_excerpt(error.text, error.column)))
-    return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=str(error), details=details)
+    return status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message=escape(str(error)), details=details)
 
 
 def _excerpt(text: str, column: int) -> error_details_pb2.ErrorInfo:

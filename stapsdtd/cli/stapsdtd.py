@@ -13,6 +13,7 @@ from stapsdtd.addresses import DEFAULT_ADDRESS
 from stapsdtd.config.file import load
 from stapsdtd.errors import StapsdtdError
 from stapsdtd.runtime import logs
+from stapsdtd.runtime.text import escape
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -78,10 +79,10 @@ def main() -> None:
     except click.exceptions.Exit as exit_:
         sys.exit(exit_.exit_code)
     except click.ClickException as error:
-        print(f"stapsdtd: {error.format_message()}; see 'stapsdtd --help'", file=sys.stderr)
+        print(f"stapsdtd: {escape(error.format_message())}; see 'stapsdtd --help'", file=sys.stderr)
         sys.exit(2)
     except (StapsdtdError, OSError) as error:
-        print(f"stapsdtd: {error}", file=sys.stderr)
+        print(f"stapsdtd: {escape(str(error))}", file=sys.stderr)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)

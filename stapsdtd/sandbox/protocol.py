@@ -31,6 +31,7 @@ from stapsdtd.model import (
     Register,
     Unavailable,
 )
+from stapsdtd.runtime.text import escape
 from stapsdtd.sandbox import codec
 from stapsdtd.sandbox.codec import RefusedError
 
@@ -116,8 +117,7 @@ def decode(answer: bytes | bytearray, file_size: int) -> ParsedObject:
 def _reason(told: memoryview) -> str:
     if not 0 < len(told) <= MAX_REASON_BYTES:
         raise RefusedError(f"a reason of {len(told)} bytes")
-    reason = str(told, "utf-8", "replace")
-    return "".join(character if character.isprintable() else "?" for character in reason)
+    return escape(str(told, "utf-8", "replace"))
 
 
 def _check_object(parsed: ParsedObject, file_size: int) -> None:

@@ -499,6 +499,21 @@ def test_errors_say_what_failed_and_what_to_do(
     assert run("list") == (1, "", f"stapsdt: {told.replace('TARGET', server.target)}\n")
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["watch"], ["trace", "a:b"], ["count", "a:b"], ["info"], ["top"]])
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNKNOWN, grpc.StatusCode.PERMISSION_DENIED]
+)
+def test_texts_of_the_server_reach_no_terminal_as_they_are(
+    server: FakeServer, run: Run, code: grpc.StatusCode, arguments: list[str]
+) -> None:
+    server.refuse = (code, "no \x1b]0;PWNED\x07\x1b[7m\x9b7m\u202e\r\nstapsdt: forged [bold red]x[/]")
+    status, out, err = run(*arguments)
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1
+    assert err.rstrip("\n").isprintable()
+    assert r"no \x1b]0;PWNED\x07\x1b[7m\x9b7m\u202e\r\nstapsdt: forged [bold red]x[/]" in err
+
+
 def test_trace_that_is_refused_names_its_selectors(server: FakeServer, run: Run) -> None:
     server.refuse = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
     told = f"stapsdt: subscribe to a:b c:d: {server.target} did not answer within 60 s: it may be busy; try again"
