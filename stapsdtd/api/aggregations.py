@@ -9,16 +9,16 @@ from dataclasses import replace
 from stapsdtd.aggregate.aggregation import Aggregation, Function, HitField, KeySource
 from stapsdtd.aggregate.buckets import FINE, POWERS_OF_TWO, Buckets, linear, log_linear
 from stapsdtd.catalog.selectors import Selector, parse_capture
+from stapsdtd.config.request_limits import MAX_KEYS
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import Capture
-from stapsdtd.query.parse import parse_number, parse_value
+from stapsdtd.query.expression import Expression
+from stapsdtd.query.parse import Expressions, check_length
 from stapsdtd.query.sources import ExpressionSource, key_source, value_source
-from stapsdtd.query.tree_builder import FindCgroup
 from stapsdtd.spans.span import is_of_pair, of_start
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
 _MAX_KEYS = 10_000
-_MAX_PARTS = 8
 _MIN_INTERVAL_MS = 10
 _KEY_BYTES = 64
 _BY, _VALUE = "aggregation.by", "aggregation.value"
@@ -43,7 +43,7 @@ _HISTOGRAMS: dict[int, tuple[int, Callable[[Sequence[int]], Buckets]]] = {
 }
 
 
-def parse_aggregation(clause: pb.Clause, selectors: Sequence[Selector], find_cgroup: FindCgroup) -> Aggregation | None:
+def parse_aggregation(clause: pb.Clause, selectors: Sequence[Selector], expressions: Expressions) -> Aggregation | None:
     """Return what is to be computed; None if events are wanted."""
     if not clause.HasField("aggregation"):
         return None
@@ -62,8 +62,8 @@ def parse_aggregation(clause: pb.Clause, selectors: Sequence[Selector], find_cgr
         raise InvalidArgumentError("aggregation.interval_ms", f"it must be at least {_MIN_INTERVAL_MS}")
     return Aggregation(
         functions,
-        _keys(wanted.by, find_cgroup, in_span=clause.HasField("span")),
-        _value(wanted.value, find_cgroup, in_span=clause.HasField("span")) if needs_value else None,
+        _keys(wanted.by, expressions, in_span=clause.HasField("span")),
+        _value(wanted.value, expressions, in_span=clause.HasField("span")) if needs_value else None,
         buckets,
         max_keys=wanted.max_keys or _MAX_KEYS,
         is_cumulative=wanted.cumulative,
@@ -105,10 +105,10 @@ def _functions(wanted: Sequence[pb.AggregateFunction]) -> tuple[tuple[Function, 
     return tuple(functions), buckets
 
 
-def _keys(texts: Sequence[str], find_cgroup: FindCgroup, *, in_span: bool) -> tuple[KeySource | ExpressionSource, ...]:
-    if len(texts) > _MAX_PARTS:
-        raise InvalidArgumentError(_BY, f"there are {len(texts)} keys; the limit is {_MAX_PARTS}")
-    keys = tuple(parse_key(text, find_cgroup, _BY) for text in texts)
+def _keys(texts: Sequence[str], expressions: Expressions, *, in_span: bool) -> tuple[KeySource | ExpressionSource, ...]:
+    if len(texts) > MAX_KEYS:
+        raise InvalidArgumentError(_BY, f"there are {len(texts)} keys; the limit is {MAX_KEYS}")
+    keys = tuple(parse_key(text, expressions, _BY) for text in texts)
     for key, text in zip(keys, texts, strict=True):
         _check_pair(key, text, _BY, in_span=in_span)
     return keys
@@ -120,13 +120,18 @@ def _check_pair(source: KeySource | ExpressionSource, text: str, field: str, *, 
         raise InvalidArgumentError(field, f"{text} is known of spans alone, and the request has none")
 
 
-def parse_key(text: str, find_cgroup: FindCgroup, field: str) -> KeySource | ExpressionSource:
+def parse_key(text: str, expressions: Expressions, field: str) -> KeySource | ExpressionSource:
     """Parse a part of a key. field: of the request."""
+    check_length(text, field)
     if before := _OF_START.match(text):
         return of_start(_short_key(text[before.end() :], field))
     if not _SHORT_FORM.fullmatch(text):
-        return key_source(parse_value(text, find_cgroup, field), _KEY_BYTES)
+        return expressions.value(text, field, _key)
     return _short_key(text, field)
+
+
+def _key(expression: Expression) -> KeySource | ExpressionSource:
+    return key_source(expression, _KEY_BYTES)
 
 
 def _short_key(text: str, field: str) -> Capture:
@@ -136,7 +141,8 @@ def _short_key(text: str, field: str) -> Capture:
     return capture
 
 
-def _value(text: str, find_cgroup: FindCgroup, *, in_span: bool) -> Capture | ExpressionSource:
+def _value(text: str, expressions: Expressions, *, in_span: bool) -> Capture | ExpressionSource:
+    check_length(text, _VALUE)
     before = _OF_START.match(text)
     if before or _SHORT_FORM.fullmatch(text):
         capture = _capture(text[before.end() :] if before else text, _VALUE)
@@ -145,7 +151,7 @@ def _value(text: str, find_cgroup: FindCgroup, *, in_span: bool) -> Capture | Ex
             raise InvalidArgumentError(_VALUE, f"{text.strip()} is {kind}, and a number is needed", 0, text)
         value: Capture | ExpressionSource = of_start(capture) if before else capture
     else:
-        value = value_source(parse_number(text, find_cgroup, _VALUE))
+        value = expressions.number(text, _VALUE, value_source)
     _check_pair(value, text, _VALUE, in_span=in_span)
     return value
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from stapsdtd.api import cgroup_scope
 from stapsdtd.api.clauses import OfScope, parse_clauses
 from stapsdtd.config import Limits
+from stapsdtd.config.request_limits import MAX_FILES, MAX_PATH_BYTES, MAX_PIDS, MAX_SCOPE_VALUES, check_count
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
 from stapsdtd.query.nodes import wrong_comm
 from stapsdtd.sessions.spec import SubscriptionSpec
@@ -15,15 +16,11 @@ from stapsdtd.sessions.subscription import SiteState, SiteStatus
 from stapsdtd.subscribe_options import Scope, SubscribeOptions
 from stapsdtd.v1 import stapsdt_pb2 as pb
 
-_MAX_PIDS = 4096
-_MAX_FILES = 1000
-_MAX_PATH_BYTES = 4096
 _MAX_SHOWN_CHARACTERS = 80
 
 
 def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
-    if len(pids) > _MAX_PIDS:
-        raise InvalidArgumentError(field, f"there are {len(pids)}, more than the {_MAX_PIDS} allowed")
+    check_count(field, len(pids), MAX_PIDS)
     wrong = [pid for pid in pids if pid <= 0]
     if wrong:
         raise InvalidArgumentError(field, f"{wrong[0]} is not a process id")
@@ -31,12 +28,12 @@ def parse_pids(field: str, pids: Collection[int]) -> frozenset[int]:
 
 
 def parse_files(field: str, paths: Sequence[str]) -> tuple[str, ...]:
-    if len(paths) > _MAX_FILES:
-        raise InvalidArgumentError(field, f"there are {len(paths)} paths, more than the {_MAX_FILES} allowed")
+    if len(paths) > MAX_FILES:
+        raise InvalidArgumentError(field, f"there are {len(paths)} paths, more than the {MAX_FILES} allowed")
     for path in paths:
         if not path.startswith("/"):
-            raise InvalidArgumentError(field, f"{path!r} is not an absolute path")
-        if "\0" in path or len(path.encode()) > _MAX_PATH_BYTES:
+            raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} is not an absolute path")
+        if "\0" in path or len(path.encode()) > MAX_PATH_BYTES:
             raise InvalidArgumentError(field, f"{path[:_MAX_SHOWN_CHARACTERS]!r} cannot be a path")
     return tuple(dict.fromkeys(paths))
 
@@ -62,6 +59,8 @@ def spec_of(
         pids=parse_pids("scope.pids", options.pids),
         exclude_pids=parse_pids("scope.exclude_pids", options.exclude_pids),
     )
+    for name in ("uids", "execnames"):
+        check_count(f"scope.{name}", len(getattr(request.scope, name)), MAX_SCOPE_VALUES)
     wanted_of_hits = OfScope(
         options.uids,
         [_execname(name) for name in options.execnames],

@@ -18,6 +18,7 @@ from stapsdtd.api.listeners import CannotListenError, ListeningSocket, open_list
 from stapsdtd.api.relay import Relay
 from stapsdtd.api.servicer import StapsdtServicer
 from stapsdtd.config import Listener
+from stapsdtd.config.request_limits import MAX_MESSAGE_BYTES
 from stapsdtd.v1 import stapsdt_pb2, stapsdt_pb2_grpc
 
 SERVICE = stapsdt_pb2.DESCRIPTOR.services_by_name["StapsdtService"].full_name
@@ -27,8 +28,7 @@ _IDLE_SECONDS = 300.0
 """A connection without a request for this long gets a GOAWAY; gRPC clients then reconnect with their next request."""
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # fits 256 selectors with paths, 8,192 process ids and the longest expression
-    ("grpc.max_receive_message_length", 256 << 10),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 256),
 )
 

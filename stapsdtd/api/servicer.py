@@ -13,7 +13,6 @@ from stapsdtd.api.backend import Backend
 from stapsdtd.api.calls import OpenCalls
 from stapsdtd.api.cgroup_scope import Members, NamesOf, members
 from stapsdtd.api.chains import with_functions
-from stapsdtd.api.clauses import parse_selectors
 from stapsdtd.api.kernel_functions import list_functions, traced_functions
 from stapsdtd.api.listing import Listing
 from stapsdtd.api.request_files import RequestFiles
@@ -22,6 +21,7 @@ from stapsdtd.api.server_info import server_info
 from stapsdtd.api.stream_requests import check_stream, stream_of
 from stapsdtd.api.streams import Streams
 from stapsdtd.api.subscribers import Subscribers
+from stapsdtd.api.texts import RequestTexts
 from stapsdtd.api.watches import Watches
 from stapsdtd.errors import NoMatchError, NotArmedError, ServerStoppingError
 from stapsdtd.sessions.ending import Ending
@@ -93,7 +93,7 @@ class StapsdtServicer:
         with caller.recording_refusals():
             caller.rights.check_list()
         caller.log(logging.DEBUG, "allowed")
-        selectors = parse_selectors(request.selectors, self._backend.limits)
+        selectors = RequestTexts(self._backend.limits).selectors(request.selectors)
         pids = requests.parse_pids("pids", request.pids)
         among = await self._members(request, caller)
         users = caller.rights.list
@@ -127,7 +127,7 @@ class StapsdtServicer:
             caller.rights.check_list()
             self._watches.check_quota(caller.rights)
         caller.log(logging.INFO, "allowed", selectors=_shortened(request.selectors))
-        selectors = parse_selectors(request.selectors, self._backend.limits)
+        selectors = RequestTexts(self._backend.limits).selectors(request.selectors)
         pids = requests.parse_pids("pids", request.pids)
         among = await self._members(request, caller)
         async with aclosing(self._watches.messages(caller, selectors, pids, among)) as messages:

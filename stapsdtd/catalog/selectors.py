@@ -26,7 +26,8 @@ _MAX_PROVIDERS = 16
 """Of an object with more, each site is matched."""
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
-_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*(?::\s*(int|hex|str|buf)\s*(?:\[\s*(\d{1,9})\s*\])?)?\s*")
+# possessive: blanks that match twice take quadratic time
+_CAPTURE = re.compile(r"\s*+arg(\d{1,3})\s*+(?::\s*+(int|hex|str|buf)\s*+(?:\[\s*+(\d{1,9})\s*+\])?)?\s*+")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
 """Or a set of a glob, in which a hyphen makes a range."""
@@ -124,10 +125,7 @@ class SelectedSite:
 
 def parse(text: str, field: str = "selectors") -> Selector:
     """Raises InvalidArgumentError, which names the field and the column, if text is not a valid selector."""
-    if len(text) > MAX_SELECTOR_LENGTH:
-        raise InvalidArgumentError(
-            field, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
-        )
+    check_length(text, field)
     names, parenthesis, rest = text.partition("(")
     captures = _parse_captures(text, len(names) + 1, rest, field) if parenthesis else None
     if not names:
@@ -144,6 +142,13 @@ def parse(text: str, field: str = "selectors") -> Selector:
         captures,
         (Pattern(_normalized_glob(with_pid[1])), int(with_pid[2])) if with_pid else None,
     )
+
+
+def check_length(text: str, field: str) -> None:
+    if len(text) > MAX_SELECTOR_LENGTH:
+        raise InvalidArgumentError(
+            field, f"selectors are limited to {MAX_SELECTOR_LENGTH} characters; this one has {len(text)}"
+        )
 
 
 def _parts(names: str) -> tuple[str, str, str, str]:
@@ -208,7 +213,9 @@ def _normalized_glob(glob: str) -> str:
     >>> _normalized_glob("query-[a-z]*")
     'query__[a-z]*'
     """
-    return _HYPHEN.sub(lambda match: match[1] or "__", glob)
+    # behind the last bracket there is no set, and looking for its end at each [ would take quadratic time
+    sets, bracket, rest = glob.rpartition("]")
+    return _HYPHEN.sub(lambda match: match[1] or "__", sets + bracket) + normalized(rest)
 
 
 def meant(selectors: Sequence[Selector], path: str, providers: Collection[str]) -> tuple[Selector, ...]:

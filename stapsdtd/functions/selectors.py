@@ -24,7 +24,7 @@ FIELD = "functions"
 
 _HEAD = re.compile(r"\s*(?:(?P<module>[\w*?\[\]!-]+):)?(?P<name>[\w*?\[\]!.-]+)\s*")
 _TOKEN = re.compile(
-    r"\s*(?:(?P<word>[A-Za-z_]\w*)|(?P<number>0[xX][0-9a-fA-F]+|\d+)|(?P<mark>->|[][.,()])|(?P<other>\S))"
+    r"\s*+(?:(?P<word>[A-Za-z_]\w*)|(?P<number>0[xX][0-9a-fA-F]+|\d+)|(?P<mark>->|[][.,()])|(?P<end>\Z)|(?P<other>.))"
 )
 
 
@@ -92,7 +92,6 @@ def _tokens(text: str, position: int) -> Iterator[_Token]:
     for match in _TOKEN.finditer(text, position):
         kind = match.lastgroup or ""
         yield _Token(kind, match[kind], match.start(kind))
-    yield _Token("end", "", len(text))
 
 
 class _Parser:

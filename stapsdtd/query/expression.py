@@ -197,9 +197,11 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
 
 def walk(expression: Expression) -> Iterator[Expression]:
     """Yield an expression and all that it is made of, from left to right."""
-    yield expression
-    for part in parts(expression):
-        yield from walk(part)
+    waiting = [expression]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        waiting += reversed(parts(each))
 
 
 def is_bytes(expression: Expression) -> bool:
@@ -213,11 +215,13 @@ def is_bytes(expression: Expression) -> bool:
 
 def conjuncts(condition: Condition) -> Iterator[Condition]:
     """Yield conditions that hold together exactly if this one does."""
-    if isinstance(condition, And):
-        for operand in condition.operands:
-            yield from conjuncts(operand)
-    else:
-        yield condition
+    waiting = [condition]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, And):
+            waiting += reversed(each.operands)
+        else:
+            yield each
 
 
 def all_of(conditions: tuple[Condition, ...]) -> Condition | None:

@@ -29,7 +29,7 @@ def number_value(text: str, column: int) -> int:
     if match is None:
         raise ParseError(f"{quoted(text)} is not a number; write 255, 0xff, 0o377 or, for a duration, 5ms", column)
     hexadecimal, octal, decimal, unit = match.groups()
-    digits, base = next((digits, base) for digits, base in ((hexadecimal, 16), (octal, 8), (decimal, 10)) if digits)
+    digits, base = (hexadecimal, 16) if hexadecimal else (octal, 8) if octal else (decimal, 10)
     # int() raises its own error for decimals with thousands of digits
     value = int(digits, base) if len(digits.lstrip("0")) <= _MAX_DIGITS else ALL_BITS + 1
     value *= _NANOSECONDS[unit]

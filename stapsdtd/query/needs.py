@@ -23,6 +23,7 @@ from stapsdtd.query.expression import (
 
 _SIZES = frozenset({1, 2, 4, 8})
 _BUILT_INS = {Field(each.value) for each in BuiltIn}
+_OF_ARGUMENTS = (ArgumentValue, StringAt, BytesAt)
 
 
 class Type(Enum):
@@ -59,7 +60,7 @@ def needs(expression: Expression) -> tuple[Capture, ...]:
     wanted = (
         capture_of(each)
         for each in walk(expression)
-        if isinstance(each, ArgumentValue | StringAt | BytesAt) or (isinstance(each, Field) and each in _BUILT_INS)
+        if isinstance(each, _OF_ARGUMENTS) or (isinstance(each, Field) and each in _BUILT_INS)
     )
     return tuple(dict.fromkeys(wanted))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import cast
+from typing import NamedTuple, cast
 
 from stapsdtd.query.expression import (
     INTEGERS_ONLY,
@@ -32,11 +31,18 @@ class Kind(Enum):
     @property
     def is_text(self) -> bool:
         """Report whether it is compared by == and != alone, and with globs."""
-        return self in {Kind.STRING, Kind.BYTES}
+        return self is Kind.STRING or self is Kind.BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Token(NamedTuple):
+    """kind: an operator or a parenthesis itself, or what else it is. column: counted from 0."""
+
+    kind: str
+    text: str
+    column: int
+
+
+class Node(NamedTuple):
     """An expression as written. depth: number of `!`, `&&`, `||` and `? :` around its innermost part."""
 
     expression: Expression
@@ -99,16 +105,17 @@ def _size(expression: Expression) -> int | None:
 
 def check_operand(node: Node, how: Arithmetic, column: int) -> None:
     """Raise ParseError if a node is no operand of an operator, which is at a column."""
+    if node.kind is Kind.NUMBER:
+        if isinstance(node.literal, float) and how in INTEGERS_ONLY:
+            raise ParseError(f"{how.value} takes integers", node.column)
+        return
     if node.kind is Kind.CONDITION and how is Arithmetic.AND:
         raise ParseError("& selects bits of a number, as in arg0 & 0x40; combine conditions with &&", column)
     if node.kind is Kind.CONDITION:
         raise ParseError(f"{how.value} takes numbers, not conditions; write (… ? 1 : 0)", node.column)
     if node.kind is Kind.STRING and how is Arithmetic.AND:
         raise ParseError(f"{node.name} is a string, which has no bits for &", node.column)
-    if node.kind.is_text:
-        raise ParseError(f"{node.name} is {node.kind.value}; {how.value} takes numbers", node.column)
-    if isinstance(node.literal, float) and how in INTEGERS_ONLY:
-        raise ParseError(f"{how.value} takes integers", node.column)
+    raise ParseError(f"{node.name} is {node.kind.value}; {how.value} takes numbers", node.column)
 
 
 def subject_of(expression: Expression) -> tuple[Field | ArgumentValue, int | None] | None:
@@ -128,11 +135,14 @@ def merged_mask(left: Expression, right: Expression) -> Calculation | None:
     """Return `left & right` for a value that is masked already, and a constant."""
     if isinstance(left, Literal):
         left, right = right, left
-    match left, right:
-        case Calculation(Arithmetic.AND, value, Literal(int(bits))), Literal(int(more)):
-            return Calculation(Arithmetic.AND, value, Literal(bits & more % (1 << 64)))
-        case ArgumentValue() | Field(), Literal(int(bits)):
-            return Calculation(Arithmetic.AND, left, Literal(bits % (1 << 64)))
+    if not isinstance(right, Literal) or not isinstance(right.value, int):
+        return None
+    bits = right.value % (1 << 64)
+    match left:
+        case Calculation(Arithmetic.AND, value, Literal(int(others))):
+            return Calculation(Arithmetic.AND, value, Literal(others & bits))
+        case ArgumentValue() | Field():
+            return Calculation(Arithmetic.AND, left, Literal(bits))
         case _:
             return None
 

@@ -6,6 +6,8 @@ in C, the result is unsigned if either operand is, and that of & | ^ always is. 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,8 +21,19 @@ _COMPARE = {
     Operator.LE: np.less_equal, Operator.GT: np.greater, Operator.GE: np.greater_equal,
 }  # fmt: skip
 _SHIFT_BITS = 63
+_SIGN, _ALL_BITS = 1 << 63, (1 << 64) - 1
+_SHIFTS = frozenset({Arithmetic.LEFT, Arithmetic.RIGHT})
 
 Number = int | float
+_OF_INTEGERS: dict[Arithmetic, Callable[[int, int], int]] = {
+    Arithmetic.ADD: operator.add, Arithmetic.SUBTRACT: operator.sub, Arithmetic.MULTIPLY: operator.mul,
+    Arithmetic.LEFT: operator.lshift, Arithmetic.RIGHT: operator.rshift,
+    Arithmetic.AND: operator.and_, Arithmetic.OR: operator.or_, Arithmetic.XOR: operator.xor,
+}  # fmt: skip
+_OF_FLOATS: dict[Arithmetic, Callable[[float, float], float]] = {
+    Arithmetic.ADD: operator.add, Arithmetic.SUBTRACT: operator.sub,
+    Arithmetic.MULTIPLY: operator.mul, Arithmetic.DIVIDE: operator.truediv,
+}  # fmt: skip
 _PLAIN: dict[Arithmetic, np.ufunc] = {
     Arithmetic.ADD: np.add, Arithmetic.SUBTRACT: np.subtract, Arithmetic.MULTIPLY: np.multiply,
     Arithmetic.AND: np.bitwise_and, Arithmetic.OR: np.bitwise_or, Arithmetic.XOR: np.bitwise_xor,
@@ -45,8 +58,22 @@ def literal(value: Number, count: int) -> Numbers:
 
 
 def folded(how: Arithmetic, left: Number, right: Number) -> Number:
-    """Calculate with constants. right: not 0 if it divides."""
-    return cast("Number", calculate(how, literal(left, 1), literal(right, 1)).data[0].item())
+    """Calculate with constants, as `calculate` does with columns of one number. right: not 0 if it divides."""
+    if isinstance(left, float) or isinstance(right, float):
+        return _OF_FLOATS[how](float(left), float(right))
+    is_unsigned = how in BITWISE or left >= _SIGN or (right >= _SIGN and how not in _SHIFTS)
+    if is_unsigned:
+        left &= _ALL_BITS
+        right &= _ALL_BITS
+    if how in _SHIFTS:
+        result = _OF_INTEGERS[how](left, right & _SHIFT_BITS)
+    elif how in {Arithmetic.DIVIDE, Arithmetic.REMAINDER}:
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        result = quotient if how is Arithmetic.DIVIDE else left - quotient * right
+    else:
+        result = _OF_INTEGERS[how](left, right)
+    result &= _ALL_BITS
+    return result if is_unsigned or result < _SIGN else result - _ALL_BITS - 1
 
 
 def calculate(how: Arithmetic, left: Numbers, right: Numbers) -> Numbers:

@@ -39,13 +39,11 @@ class ExpressionSource:
 
     expression: Expression = field(compare=False)
     text: str = field(init=False)
+    captures: tuple[Capture, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", text_of(self.expression))
-
-    @property
-    def captures(self) -> tuple[Capture, ...]:
-        return needs(self.expression)
+        object.__setattr__(self, "captures", needs(self.expression))
 
     @property
     def is_bytes(self) -> bool:

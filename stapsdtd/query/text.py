@@ -20,8 +20,11 @@ from stapsdtd.query.expression import (
     StringAt,
 )
 
-_QUOTE, _BACKSLASH = b'"\\'
+_UNITS = (ArgumentValue, Field, Literal, StringAt, BytesAt, Not)
 _PRINTABLE = range(0x20, 0x7F)
+_ESCAPES = {byte: f"\\x{byte:02x}" for byte in range(0x100) if byte not in _PRINTABLE} | {
+    ord(each): f"\\{each}" for each in '"\\'
+}
 
 
 def text_of(expression: Expression) -> str:
@@ -60,7 +63,7 @@ def text_of(expression: Expression) -> str:
 
 def _inner(expression: Expression) -> str:
     text = text_of(expression)
-    return text if isinstance(expression, ArgumentValue | Field | Literal | StringAt | BytesAt | Not) else f"({text})"
+    return text if isinstance(expression, _UNITS) else f"({text})"
 
 
 def _constant(value: int | bytes | Cgroup) -> str:
@@ -70,8 +73,4 @@ def _constant(value: int | bytes | Cgroup) -> str:
 
 
 def _quoted(text: bytes) -> str:
-    characters = (
-        f"\\{byte:c}" if byte in {_QUOTE, _BACKSLASH} else chr(byte) if byte in _PRINTABLE else f"\\x{byte:02x}"
-        for byte in text
-    )
-    return f'"{"".join(characters)}"'
+    return f'"{text.decode("latin-1").translate(_ESCAPES)}"'

@@ -1,4 +1,4 @@
-"""Builds the syntax tree of an expression from the parser's, checks the types of its parts, and bounds its size.
+"""Builds the syntax tree of an expression, checks the types of its parts, and bounds its size.
 
 What an engine can test becomes a `Comparison`: an argument or a field, masked or not, and a constant.
 """
@@ -6,11 +6,8 @@ What an engine can test becomes a `Comparison`: an argument or a field, masked o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import cast
-
-from lark import Token, Transformer_NonRecursive, v_args
 
 from stapsdtd.kernel.cgroups import CgroupInfo
 from stapsdtd.model import MAX_STRING_BYTES
@@ -37,7 +34,17 @@ from stapsdtd.query.expression import (
     StringAt,
 )
 from stapsdtd.query.literals import ALL_BITS, float_value, negated, number_value, string_value
-from stapsdtd.query.nodes import Kind, Node, check_operand, check_sides, merged_mask, no_cgroup, subject_of, wrong_comm
+from stapsdtd.query.nodes import (
+    Kind,
+    Node,
+    Token,
+    check_operand,
+    check_sides,
+    merged_mask,
+    no_cgroup,
+    subject_of,
+    wrong_comm,
+)
 from stapsdtd.query.numbers import folded
 from stapsdtd.query.parse_error import ParseError, correction, quoted
 
@@ -52,25 +59,22 @@ MAX_GLOB_BYTES = 256
 _FIELDS = {field.value: field for field in Field} | {"comm": Field.EXECNAME}
 _NAMES = f"arg0, arg1, …, {', '.join(field.value for field in Field)}"
 _ARGUMENT = re.compile(r"arg(\d{1,3})")
+_NUMBERS = (int, float)
+_ARITHMETIC = {each.value: each for each in Arithmetic}
 _MIRRORED = {
     Operator.EQ: Operator.EQ, Operator.NE: Operator.NE, Operator.LT: Operator.GT,
     Operator.LE: Operator.GE, Operator.GT: Operator.LT, Operator.GE: Operator.LE,
 }  # fmt: skip
 
 
-@v_args(inline=True)
-class TreeBuilder(Transformer_NonRecursive[Token, Node]):
-    """Each method receives the results for its rule's parts. Not recursive, so it copes with any depth of nesting."""
+class TreeBuilder:
+    """Of one expression. Each method takes an operator and its operands, and raises ParseError."""
 
     def __init__(self, find_cgroup: FindCgroup) -> None:
-        super().__init__()
         self._find_cgroup = find_cgroup
         self._comparisons = 0
         self._operations = 0
         self._glob_bytes = 0
-
-    def start(self, node: Node) -> Node:
-        return node
 
     def condition(self, node: Node) -> Condition:
         """Return a node as a condition; a number is true unless it is 0."""
@@ -79,14 +83,14 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
     def negation(self, node: Node) -> Node:
         inner = self._condition(node)
         if isinstance(inner.expression, Not):
-            return replace(inner, expression=inner.expression.operand, depth=inner.depth - 1)
+            return Node(inner.expression.operand, Kind.CONDITION, inner.column, depth=inner.depth - 1)
         return self._nest(Not(self.condition(inner)), Kind.CONDITION, [inner])
 
-    def conjunction(self, *nodes: Node) -> Node:
+    def conjunction(self, nodes: Sequence[Node]) -> Node:
         conditions = [self._condition(node) for node in nodes]
         return self._nest(And(tuple(map(self.condition, conditions))), Kind.CONDITION, conditions)
 
-    def disjunction(self, *nodes: Node) -> Node:
+    def disjunction(self, nodes: Sequence[Node]) -> Node:
         conditions = [self._condition(node) for node in nodes]
         return self._nest(Or(tuple(map(self.condition, conditions))), Kind.CONDITION, conditions)
 
@@ -127,12 +131,12 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         return Node(comparison, Kind.CONDITION, left.column, depth=max(left.depth, right.depth))
 
     def comparison(self, left: Node, relation: Token, right: Node) -> Node:
-        column, how = relation.start_pos or 0, Operator(str(relation))
+        column, how = relation.column, Operator(relation.kind)
         check_sides(left, right, column)
         if left.literal is not None:
             left, how, right = right, _MIRRORED[how], left
         if left.kind.is_text and how not in {Operator.EQ, Operator.NE}:
-            raise ParseError(f"strings and bytes support only == and !=, not {Operator(str(relation)).value}", column)
+            raise ParseError(f"strings and bytes support only == and !=, not {relation.kind}", column)
         text = right.literal
         if isinstance(text, bytes) and left.expression in {Field.EXECNAME, Field.CGROUP}:
             self._comparisons += 1
@@ -159,7 +163,7 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         return Cgroup(path, cgroup.id, cgroup.level)
 
     def match(self, left: Node, tilde: Token, right: Node) -> Node:
-        column, pattern = tilde.start_pos or 0, right.literal
+        column, pattern = tilde.column, right.literal
         if not left.kind.is_text or left.literal is not None:
             raise ParseError('~ compares a string with a glob, as in str(arg0) ~ "SELECT*"', column)
         if not isinstance(pattern, bytes):
@@ -171,14 +175,14 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
         return Node(Matched(left.value, pattern), Kind.CONDITION, left.column, depth=left.depth)
 
     def calculation(self, left: Node, operator: Token, right: Node) -> Node:
-        how, column = Arithmetic(str(operator)), operator.start_pos or 0
+        how, column = _ARITHMETIC[operator.kind], operator.column
         for node in (left, right):
             check_operand(node, how, column)
         depth = max(left.depth, right.depth)
         one, other = left.literal, right.literal
-        if other == 0 and how in {Arithmetic.DIVIDE, Arithmetic.REMAINDER}:
+        if other == 0 and (how is Arithmetic.DIVIDE or how is Arithmetic.REMAINDER):
             raise ParseError("division by 0", right.column)
-        if isinstance(one, int | float) and isinstance(other, int | float):
+        if isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS):
             return Node(Literal(folded(how, one, other)), Kind.NUMBER, left.column)
         if how is Arithmetic.AND and (bits := merged_mask(left.expression, right.expression)) is not None:
             return Node(bits, Kind.NUMBER, left.column, left.name, depth)
@@ -192,19 +196,21 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
             raise ParseError(f"too many operations; the limit is {MAX_OPERATIONS}", column)
 
     def minus(self, sign: Token, operand: Node) -> Node:
-        column = sign.start_pos or 0
+        column = sign.column
         if isinstance(operand.literal, int | float):
             return Node(Literal(negated(operand.literal, column)), Kind.NUMBER, column)
-        return replace(self.calculation(Node(Literal(0), Kind.NUMBER, column), sign, operand), column=column)
+        return self.calculation(Node(Literal(0), Kind.NUMBER, column), sign, operand)
 
     def inverse(self, tilde: Token, operand: Node) -> Node:
-        column = tilde.start_pos or 0
-        flip = Token("CARET", Arithmetic.XOR.value, start_pos=column)
-        return replace(self.calculation(operand, flip, Node(Literal(ALL_BITS), Kind.NUMBER, column)), column=column)
+        column = tilde.column
+        if isinstance(operand.literal, int):
+            return Node(Literal(folded(Arithmetic.XOR, operand.literal, ALL_BITS)), Kind.NUMBER, column)
+        flip = Token(Arithmetic.XOR.value, tilde.text, column)
+        return self.calculation(operand, flip, Node(Literal(ALL_BITS), Kind.NUMBER, column))._replace(column=column)
 
-    def call(self, name: Token, *arguments: Node) -> Node:
-        column = name.start_pos or 0
-        match str(name), arguments:
+    def call(self, name: Token, arguments: Sequence[Node]) -> Node:
+        column = name.column
+        match name.text, arguments:
             case "str", [Node(ArgumentValue() as argument, name=pointer)]:
                 return Node(StringAt(argument), Kind.STRING, column, f"str({pointer})")
             case "str", [Node(ArgumentValue() as argument, name=pointer), Node(kind=Kind.NUMBER) as length]:
@@ -225,25 +231,27 @@ class TreeBuilder(Transformer_NonRecursive[Token, Node]):
             case "buf", _:
                 raise ParseError("buf takes an argument of the probe, and a length: buf(arg0, 16)", column)
             case _:
+                if hint := correction(name.text):
+                    raise ParseError(f"unexpected {quoted(name.text)}{hint}", column)
                 functions = "str(arg0), str(arg0, length) and buf(arg0, length)"
-                raise ParseError(f"unknown function {quoted(name)}; there are {functions}", column)
+                raise ParseError(f"unknown function {quoted(name.text)}; there are {functions}", column)
 
     def name(self, token: Token) -> Node:
-        text, column = str(token), token.start_pos or 0
+        _, text, column = token
         argument = _ARGUMENT.fullmatch(text)
         if argument is not None:
             return Node(ArgumentValue(int(argument[1])), Kind.NUMBER, column, text)
         if text in _FIELDS:
             field = _FIELDS[text]
             return Node(field, Kind.STRING if field in STRING_FIELDS else Kind.NUMBER, column, text)
-        hint = correction(text) or f"; the names are {_NAMES}, and strings need quotes"
-        raise ParseError(f"unknown name {quoted(text)}{hint}", column)
+        if hint := correction(text):
+            raise ParseError(f"unexpected {quoted(text)}{hint}", column)
+        raise ParseError(f"unknown name {quoted(text)}; the names are {_NAMES}, and strings need quotes", column)
 
     def number(self, token: Token) -> Node:
-        text, column = str(token), token.start_pos or 0
+        _, text, column = token
         value = float_value(text, column) if "." in text else number_value(text, column)
         return Node(Literal(value), Kind.NUMBER, column)
 
     def string(self, token: Token) -> Node:
-        column = token.start_pos or 0
-        return Node(Literal(string_value(str(token), column)), Kind.STRING, column)
+        return Node(Literal(string_value(token.text, token.column)), Kind.STRING, token.column)

@@ -12,6 +12,7 @@ from stapsdtd.model import Object
 from stapsdtd.procs.named_files import NamedFile
 from stapsdtd.runtime.fair_thread import FairThread, Queue
 from stapsdtd.runtime.futures import all_done
+from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.choices import Found, names_of
 from stapsdtd.sessions.live import Choosing, FirstArming, LiveSubscription
 from stapsdtd.sessions.matcher import selected_sites
@@ -74,7 +75,8 @@ class Chooser:
         except BaseException as raised:  # noqa: BLE001 - whoever waits for it is told
             error = raised
             if first is None:
-                _log.exception("subscription %s: %s cannot be matched", live.subscription.id, obj.path)
+                extra = fields(client=live.subscription.client.name)
+                _log.exception("subscription %s: %s cannot be matched", live.subscription.id, obj.path, extra=extra)
         if again := live.choosing.get(obj.key):
             settled = again.settled
         else:

@@ -1,0 +1,38 @@
+"""Parses the texts of one request: each once, however many clauses have it, and no more than a request may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stapsdtd.catalog.selectors import Selector, check_length, parse
+from stapsdtd.config import Limits
+from stapsdtd.config.request_limits import RequestBudget, check_count
+from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.query.parse import Expressions
+from stapsdtd.query.tree_builder import FindCgroup
+
+
+class RequestTexts:
+    """Methods raise InvalidArgumentError."""
+
+    def __init__(self, limits: Limits, find_cgroup: FindCgroup = lambda _: None) -> None:
+        self._budget = RequestBudget()
+        self.expressions = Expressions(find_cgroup, self._budget)
+        self._most_selectors = limits.max_selectors
+        self._selectors: dict[str, Selector] = {}
+        self._count = 0
+
+    def selectors(self, texts: Sequence[str], field: str = "selectors") -> tuple[Selector, ...]:
+        check_count(field, len(texts), self._most_selectors)
+        self._count += len(texts)
+        if self._count > self._most_selectors:
+            raise InvalidArgumentError(field, f"selectors of a request are limited to {self._most_selectors} in all")
+        return tuple(self._selector(text, field) for text in texts)
+
+    def _selector(self, text: str, field: str) -> Selector:
+        if text not in self._selectors:
+            check_length(text, field)
+            self._budget.take_characters(text, field)
+            selector = self._selectors[text] = parse(text, field)
+            self._budget.take_parts(len(selector.captures or ()), field)
+        return self._selectors[text]
