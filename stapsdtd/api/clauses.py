@@ -9,14 +9,12 @@ from stapsdtd.api.aggregations import parse_aggregation
 from stapsdtd.api.chains import parse_chain
 from stapsdtd.api.spans import divided, is_of_pairs, parse_span
 from stapsdtd.api.texts import RequestTexts
-from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import MAX_CLAUSES, MAX_FIELDS, MAX_TAG_BYTES
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.model import BuiltIn
 from stapsdtd.query.expression import Cgroup, Condition
 from stapsdtd.query.scope import combined
 from stapsdtd.query.sources import ExpressionSource
-from stapsdtd.query.tree_builder import FindCgroup
 from stapsdtd.sessions.fields import ComputedField, Field
 from stapsdtd.sessions.spec import ClauseSpec
 from stapsdtd.spans.span import is_of_pair
@@ -39,11 +37,9 @@ class OfScope:
         return combined(where, self.uids, self.execnames, self.cgroups, self.containers)
 
 
-def parse_clauses(
-    request: pb.SubscribeRequest, limits: Limits, find_cgroup: FindCgroup, of_scope: OfScope
-) -> tuple[ClauseSpec, ...]:
+def parse_clauses(request: pb.SubscribeRequest, texts: RequestTexts, of_scope: OfScope) -> tuple[ClauseSpec, ...]:
     """Return the clauses of a request, or the one that its own fields are the short form of."""
-    parser = _ClauseParser(RequestTexts(limits, find_cgroup), of_scope, request.functions)
+    parser = _ClauseParser(texts, of_scope, request.functions)
     if not request.clauses:
         return (parser.parse(_short_form(request)),)
     if given := [name for name in _SHORT_FORM if _is_set(request, name)]:

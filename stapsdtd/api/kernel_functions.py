@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from stapsdtd.api.access import Caller
 from stapsdtd.api.backend import Backend
 from stapsdtd.api.kernel_shapes import enumerator_messages, shape_message
+from stapsdtd.api.texts import RequestTexts
 from stapsdtd.arch.registry import of_host
 from stapsdtd.errors import InvalidArgumentError, KernelFeatureError
 from stapsdtd.functions.attaching import Way
 from stapsdtd.functions.lookup import MAX_TRACED
 from stapsdtd.functions.model import FunctionArgument, KernelFunction, Unfound
 from stapsdtd.functions.probes import objects_of
-from stapsdtd.functions.selectors import FIELD, MAX_VALUES, FunctionSelector, parse
+from stapsdtd.functions.selectors import FIELD, MAX_VALUES
 from stapsdtd.functions.values import ResolvedValue
 from stapsdtd.model import Object
 from stapsdtd.v1 import kernel_functions_pb2 as pb
@@ -23,8 +24,6 @@ from stapsdtd.v1 import kernel_functions_pb2 as pb
 _LOGGED_CHARACTERS = 200
 _ENGINE, _REMEDY = "bpf", "run the daemon with the bpf engine; 'stapsdt doctor' says what that needs"
 _MAX_WITH_VALUES = 64
-_MAX_GLOBS = 16
-"""Each is compared with 60,000 names."""
 
 
 async def list_functions(
@@ -36,7 +35,7 @@ async def list_functions(
         caller.rights.check_list()
     caller.log(logging.DEBUG, "allowed", functions=" ".join(request.functions)[:_LOGGED_CHARACTERS])
     client = caller.rights.client
-    selectors = _selectors(request.functions, backend.limits.max_selectors)
+    selectors = RequestTexts(backend.limits).functions(request.functions)
     if request.names_only:
         names = await asyncio.wrap_future(backend.functions.names(client, selectors))
         return pb.ListKernelFunctionsResponse(names=names.names, left_out=names.left_out)
@@ -50,18 +49,20 @@ async def list_functions(
     )
 
 
-async def traced_functions(backend: Backend, texts: Sequence[str], caller: Caller) -> tuple[Object, ...]:
-    """Return the kernel functions that a subscription names, as objects.
+async def traced_functions(
+    backend: Backend, functions: Sequence[str], texts: RequestTexts, caller: Caller
+) -> tuple[Object, ...]:
+    """Return the kernel functions that a subscription names, as objects. texts: of its request.
 
     Raises AccessDeniedError, InvalidArgumentError, LimitReachedError and KernelFeatureError.
     """
-    if not texts:
+    if not functions:
         return ()
     with caller.recording_refusals():
         caller.rights.check_functions()
     if backend.engine != _ENGINE:
         raise KernelFeatureError(_ENGINE, f"the {backend.engine} engine does not trace kernel functions", _REMEDY)
-    selectors = _selectors(texts, backend.limits.max_selectors)
+    selectors = texts.functions(functions)
     if sum(bool(selector.values) for selector in selectors) > _MAX_WITH_VALUES:
         raise InvalidArgumentError(FIELD, f"at most {_MAX_WITH_VALUES} may have values")
     found = await asyncio.wrap_future(backend.functions.functions(caller.rights.client, selectors, most=MAX_TRACED))
@@ -77,17 +78,6 @@ async def traced_functions(backend: Backend, texts: Sequence[str], caller: Calle
             )
     architecture = of_host()
     return objects_of(found.functions, found.ways, architecture.name if architecture else "")
-
-
-def _selectors(texts: Sequence[str], limit: int) -> list[FunctionSelector]:
-    if not texts:
-        raise InvalidArgumentError(FIELD, "at least one function is required")
-    if len(texts) > limit:
-        raise InvalidArgumentError(FIELD, f"at most {limit} are allowed")
-    selectors = [parse(text) for text in texts]
-    if sum(selector.name.is_glob for selector in selectors) > _MAX_GLOBS:
-        raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
-    return selectors
 
 
 def _function(function: KernelFunction) -> pb.KernelFunction:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stapsdtd.api import cgroup_scope
 from stapsdtd.api.clauses import OfScope, parse_clauses
+from stapsdtd.api.texts import RequestTexts
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import MAX_FILES, MAX_PATH_BYTES, MAX_PIDS, MAX_SCOPE_VALUES, check_count
 from stapsdtd.errors import InvalidArgumentError, NoMatchError, NotArmedError
@@ -41,6 +42,7 @@ def parse_files(field: str, paths: Sequence[str]) -> tuple[str, ...]:
 def spec_of(
     request: pb.SubscribeRequest,
     limits: Limits,
+    texts: RequestTexts,
     hierarchy: cgroup_scope.Hierarchy,
     names_of: cgroup_scope.NamesOf | None,
 ) -> SubscriptionSpec:
@@ -68,7 +70,7 @@ def spec_of(
         cgroup_scope.of_containers(hierarchy, names_of, "scope.containers", options.containers),
     )
     return SubscriptionSpec(
-        parse_clauses(request, limits, hierarchy.find, wanted_of_hits),
+        parse_clauses(request, texts, wanted_of_hits),
         scope,
         _within("lease_seconds", options.lease_seconds, limits.default_lease_seconds, limits.max_lease_seconds),
         _within("queue_bytes", options.queue_bytes, limits.default_queue_bytes, limits.max_queue_bytes),

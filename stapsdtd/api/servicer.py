@@ -136,11 +136,11 @@ class StapsdtServicer:
 
     async def Subscribe(self, request: pb.SubscribeRequest, caller: Caller) -> pb.SubscribeResponse:  # noqa: N802
         names_of = self._names_for(caller.rights.trace)
-        spec = await asyncio.to_thread(
-            requests.spec_of, request, self._backend.limits, self._backend.hierarchy, names_of
-        )
+        limits, hierarchy = self._backend.limits, self._backend.hierarchy
+        texts = RequestTexts(limits, hierarchy.find)
+        spec = await asyncio.to_thread(requests.spec_of, request, limits, texts, hierarchy, names_of)
         named, spec = await self._files.of_subscription(request, spec, caller)
-        functions = await traced_functions(self._backend, request.functions, caller)
+        functions = await traced_functions(self._backend, request.functions, texts, caller)
         spec = with_functions(spec, functions)
         unanswered: list[Subscription] = []
 

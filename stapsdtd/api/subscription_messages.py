@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 
 from stapsdtd.api.convert import site_of_probe
 from stapsdtd.capture.engine import LossStage
@@ -160,8 +161,10 @@ def late_conditions(subscription: Subscription, statuses: Iterable[SiteStatus]) 
     sites: dict[int, list[Site]] = {}
     for status in statuses:
         sites.setdefault(status.clause, []).append(status.site)
+    # clauses may have the same one
+    text = cache(text_of)
     return [
-        pb.LateCondition(text=text_of(condition), reason=reason, tag=clause.spec.tag)
+        pb.LateCondition(text=text(condition), reason=reason, tag=clause.spec.tag)
         for position, clause in enumerate(subscription.clauses)
         for condition, reason in clause.evaluated_late(sites.get(position, ())).items()
     ]

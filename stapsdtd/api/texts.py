@@ -8,8 +8,13 @@ from stapsdtd.catalog.selectors import Selector, check_length, parse
 from stapsdtd.config import Limits
 from stapsdtd.config.request_limits import RequestBudget, check_count
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.functions import selectors as function_selectors
+from stapsdtd.functions.selectors import FIELD, FunctionSelector
 from stapsdtd.query.parse import Expressions
 from stapsdtd.query.tree_builder import FindCgroup
+
+_MAX_GLOBS = 16
+"""Of kernel functions: each is compared with 60,000 names."""
 
 
 class RequestTexts:
@@ -36,3 +41,21 @@ class RequestTexts:
             selector = self._selectors[text] = parse(text, field)
             self._budget.take_parts(len(selector.captures or ()), field)
         return self._selectors[text]
+
+    def functions(self, texts: Sequence[str]) -> list[FunctionSelector]:
+        """Parse selectors of kernel functions."""
+        if not texts:
+            raise InvalidArgumentError(FIELD, "at least one function is required")
+        if len(texts) > self._most_selectors:
+            raise InvalidArgumentError(FIELD, f"at most {self._most_selectors} are allowed")
+        parsed = [self._function(text) for text in texts]
+        if sum(selector.name.is_glob for selector in parsed) > _MAX_GLOBS:
+            raise InvalidArgumentError(FIELD, f"at most {_MAX_GLOBS} may have globs in their names")
+        return parsed
+
+    def _function(self, text: str) -> FunctionSelector:
+        function_selectors.check_length(text)
+        self._budget.take_characters(text, FIELD)
+        selector = function_selectors.parse(text)
+        self._budget.take_parts(sum(1 + len(value.steps) for value in selector.values), FIELD)
+        return selector

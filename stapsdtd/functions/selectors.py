@@ -68,8 +68,7 @@ class FunctionSelector:
 
 def parse(text: str) -> FunctionSelector:
     """Raises InvalidArgumentError, with the column."""
-    if len(text) > MAX_SELECTOR_LENGTH:
-        raise InvalidArgumentError(FIELD, f"longer than {MAX_SELECTOR_LENGTH} characters")
+    check_length(text)
     head = _HEAD.match(text)
     if head is None:
         _refuse(text, 0, "a function is expected: NAME, MODULE:NAME or NAME(VALUE, ...)")
@@ -80,6 +79,12 @@ def parse(text: str) -> FunctionSelector:
     if name.is_glob and text[head.end()] == "(":
         _refuse(text, head.start("name"), "values are those of one function, which a glob does not name")
     return FunctionSelector(text, selector.module, name, _Parser(text, head.end()).values())
+
+
+def check_length(text: str) -> None:
+    """Raises InvalidArgumentError."""
+    if len(text) > MAX_SELECTOR_LENGTH:
+        raise InvalidArgumentError(FIELD, f"longer than {MAX_SELECTOR_LENGTH} characters")
 
 
 class _Token(NamedTuple):

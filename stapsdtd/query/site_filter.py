@@ -7,8 +7,10 @@ tested        evaluated, for which events have str(arg1) behind what the client 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 
 from stapsdtd.model import Argument, BuiltIn, Capture, Site, SiteCapture
 from stapsdtd.query.at_site import at_site
@@ -39,11 +41,12 @@ class SiteFilter:
         condition = None if condition is None else at_site(condition, site)
         if condition is None:
             return cls(site, None, None, captures, len(captures))
-        whole = tuple(conjuncts(condition))
-        late = untestable(whole)
-        kept = tuple(each for each in whole if in_engine and each not in late and _is_tested(each, site))
-        evaluated = all_of(tuple(each for each in whole if each not in kept))
-        tested = condition if evaluated is None else all_of(kept)
+        whole, late = divided(condition)
+        kept, left = list[Condition](), list[Condition]()
+        for each in whole:
+            (kept if in_engine and each not in late and _is_tested(each, site) else left).append(each)
+        evaluated = all_of(tuple(left))
+        tested = condition if evaluated is None else all_of(tuple(kept))
         more = () if evaluated is None else needs(evaluated)
         return cls(
             site,
@@ -79,15 +82,24 @@ def evaluated_late(condition: Condition | None, sites: Iterable[Site]) -> dict[C
     for left, site in at_sites:
         if left is not None:
             by_condition[left].append(site)
-    reasons = {} if at_sites else untestable(tuple(conjuncts(condition)))
+    reasons = {} if at_sites else dict(divided(condition)[1])
     for left, of_left in by_condition.items():
-        whole = tuple(conjuncts(left))
-        reasons |= untestable(whole)
+        whole, late = divided(left)
+        reasons |= late
         for site in of_left:
             for each in whole:
                 if each not in reasons and not _is_tested(each, site):
                     reasons[each] = why_not(each, site) or ""
     return reasons
+
+
+@lru_cache(maxsize=1 << 8)
+def divided(condition: Condition) -> tuple[tuple[Condition, ...], Mapping[Condition, str]]:
+    """Return what holds together if a condition does, and which parts of it no program tests, whatever the site, and
+    why. Kept, since each clause and each site that has the condition asks for it.
+    """
+    whole = tuple(conjuncts(condition))
+    return whole, MappingProxyType(untestable(whole))
 
 
 def _is_tested(condition: Condition, site: Site) -> bool:

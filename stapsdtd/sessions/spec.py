@@ -9,9 +9,8 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.functions.chain import Chain
 from stapsdtd.model import BuiltIn, Capture, SiteCapture
 from stapsdtd.procs.named_files import Credentials
-from stapsdtd.query.compile import untestable
-from stapsdtd.query.expression import Condition, conjuncts
-from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, subject_text, why_not_at_hit
+from stapsdtd.query.expression import Condition
+from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, divided, subject_text, why_not_at_hit
 from stapsdtd.sessions.fields import ComputedField, Field, captured
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.spans.span import Span, of_start
@@ -68,7 +67,7 @@ class ClauseSpec:
     @property
     def is_tested(self) -> bool:
         """Report whether engines can test all that is required of a hit, whatever its site."""
-        return not any(untestable(conjuncts(predicate)) for predicate in self._predicates)
+        return not any(divided(predicate)[1] for predicate in self._predicates)
 
     @property
     def computes(self) -> bool:

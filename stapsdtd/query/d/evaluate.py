@@ -207,13 +207,11 @@ class Compiler:
         return _calculating(sign, first, second, kind)
 
     def _assignment(self, sign: str, target: Variable, value: Expression) -> Evaluate:
-        new = self.compiled(value)
+        new, kind = self.compiled(value), self._checked.type_of(target)
         if sign != "=":
-            new = _calculating(sign[:-1], self.compiled(target), new, self._checked.type_of(target))
-        return self._stored(target, new)
-
-    def _stored(self, target: Variable, new: Evaluate) -> Evaluate:
-        scope, element, convert = target.scope, self._element(target), converter(self._checked.type_of(target))
+            calculate, number = _calculator(sign[:-1], kind), cast("_Number", new)
+            return self._changed(target, lambda frame, before: calculate(before, number(frame)))
+        scope, element, convert = target.scope, self._element(target), converter(kind)
 
         def store(frame: Frame) -> Value:
             value = convert(new(frame))
@@ -223,19 +221,22 @@ class Compiler:
         return store
 
     def _step(self, step: Step) -> Evaluate:
-        target = cast("Variable", step.target)
-        before = self.number(target)
         by = 1 if step.operator == "++" else -1
-        store = self._stored(target, lambda frame: before(frame) + by)
-        if not step.is_postfix:
-            return store
+        target = cast("Variable", step.target)
+        return self._changed(target, lambda _, before: before + by, is_postfix=step.is_postfix)
 
-        def postfix(frame: Frame) -> Value:
-            value = before(frame)
-            store(frame)
-            return value
+    def _changed(self, target: Variable, change: Callable[[Frame, int], int], *, is_postfix: bool = False) -> Evaluate:
+        """Make the new value of a variable from the one before; its keys are evaluated once."""
+        scope, element, convert = target.scope, self._element(target), converter(self._checked.type_of(target))
 
-        return postfix
+        def changed(frame: Frame) -> Value:
+            place = element(frame)
+            before = cast("int", frame.variables.get(scope, place, frame.hit) or 0)
+            after = convert(change(frame, before))
+            frame.variables.set(scope, place, frame.hit, after)
+            return before if is_postfix else after
+
+        return changed
 
     def _call(self, call: Call) -> Evaluate:
         if call.name == "copyinstr":
@@ -280,17 +281,22 @@ def _common(left: Type, right: Type) -> Type:
 
 
 def _calculating(sign: str, left: Evaluate, right: Evaluate, kind: Type) -> Evaluate:
-    calculate, convert = _CALCULATING[sign], cast("Callable[[int], int]", converter(kind))
-    first, second = cast("_Number", left), cast("_Number", right)
-    if sign in {"<<", ">>"}:
-        return lambda frame: convert(calculate(first(frame), second(frame)))
-    if sign not in {"/", "%"}:
-        return lambda frame: convert(calculate(convert(first(frame)), convert(second(frame))))
+    calculate, first, second = _calculator(sign, kind), cast("_Number", left), cast("_Number", right)
+    return lambda frame: calculate(first(frame), second(frame))
 
-    def divided(frame: Frame) -> Value:
-        one, other = convert(first(frame)), convert(second(frame))
-        if not other:
+
+def _calculator(sign: str, kind: Type) -> Callable[[int, int], int]:
+    """Return a function of two numbers, which raises Fault."""
+    calculate, convert = _CALCULATING[sign], cast("Callable[[int], int]", converter(kind))
+    if sign in {"<<", ">>"}:
+        return lambda one, other: convert(calculate(one, other))
+    if sign not in {"/", "%"}:
+        return lambda one, other: convert(calculate(convert(one), convert(other)))
+
+    def divided(one: int, other: int) -> int:
+        divisor = convert(other)
+        if not divisor:
             raise Fault("divide-by-zero")
-        return convert(calculate(one, other))
+        return convert(calculate(convert(one), divisor))
 
     return divided

@@ -56,16 +56,22 @@ ArgumentTypes = Function[[Clause, int], Type | None]
 
 
 class ExpressionTypes:
-    """Of one clause. Its methods raise DError."""
+    """Of one clause. Its methods raise DError.
+
+    Whoever needs a type asks for it, so that operands are asked for several times; each node is typed once.
+    """
 
     def __init__(self, checked: Checked, clause: Clause, argument_types: ArgumentTypes) -> None:
         self._checked = checked
         self._clause = clause
         self._argument_types = argument_types
+        self._types: dict[int, Type] = {}
 
     def type_of(self, expression: Expression) -> Type:
-        found = self._checked.types[id(expression)] = self._found(expression)
-        return found
+        # the program keeps the nodes, so that no other one gets the id
+        if id(expression) not in self._types:
+            self._types[id(expression)] = self._checked.types[id(expression)] = self._found(expression)
+        return self._types[id(expression)]
 
     def _found(self, expression: Expression) -> Type:
         match expression:
