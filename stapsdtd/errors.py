@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+_SHOWN_CHARACTERS = 80
+"""Of what a client wrote: a message has to fit into the metadata of a response."""
+
 
 class StapsdtdError(Exception):
     """Base of all errors of this package. The text is meant for users.
@@ -100,7 +103,8 @@ class UnknownSubscriptionError(StapsdtdError):
     grpc_code = "NOT_FOUND"
 
     def __init__(self, subscription_id: str) -> None:
-        super().__init__(f"no subscription {subscription_id!r}: it ended or its lease expired")
+        shown = subscription_id[:_SHOWN_CHARACTERS]
+        super().__init__(f"no subscription {shown!r}: it ended or its lease expired")
         self.subscription_id = subscription_id
 
 

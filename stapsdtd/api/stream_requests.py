@@ -5,6 +5,7 @@ from __future__ import annotations
 from stapsdtd.api.event_reader import EventReader
 from stapsdtd.api.snapshot_reader import Collect, SnapshotReader
 from stapsdtd.api.stream import ClauseReader, SubscriptionStream
+from stapsdtd.config.request_limits import MAX_CLAUSES, check_count
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.sessions.clause import Clause
 from stapsdtd.sessions.subscription import Subscription
@@ -17,6 +18,7 @@ def check_stream(request: pb.StreamRequest) -> None:
         raise InvalidArgumentError("encoding", "choose ENCODING_ROWS or ENCODING_COLUMNS")
     if request.HasField("from_seq") and request.from_seq == 0:
         raise InvalidArgumentError("from_seq", "events and snapshots are numbered from 1")
+    check_count("positions", len(request.positions), MAX_CLAUSES)
     if 0 in request.positions.values():
         raise InvalidArgumentError("positions", "events and snapshots are numbered from 1")
 

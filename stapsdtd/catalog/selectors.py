@@ -26,8 +26,7 @@ _MAX_PROVIDERS = 16
 """Of an object with more, each site is matched."""
 MAX_SELECTOR_LENGTH = 1024
 _LONG_FORM_COLONS = 3
-# possessive: blanks that match twice take quadratic time
-_CAPTURE = re.compile(r"\s*+arg(\d{1,3})\s*+(?::\s*+(int|hex|str|buf)\s*+(?:\[\s*+(\d{1,9})\s*+\])?)?\s*+")
+_CAPTURE = re.compile(r"\s*arg(\d{1,3})\s*+(?::\s*(int|hex|str|buf)\s*+(?:\[\s*(\d{1,9})\s*\]\s*)?)?")
 _PID_SUFFIX = re.compile(r"(.*?[^\d])(\d{1,9})")
 _HYPHEN = re.compile(r"(\[!?\]?[^]]*\])|-")
 """Or a set of a glob, in which a hyphen makes a range."""

@@ -26,6 +26,7 @@ from tests.bench import (
     questions,
     rate,
     removals,
+    requests,
     sandbox,
     spans,
     subscribers,
@@ -51,6 +52,7 @@ _BENCHMARKS: dict[str, Callable[[Setup], list[Figure]]] = {
     "arming-pids": arming_pids.run,
     "removals": removals.run,
     "watching": watching.run,
+    "requests": requests.run,
     "sandbox": sandbox.run,
     "unread": unread.run,
 }

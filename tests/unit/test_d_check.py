@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from stapsdtd.catalog import selectors
 from stapsdtd.query.d.check import check
 from stapsdtd.query.d.checked import Checked
 from stapsdtd.query.d.errors import DError
+from stapsdtd.query.d.expression_types import ExpressionTypes
 from stapsdtd.query.d.needs import Needs, needs_of
-from stapsdtd.query.d.nodes import Clause, Option, Scope
+from stapsdtd.query.d.nodes import Clause, Expression, Option, Scope, walk
 from stapsdtd.query.d.options import options_of
 from stapsdtd.query.d.parse import parse
 from stapsdtd.query.d.probes import Moment, Tick, lenient_selector, meaning, selector_of
@@ -51,6 +54,29 @@ def test_types(expression: str, kind: Type) -> None:
     (clause,) = program.program.clauses
     assert clause.statements is not None
     assert program.types[id(clause.statements[0])] == kind
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ("(", " << 1)"), ("(1 + ", ")"), ("-(", ")"), ("(", " ? 1 : 2)"), ("(char)(", ")"), ("(1 && ", ")"),
+        ("n[", " + 1]++"), ("n[", "] += 1"), ("n[", "] = 2"), ("n[", "]"),
+    ],
+)  # fmt: skip
+def test_each_node_is_typed_once(before: str, behind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, typed = ExpressionTypes._found, Counter[int]()
+
+    def counting(types: ExpressionTypes, expression: Expression) -> Type:
+        typed[id(expression)] += 1
+        return found(types, expression)
+
+    monkeypatch.setattr(ExpressionTypes, "_found", counting)
+    depth = 20
+    program = checked(f"a:::b {{ n[0] = 1; {before * depth}1{behind * depth}; }}").program
+    (clause,) = program.clauses
+    assert clause.statements is not None
+    assert set(typed.values()) == {1}
+    assert typed.keys() == {id(node) for statement in clause.statements for node, _ in walk(statement)}
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,12 @@ def test_strings(expression: str, text: str) -> None:
     assert shown(expression, "%s") == text
 
 
+@pytest.mark.parametrize("change", ["n[++i]++", "++n[++i]", "n[++i] += 1", "n[++i] = 1"])
+def test_keys_of_what_is_changed_are_evaluated_once(change: str) -> None:
+    ran = Ran(f"a:::b {{ {change}; trace(i); trace(n[1]); }}")
+    assert ran.text == "11"
+
+
 def test_variables_live_where_they_belong() -> None:
     program = """
         int seen[int];
