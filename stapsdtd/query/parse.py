@@ -32,13 +32,13 @@ _T = TypeVar("_T")
 _Part = TypeVar("_Part", bound=Expression)
 
 _NAME, _CALL, _NUMBER, _STRING, _END = "name", "call", "number", "string", "end"
-# possessive, so that each character is looked at once; a call takes in the parenthesis behind its name
+# one of them matches everywhere, so that nothing is looked at again; a call takes in the parenthesis behind its name
 _TOKEN = re.compile(
     r"""\s*+(?:
         (?P<call>[A-Za-z_][A-Za-z0-9_]*+)\s*+\(
       | (?P<name>[A-Za-z_][A-Za-z0-9_]*+)
-      | (?P<number>[0-9][A-Za-z0-9_]*+(?:\.[0-9]++)?+)
-      | (?P<string>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
+      | (?P<number>[0-9][A-Za-z0-9_]*+(?:\.[0-9]++)?)
+      | (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
       | (?P<mark><<|>>|==|!=|<=|>=|&&|\|\||[-+*/%&|^~<>!?:(),])
       | (?P<end>\Z)
       | (?P<wrong>.)

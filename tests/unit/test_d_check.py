@@ -98,6 +98,8 @@ def test_each_node_is_typed_once(before: str, behind: str, monkeypatch: pytest.M
         ("BEGIN { (string)pid; }", 1, "cannot cast int to string; stringof() makes strings"),
         ("BEGIN { (foo_t)1; }", 1, 'syntax error near "1"'),
         ("BEGIN { (unsigned signed int)1; }", 1, "failed to resolve type unsigned signed int"),
+        (f"BEGIN {{ (int {'*' * 17})1; }}", 1, "a type has more than 16 *"),
+        (f"int {'*' * 30_000} x;", 1, "a type has more than 16 *"),
         ("a:::b { args[3]; }", 1, "index 3 is out of range for the args[] of the probes that match"),
         ("a:::b { args[pid]; }", 1, "args[] takes one integer constant"),
         ("BEGIN { pid[1]; }", 1, "pid is no associative array"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stapsdtd.query.d import statements
 from stapsdtd.query.d.errors import DError, DSyntaxError
 from stapsdtd.query.d.macros import substituted
 from stapsdtd.query.d.nodes import (
@@ -27,6 +28,7 @@ from stapsdtd.query.d.nodes import (
     Macro,
     Option,
     Part,
+    Position,
     Program,
     Scope,
     Statement,
@@ -36,6 +38,7 @@ from stapsdtd.query.d.nodes import (
     Variable,
 )
 from stapsdtd.query.d.parse import MAX_LENGTH, parse
+from stapsdtd.query.d.statements import MAX_DEPTH, StatementParser
 from stapsdtd.query.d.text import text_of
 
 X, Y = Variable("x"), Variable("y")
@@ -264,6 +267,59 @@ def test_what_is_not_closed_is_found_at_once(before: str, opened: str) -> None:
     with pytest.raises(DSyntaxError) as caught:
         parse(text)
     assert caught.value.at == (1, len(before) + 1)
+
+
+def test_parentheses_may_be_many() -> None:
+    assert expression_of("(" * 30_000 + "x" + ")" * 30_000) == X
+
+
+@pytest.mark.parametrize("chain", ["if (x) {{ {} }}", "if (x) {{ }} else {}"])
+def test_branches_may_not_be_nested_too_deep(chain: str) -> None:
+    def nested(depth: int) -> str:
+        text = "if (x) { }"
+        for _ in range(depth - 1):
+            text = chain.format(text)
+        return text
+
+    assert isinstance(expression_of(nested(MAX_DEPTH - 1)), Branch)
+    for depth in (MAX_DEPTH + 1, 500):
+        with pytest.raises(DSyntaxError, match="nested more than 64 levels deep"):
+            statements_of(nested(depth))
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "near"),
+    [
+        ("x = ", 14, "the end of the clause"),
+        ("1 + 2 = x", 15, '"="'),
+        ("x ? 1", 15, "the end of the clause"),
+        ("x ? 1 : y = 2", 19, '"="'),
+        ("f(1,)", 13, '")"'),
+        ("x[]", 11, '"]"'),
+        ("(1]", 11, '"]"'),
+        ("f(1 2)", 13, '"2"'),
+        ("x ? f(1 : 2", 17, '":"'),
+        ("(int 1", 14, '"1"'),
+        ("sizeof (x)", 17, '"x"'),
+        ("self->", 16, "the end of the clause"),
+        ("if (1, 2) { }", 14, '","'),
+        ("if (1) 2", 16, '"2"'),
+        ("1 }", 11, '"}"'),
+        ("x->y", 10, '"->y"'),
+        ("''", 9, '"\'"'),
+    ],
+)
+def test_syntax_errors_in_statements(text: str, column: int, near: str) -> None:
+    with pytest.raises(DSyntaxError) as caught:
+        StatementParser(f"BEGIN {{ {text} ", 8, len(text) + 9, lambda offset: Position(1, offset + 1)).parse()
+    assert (caught.value.reason, caught.value.at) == (f"syntax error near {near}", (1, column))
+
+
+def test_each_character_is_looked_at_once() -> None:
+    # each of these would take minutes if it were not
+    many = 100_000
+    for text in (" " * many, "/* a */" * many, '"' + "\\" * many, "x->a" + " " * many, "'" * many, "@" + "a" * many):
+        assert sum(len(token.text) for token in statements._tokens(text, 0, len(text))) <= len(text)
 
 
 def test_macros_are_replaced() -> None:

@@ -8,6 +8,7 @@ from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.nodes import Position
 from stapsdtd.query.d.values import Integer, Pointer, String, Type
 
+_MAX_POINTERS = 16
 _SIZED = re.compile(r"(u?)int(8|16|32|64)_t")
 _NAMED = {
     "size_t": Integer(64, is_signed=False),
@@ -29,6 +30,8 @@ def parse_type(text: str, at: Position) -> Type:
     if text == "string":
         return String()
     if text.endswith("*"):
+        if text.count("*") > _MAX_POINTERS:
+            raise DError(f"a type has more than {_MAX_POINTERS} *", at)
         target = text[:-1].rstrip()
         return Pointer(None if target == "void" else parse_type(target, at))
     if text in _NAMED:

@@ -14,15 +14,10 @@ What an option has, as `-n BEGIN`, may end with descriptions alone.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
 from typing import cast
 
-from lark import Lark, Token, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
-from lark.exceptions import VisitError
-
-from stapsdtd.query.d.builder import Builder
 from stapsdtd.query.d.errors import DSyntaxError
 from stapsdtd.query.d.nodes import (
     Clause,
@@ -35,11 +30,10 @@ from stapsdtd.query.d.nodes import (
     Program,
     Scope,
     Statement,
-    walk,
 )
+from stapsdtd.query.d.statements import StatementParser
 
 MAX_LENGTH = 1 << 16
-MAX_DEPTH = 64
 
 _SPACE = re.compile(r"(?:\s|/\*.*?\*/)*", re.DOTALL)
 _OPENED_COMMENT = re.compile(r"/\*")
@@ -118,11 +112,8 @@ class _Reader:
 
     def _at(self, offset: int | None = None) -> Position:
         where = self._offset if offset is None else offset
-        low, high = 0, len(self._starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._starts[middle] <= where else (low, middle)
-        return Position(low + 1, where - self._starts[low] + 1)
+        line = bisect_right(self._starts, where)
+        return Position(line, where - self._starts[line - 1] + 1)
 
     def _directive(self, line: re.Match[str]) -> Iterator[Option]:
         at = self._at(line.start())
@@ -219,35 +210,4 @@ class _Reader:
         return cast("Expression", statements[0])
 
     def _parsed(self, begin: int, end: int) -> tuple[Statement, ...]:
-        line, column = self._at(begin)
-        # so that positions are those in the program
-        text = "\n" * (line - 1) + " " * (column - 1) + self._text[begin:end]
-        try:
-            statements = cast("tuple[Statement, ...]", Builder().transform(_parser().parse(text)))
-        except UnexpectedInput as error:
-            raise _syntax_error(error, self._at(end)) from None
-        except VisitError as error:
-            raise error.orig_exc from None
-        for statement in statements:
-            for node, depth in walk(statement):
-                if depth > MAX_DEPTH:
-                    raise DSyntaxError(f"nested more than {MAX_DEPTH} levels deep", node.at)
-        return statements
-
-
-def _syntax_error(error: UnexpectedInput, end: Position) -> DSyntaxError:
-    match error:
-        case UnexpectedToken(token=Token(type="$END")):
-            return DSyntaxError("syntax error near the end of the clause", end)
-        case UnexpectedToken(token=token):
-            return DSyntaxError(f'syntax error near "{token}"', Position(error.line, error.column))
-        case UnexpectedCharacters(char=character):
-            return DSyntaxError(f'syntax error near "{character}"', Position(error.line, error.column))
-        case _:
-            return DSyntaxError("syntax error", end)
-
-
-@cache
-def _parser() -> Lark:
-    grammar = files("stapsdtd.query.d").joinpath("grammar.lark").read_text()
-    return Lark(grammar, parser="lalr", start="statements", propagate_positions=True, maybe_placeholders=False)
+        return StatementParser(self._text, begin, end, self._at).parse()
