@@ -7,6 +7,7 @@ numbers are the daemon's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from stapsdtd.model import Site, Unavailable
 from stapsdtd.query.emitter import Emitter, Exits, Next
@@ -47,6 +48,7 @@ MOST_STEPS = 4
 NOT_INTEGER = "engines test and calculate integers, no strings, bytes or floating-point numbers"
 TOO_LONG = f"engines do at most {MAX_OPERATIONS} operations for an expression"
 
+_KEPT = 1 << 8
 _SIZES = frozenset({1, 2, 4, 8})
 _NUMBERS = frozenset(Field) - STRING_FIELDS
 
@@ -74,8 +76,11 @@ def operations(expression: Expression) -> int:
     return sum(isinstance(each, Calculation | Compared | Conditional) for each in walk(expression))
 
 
+@lru_cache(maxsize=_KEPT)
 def compile_for(expression: Condition, site: Site) -> Program:
     """Compile for one site's arguments. Raises ValueError with `why_not`'s reason if that is impossible.
+
+    Programs are kept, since clauses with the same filter, and each stage of arming, ask for them.
 
     Comparisons that an argument's size and sign decide (a uint32 is never negative) are decided here, not tested.
     """
@@ -90,6 +95,7 @@ def compile_for(expression: Condition, site: Site) -> Program:
     return program
 
 
+@lru_cache(maxsize=_KEPT)
 def why_not(expression: Condition, site: Site) -> str | None:
     """Return why hits of a site cannot be tested, for users; None if they can."""
     try:

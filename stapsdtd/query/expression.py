@@ -70,11 +70,17 @@ class ArgumentValue:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Literal:
-    """A number, of 64 bits if it is an integer, or a string."""
+    """A number, of 64 bits if it is an integer, or a string. 2 and 2.0 are different ones."""
 
     value: int | float | bytes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and type(self.value) is type(other.value) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from stapsdtd.model import Argument, Capture, Site, SiteCapture, Unavailable
-from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, operations
+from stapsdtd.query.compile import MAX_OPERATIONS, TOO_LONG, compile_for, operations
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.parse import parse
 from stapsdtd.query.site_filter import SiteFilter, evaluated_late
@@ -116,3 +116,18 @@ def test_argument_that_nobody_can_read_is_left_to_the_engine() -> None:
     unreadable: Site = site(arguments=[replace(argument(), operand=Unavailable("no way"))])
     found = SiteFilter.of(where("arg0 == 1"), captured(unreadable))
     assert (text(found.tested), found.evaluated) == ("arg0 == 1", None)
+
+
+def test_a_filter_is_compiled_once_for_a_site() -> None:
+    compile_for.cache_clear()
+    whole, at = "arg0 + arg1 == 4711 && arg0 - arg1 == 4712 && str(arg1) == 'a'", two()
+    for _ in range(3):
+        # each clause has one of its own
+        assert SiteFilter.of(where(whole), at).evaluated == where("str(arg1) == 'a'")
+        assert list(evaluated_late(where(whole), [at.site])) == [where("str(arg1) == 'a'")]
+    assert compile_for.cache_info().misses == 2
+
+
+def test_what_is_kept_of_a_filter_is_not_another_ones() -> None:
+    for whole, is_tested in (("arg0 + 4711 == arg1", True), ("arg0 + 4711.0 == arg1", False)):
+        assert (SiteFilter.of(where(whole), two()).evaluated is None) is is_tested
