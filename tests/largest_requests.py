@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from stapsdtd.config.request_limits import (
+    MAX_CAPTURES,
     MAX_CHARACTERS,
     MAX_CLAUSES,
     MAX_FIELDS,
@@ -76,7 +77,7 @@ def escapes() -> pb.SubscribeRequest:
 
 def captures() -> pb.SubscribeRequest:
     return pb.SubscribeRequest(
-        selectors=[f"a{number}(" + ",".join(["arg0"] * 128) + ")" for number in range(MAX_PARTS // 128)]
+        selectors=[f"a{number}(" + ",".join(["arg0"] * 128) + ")" for number in range(MAX_CAPTURES // 128)]
     )
 
 
@@ -111,7 +112,8 @@ def everything() -> pb.SubscribeRequest:
     request = computed_fields()
     request.scope.CopyFrom(scope().scope)
     del request.clauses[0].selectors[:]
-    request.clauses[0].selectors.extend(_globs(80)[: SELECTORS - len(request.clauses) + 1])
+    lists = captures().selectors
+    request.clauses[0].selectors.extend([*lists, *_globs(24)[: SELECTORS - len(request.clauses) + 1 - len(lists)]])
     return request
 
 

@@ -25,6 +25,7 @@ class RequestTexts:
         self.expressions = Expressions(find_cgroup, self._budget)
         self._most_selectors = limits.max_selectors
         self._selectors: dict[str, Selector] = {}
+        self._functions: dict[str, FunctionSelector] = {}
         self._count = 0
 
     def selectors(self, texts: Sequence[str], field: str = "selectors") -> tuple[Selector, ...]:
@@ -39,7 +40,7 @@ class RequestTexts:
             check_length(text, field)
             self._budget.take_characters(text, field)
             selector = self._selectors[text] = parse(text, field)
-            self._budget.take_parts(len(selector.captures or ()), field)
+            self._budget.take_captures(len(selector.captures or ()), field)
         return self._selectors[text]
 
     def functions(self, texts: Sequence[str]) -> list[FunctionSelector]:
@@ -54,8 +55,9 @@ class RequestTexts:
         return parsed
 
     def _function(self, text: str) -> FunctionSelector:
-        function_selectors.check_length(text)
-        self._budget.take_characters(text, FIELD)
-        selector = function_selectors.parse(text)
-        self._budget.take_parts(sum(1 + len(value.steps) for value in selector.values), FIELD)
-        return selector
+        if text not in self._functions:
+            function_selectors.check_length(text)
+            self._budget.take_characters(text, FIELD)
+            selector = self._functions[text] = function_selectors.parse(text)
+            self._budget.take_captures(sum(1 + len(value.steps) for value in selector.values), FIELD)
+        return self._functions[text]

@@ -12,8 +12,13 @@ MAX_MESSAGE_BYTES = 256 << 10
 """Fits max_selectors selectors with paths, 8,192 process ids and the longest expression."""
 
 MAX_PARTS = 2048
-"""Of all texts together: names, numbers, strings, operators and parentheses of expressions, elements of capture lists,
-and steps to values of kernel functions. A text that is repeated counts once.
+"""Of all expressions together: names, numbers, strings, operators and parentheses, and the end of each. A text that is
+repeated counts once.
+"""
+
+MAX_CAPTURES = 3072
+"""Elements of all capture lists, and values of kernel functions with each step to them. Fits 64 functions with 12
+values of three steps each.
 """
 
 MAX_CHARACTERS = 32 << 10
@@ -29,7 +34,8 @@ MAX_FILES = 1000
 MAX_PATH_BYTES = 4096
 
 
-TOO_MANY_PARTS = f"names, numbers, operators and captures of a request are limited to {MAX_PARTS} in all"
+TOO_MANY_PARTS = f"names, numbers, operators and parentheses of a request are limited to {MAX_PARTS} in all"
+_TOO_MANY_CAPTURES = f"captures and values of a request are limited to {MAX_CAPTURES} in all"
 _TOO_LONG = f"selectors, functions and expressions of a request are limited to {MAX_CHARACTERS} characters in all"
 
 
@@ -38,12 +44,18 @@ class RequestBudget:
 
     def __init__(self) -> None:
         self.parts_left = MAX_PARTS
+        self._captures_left = MAX_CAPTURES
         self._characters_left = MAX_CHARACTERS
 
     def take_parts(self, count: int, field: str) -> None:
         self.parts_left -= count
         if self.parts_left < 0:
             raise InvalidArgumentError(field, TOO_MANY_PARTS)
+
+    def take_captures(self, count: int, field: str) -> None:
+        self._captures_left -= count
+        if self._captures_left < 0:
+            raise InvalidArgumentError(field, _TOO_MANY_CAPTURES)
 
     def take_characters(self, text: str, field: str) -> None:
         """Take a text's characters, before it is parsed."""

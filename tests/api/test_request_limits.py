@@ -10,6 +10,7 @@ import pytest
 
 from stapsdtd.config import OPERATOR
 from stapsdtd.config.request_limits import (
+    MAX_CAPTURES,
     MAX_CLAUSES,
     MAX_FIELDS,
     MAX_KEYS,
@@ -75,9 +76,9 @@ def by(count: int) -> pb.SubscribeRequest:
         (lambda n: pb.ListProbesRequest(pids=range(1, n + 1)), MAX_PIDS, "pids", "4097, more"),
         (
             lambda n: pb.ListProbesRequest(selectors=[f"a:b{i}({','.join(['arg0'] * 128)})" for i in range(n)]),
-            MAX_PARTS // 128,
+            MAX_CAPTURES // 128,
             "selectors",
-            "limited to 2048 in all",
+            "limited to 3072 in all",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from stapsdtd.api.texts import RequestTexts
 from stapsdtd.catalog.selectors import MAX_SELECTOR_LENGTH, parse_capture
 from stapsdtd.catalog.selectors import parse as parse_selector
 from stapsdtd.config import Limits
-from stapsdtd.config.request_limits import MAX_CHARACTERS, MAX_PARTS, RequestBudget
+from stapsdtd.config.request_limits import MAX_CAPTURES, MAX_CHARACTERS, MAX_PARTS, RequestBudget
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.functions import selectors as function_selectors
 from stapsdtd.kernel import cgroups
@@ -26,7 +26,8 @@ from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.largest_requests import LARGEST, of_clauses, repeated
 
-TOO_MANY_PARTS = "names, numbers, operators and captures of a request are limited to 2048 in all"
+TOO_MANY_PARTS = "names, numbers, operators and parentheses of a request are limited to 2048 in all"
+TOO_MANY_CAPTURES = "captures and values of a request are limited to 3072 in all"
 TOO_LONG = "selectors, functions and expressions of a request are limited to 32768 characters in all"
 
 
@@ -110,7 +111,7 @@ def list_of(elements: int) -> str:
     return f"a:b({','.join(['arg0'] * elements)})"
 
 
-LISTS = [f"a{number}:b({','.join(['arg0'] * 128)})" for number in range(MAX_PARTS // 128)]
+LISTS = [f"a{number}:b({','.join(['arg0'] * 128)})" for number in range(MAX_CAPTURES // 128)]
 LONG = [f"{number:02}".ljust(MAX_SELECTOR_LENGTH, "x") for number in range(MAX_CHARACTERS // MAX_SELECTOR_LENGTH)]
 HALF = "(" * 511 + "1" + ")" * 511
 """Of 1,024 parts, the end included."""
@@ -120,7 +121,7 @@ HALF = "(" * 511 + "1" + ")" * 511
     ("largest", "beyond", "field", "reason"),
     [
         (in_clauses(HALF, " " + HALF), in_clauses(HALF, f" (({HALF}))"), "clauses[1].fields", TOO_MANY_PARTS),
-        (of_selectors(*LISTS), of_selectors(*LISTS, "a:b(arg0)"), "selectors", TOO_MANY_PARTS),
+        (of_selectors(*LISTS), of_selectors(*LISTS, "a:b(arg0)"), "selectors", TOO_MANY_CAPTURES),
         (of_selectors(*LONG), of_selectors(*LONG, "x"), "selectors", TOO_LONG),
         (
             in_clauses(*(f"'{number:03}{'x' * 4000}'" for number in range(8))),
@@ -164,11 +165,12 @@ def test_functions_share_what_a_request_may_have() -> None:
     texts = RequestTexts(Limits())
     values = f"f({','.join(['a' + '.b' * 30] * 12)})"
     parts = 12 * 31
-    for number in range(MAX_PARTS // parts):
-        texts.functions([f"f{number}{values[1:]}"])
+    for number in range(MAX_CAPTURES // parts):
+        for _ in range(2):
+            texts.functions([f"f{number}{values[1:]}"])
     with pytest.raises(InvalidArgumentError) as raised:
-        texts.selectors([list_of(MAX_PARTS % parts + 1)])
-    assert raised.value.reason == TOO_MANY_PARTS
+        texts.selectors([list_of(MAX_CAPTURES % parts + 1)])
+    assert raised.value.reason == TOO_MANY_CAPTURES
 
 
 def test_nothing_of_a_text_is_looked_at_again_and_again() -> None:
