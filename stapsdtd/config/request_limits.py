@@ -11,7 +11,7 @@ from stapsdtd.errors import InvalidArgumentError
 MAX_MESSAGE_BYTES = 256 << 10
 """Fits max_selectors selectors with paths, 8,192 process ids and the longest expression."""
 
-MAX_PARTS = 2048
+MAX_PARTS = 1536
 """Of all expressions together: names, numbers, strings, operators and parentheses, and the end of each. A text that is
 repeated counts once.
 """

@@ -63,7 +63,7 @@ def by(count: int) -> pb.SubscribeRequest:
             "limited to 4096 characters",
         ),
         # two parts are the name and the end
-        (lambda n: subscribe(where="!" * (n - 2) + "pid"), MAX_PARTS, "where", "limited to 2048 in all"),
+        (lambda n: subscribe(where="!" * (n - 2) + "pid"), MAX_PARTS, "where", "limited to 1536 in all"),
         (
             lambda n: subscribe(scope=pb.Scope(exclude_pids=range(1, n + 1))),
             MAX_PIDS,

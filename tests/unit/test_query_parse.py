@@ -111,8 +111,8 @@ def parsed(text: str) -> Condition:
         ("arg0 || arg1 && pid == 1", Or((Comparison(ARG0, NE, 0), And((Comparison(ARG1, NE, 0), PID_IS_1))))),
         ("(arg0 || arg1) && pid == 1", And((Or((Comparison(ARG0, NE, 0), Comparison(ARG1, NE, 0))), PID_IS_1))),
         ("  pid\n==\t1  ", PID_IS_1),
-        ("(" * 1000 + "pid == 1" + ")" * 1000, PID_IS_1),
-        ("!" * 2000 + "pid == 1", PID_IS_1),
+        ("(" * 700 + "pid == 1" + ")" * 700, PID_IS_1),
+        ("!" * 1400 + "pid == 1", PID_IS_1),
     ],
 )
 def test_expressions(text: str, expected: Condition) -> None:

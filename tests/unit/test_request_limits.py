@@ -26,7 +26,7 @@ from stapsdtd.sessions.spec import SubscriptionSpec
 from stapsdtd.v1 import stapsdt_pb2 as pb
 from tests.largest_requests import LARGEST, of_clauses, repeated
 
-TOO_MANY_PARTS = "names, numbers, operators and parentheses of a request are limited to 2048 in all"
+TOO_MANY_PARTS = "names, numbers, operators and parentheses of a request are limited to 1536 in all"
 TOO_MANY_CAPTURES = "captures and values of a request are limited to 3072 in all"
 TOO_LONG = "selectors, functions and expressions of a request are limited to 32768 characters in all"
 
@@ -89,7 +89,7 @@ def test_a_text_may_be_a_value_and_a_condition(counted: Counter[str]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["(" * 900 + "arg0" + ")" * 900, "!" * 1000 + "pid", "-" * 1000 + "1", "~" * 1000 + "1", "+".join(["1"] * 900)],
+    ["(" * 700 + "arg0" + ")" * 700, "!" * 1000 + "pid", "-" * 1000 + "1", "~" * 1000 + "1", "+".join(["1"] * 700)],
 )
 def test_each_token_is_taken_once(counted: Counter[str], text: str) -> None:
     found = expressions().value(text, "fields", lambda expression: expression)
@@ -113,8 +113,8 @@ def list_of(elements: int) -> str:
 
 LISTS = [f"a{number}:b({','.join(['arg0'] * 128)})" for number in range(MAX_CAPTURES // 128)]
 LONG = [f"{number:02}".ljust(MAX_SELECTOR_LENGTH, "x") for number in range(MAX_CHARACTERS // MAX_SELECTOR_LENGTH)]
-HALF = "(" * 511 + "1" + ")" * 511
-"""Of 1,024 parts, the end included."""
+HALF = "(" * (MAX_PARTS // 4 - 1) + "1" + ")" * (MAX_PARTS // 4 - 1)
+"""Has half of the parts that a request may have, the end included."""
 
 
 @pytest.mark.parametrize(
