@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only)
 /*
- * One program for all sites. It runs at every hit of every group and decides, before it does anything, for which
- * subscriptions the hit is (filter.h); it then writes one record for all of them that want events (emit.h), and adds
+ * One program for all sites. It runs at every hit of every group and decides, before it does anything, whether the hit is
+ * this group's (move.h) and for which subscriptions it is (filter.h); it then writes one record for all of them that want events (emit.h), and adds
  * the hit to rows of those that want sums (aggregate.h). Small ones keep the sets of processes that scopes follow
  * (follow.h), and take away what ended threads have left (span.h, chain.h).
  *
@@ -19,6 +19,7 @@
 #include "aggregate.h"
 #include "emit.h"
 #include "filter.h"
+#include "move.h"
 #include "span.h"
 
 /*
@@ -80,7 +81,7 @@ struct no_programs {
 #define KEEP_TO_THE_STACK_OF_THE_TASK(context, programs)
 #endif
 
-#ifdef DELAY_STEPS
+#if defined(DELAY_STEPS) || defined(GAP_STEPS)
 static long idle(__u32 number __attribute__((unused)), void *context __attribute__((unused)))
 {
 	return 0;
@@ -125,14 +126,20 @@ static __always_inline void take_arguments(struct hit *hit, void *call, bool has
 static __always_inline void carry_out_plan(void *given, enum context kind, __u32 group, __u32 slot)
 {
 	const struct task_struct *task = bpf_get_current_task_btf();
-	__u64 state = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)];
-	__u32 plan = state;
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct hit hit;
+	__u64 word;
+	__u32 plan;
 
-	if (!plan || state >> 32 != group)
+#ifdef GAP_STEPS
+	/* between two groups' programs of one hit: see tests/kernel/test_moving_sites.py */
+	bpf_loop(GAP_STEPS, idle, NULL, 0);
+#endif
+	word = *(volatile __u64 *)&slots[slot & (MAX_SLOTS - 1)].word;
+	plan = word & ((1 << PLAN_BITS) - 1);
+	if (!plan || task->tgid == daemon_pid)
 		return;
-	if (task->tgid == daemon_pid)
+	if (!handles(word, group, slot, task))
 		return;
 	hit.task = task;
 	hit.counters = bpf_map_lookup_elem(&counters, &cpu);
@@ -197,11 +204,11 @@ SEC("uprobe")
 int on_hit(__u64 *registers)
 {
 	__u64 cookie = bpf_get_attach_cookie(registers);
-	__u32 group = cookie, mask = cookie >> 32 & 0xfff, shift = cookie >> 48 & 0xf;
-	__u32 entry = group + (registers[REG_IP] >> shift & mask);
+	__u32 first = cookie & 0xfffff, mask = cookie >> 20 & 0xfff, shift = cookie >> 32 & 0xf;
+	__u32 entry = first + (registers[REG_IP] >> shift & mask);
 
 	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_programs);
-	carry_out_plan(registers, CONTEXT_REGISTERS, group, site_index[entry & (INDEX_ENTRIES - 1)]);
+	carry_out_plan(registers, CONTEXT_REGISTERS, cookie >> GROUP_SHIFT, site_index[entry & (INDEX_ENTRIES - 1)]);
 	return 0;
 }
 
@@ -212,7 +219,7 @@ int on_linked_hit(__u64 *registers)
 	__u64 cookie = bpf_get_attach_cookie(registers);
 
 	KEEP_TO_THE_STACK_OF_THE_TASK(registers, no_linked_programs);
-	carry_out_plan(registers, CONTEXT_REGISTERS, cookie, cookie >> 32);
+	carry_out_plan(registers, CONTEXT_REGISTERS, cookie >> GROUP_SHIFT, cookie);
 	return 0;
 }
 
@@ -225,7 +232,7 @@ int on_function_entries(__u64 *registers)
 {
 	__u64 cookie = bpf_get_attach_cookie(registers);
 
-	carry_out_plan(registers, CONTEXT_REGISTERS, cookie, cookie >> 32);
+	carry_out_plan(registers, CONTEXT_REGISTERS, cookie >> GROUP_SHIFT, cookie);
 	return 0;
 }
 
@@ -236,7 +243,7 @@ int on_function_entry(void *call)
 {
 	__u64 cookie = bpf_get_attach_cookie(call);
 
-	carry_out_plan(call, CONTEXT_ENTRY, cookie, cookie >> 32);
+	carry_out_plan(call, CONTEXT_ENTRY, cookie >> GROUP_SHIFT, cookie);
 	return 0;
 }
 
@@ -245,7 +252,7 @@ int on_function_return(void *call)
 {
 	__u64 cookie = bpf_get_attach_cookie(call);
 
-	carry_out_plan(call, CONTEXT_RETURN, cookie, cookie >> 32);
+	carry_out_plan(call, CONTEXT_RETURN, cookie >> GROUP_SHIFT, cookie);
 	return 0;
 }
 #endif

@@ -13,6 +13,8 @@ enum limit {
 	MAX_SLOTS = 1 << 15,
 	MAX_PLANS = 1 << 15,
 	PLAN_BITS = 16,		/* of a generation */
+	GROUP_BITS = 24,	/* of a group's number: those of a slot and its plan make a word */
+	MAX_MARKS = 1 << 14,	/* hits at a time of sites that move between groups, and of which a program still runs */
 	MAX_OPERANDS = 1 << 17,
 	MAX_TESTS = 1 << 15,
 	MAX_COUNTERS = 1 << 17,
@@ -312,14 +314,10 @@ enum counter {
 	COUNTERS_OF_FILTER = 3,
 };
 
-/*
- * A site. It belongs to one group at a time, so that the hits of a site that moves to another group are counted once:
- * all but one that both groups' handlers are running for in that moment, which both or neither may count.
- */
+/* A site. One number, since it is read and written at once: see move.h. */
 struct slot {
-	__u32 plan;		/* 0: nobody wants it */
-	__u32 group;		/* the group's first entry in the index */
-} __attribute__((aligned(8))); /* or clang reads it in halves */
+	__u64 word;		/* newest group << 40 | oldest group << 16 | plan, which is 0 if nobody wants it */
+};
 
 struct text {
 	__u32 offset;		/* in the record */

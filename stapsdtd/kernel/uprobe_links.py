@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -176,6 +177,18 @@ def _place_of(address: int) -> Place:
         if mapping.start <= address < mapping.end:
             return Place(next(procfs.ways_to(os.getpid(), mapping)), address - mapping.start + mapping.file_offset)
     raise BPF_LINK_CREATE.refused(f"{address:#x}", errno.EFAULT, "no file is mapped there")
+
+
+def wait_for_hits(program: int) -> None:
+    """Return when uprobe hits that had begun have run all of their programs. program: loaded for ATTACH_TYPE.
+
+    Since Linux 6.12 a hit walks the list of programs while others are attached and detached, and whoever detaches one
+    waits for all walks on the host (uprobe_unregister_sync in kernel/events/uprobes.c). So this attaches one to a file
+    that nobody maps, and detaches it. Before, attaching waited for hits (register_rwsem). Raises OSError.
+    """
+    with open(os.memfd_create("stapsdtd", os.MFD_CLOEXEC), "wb") as file:
+        file.truncate(mmap.PAGESIZE)
+        os.close(_link(program, [Place(f"/proc/self/fd/{file.fileno()}", 0)], [0], None))
 
 
 def _close(links: Iterable[int]) -> None:

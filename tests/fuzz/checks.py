@@ -18,8 +18,8 @@ from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedObject, ArmedSite
 from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.operands import encode_value
+from stapsdtd.capture.bpf.slots import Slot
 from stapsdtd.capture.bpf.subjects import source_of
-from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.ftrace.executor import Executor
 from stapsdtd.elf import parse_object
 from stapsdtd.elf.container import MAX_SECTIONS

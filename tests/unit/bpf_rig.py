@@ -13,6 +13,7 @@ from stapsdtd.capture.bpf.engine import BpfEngine
 from stapsdtd.capture.bpf.function_links import FunctionLinks
 from stapsdtd.capture.bpf.groups import Attachments
 from stapsdtd.capture.bpf.pool import Pool, TableFullError
+from stapsdtd.capture.bpf.slots import Word
 from stapsdtd.capture.engine import Refusal, Target
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -58,7 +59,11 @@ def made_engine(
         kernel.paging,
         max_buffer_bytes,
         attachments=Attachments(
-            kernel.make_event, None if choice is EVENTS_ALONE else kernel.make_link, functions, choice
+            kernel.make_event,
+            None if choice is EVENTS_ALONE else kernel.make_link,
+            kernel.wait_for_uprobes,
+            functions,
+            choice,
         ),
         tables=kernel.tables,
         reaper=kernel.reaper,
@@ -170,18 +175,36 @@ def quiesced(engine: BpfEngine) -> None:
 
 
 class Traffic:
-    """Hits a site before each step of the kernel's and each change of a slot; fired counts the hits."""
+    """Hits a site at each step of the kernel's and each change of a slot; fired counts the hits.
+
+    Such a hit lasts until the next step: it has run one of its programs by then, or none, and runs the rest behind it.
+    """
 
     def __init__(self, kernel: FakeKernel, *hits: tuple[Site, int]) -> None:
         self.fired = 0
         self._kernel = kernel
         self._hits = hits
-        kernel.before_step = kernel.after_arming = kernel.tables.around_slot_change = self.fire
+        self._begun: list[Callable[[], None]] = []
+        kernel.before_step = kernel.after_arming = kernel.slots.around_change = self._at_step
 
     def fire(self) -> None:
+        """Hit it, and let all hits end."""
+        self._at_step()
+        self._finish()
+
+    def _at_step(self) -> None:
+        self._finish()
         for each, pid in self._hits:
-            self._kernel.hit(each.site_offset, pid=pid, rdi=self.fired, rsi=self.fired)
+            programs = self._kernel.programs(each.site_offset, pid=pid, rdi=self.fired, rsi=self.fired)
+            for run in programs[: self.fired % 2]:
+                run()
+            self._begun += programs[self.fired % 2 :]
         self.fired += 1
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, []
+        for run in begun:
+            run()
 
 
 def wide(operand: int, count: int, name: str = "a") -> Site:
@@ -190,6 +213,6 @@ def wide(operand: int, count: int, name: str = "a") -> Site:
 
 def slots(kernel: FakeKernel) -> list[int]:
     """The generations of the plans that sites have now."""
-    slots = np.frombuffer(kernel.loaded.table(".bss.slots"), layout.SLOT)
+    words = np.frombuffer(kernel.loaded.table(".bss.slots"), "u8")
     plans = np.frombuffer(kernel.loaded.table(".bss.plans"), layout.PLAN)
-    return [int(plans[number]["generation"]) for number in slots["plan"] if number]
+    return [int(plans[Word.unpack(int(word)).plan]["generation"]) for word in words if word]

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -26,10 +27,12 @@ from stapsdtd.capture.bpf.inner_maps import InnerMaps
 from stapsdtd.capture.bpf.kernel import Loaded
 from stapsdtd.capture.bpf.layout import OperandKind, Take
 from stapsdtd.capture.bpf.paging import Paging
+from stapsdtd.capture.bpf.pool import Pool
 from stapsdtd.capture.bpf.reaper import EventReaper
 from stapsdtd.capture.bpf.rings import Records, Ring
+from stapsdtd.capture.bpf.slots import Slot, Slots, Word
 from stapsdtd.capture.bpf.span_kinds import SMALL_SPAN, SPAN_OF_WORDS, SPANS_OF_RECORDS, SpanKind
-from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanId, PlanSpec, Pools, Slot, Tables
+from stapsdtd.capture.bpf.tables import Generation, PlanEntry, PlanSpec, Pools, Tables
 from stapsdtd.capture.engine import LossStage
 from stapsdtd.events.batch import EventBatch
 from stapsdtd.events.columns import U64
@@ -351,21 +354,12 @@ class FakeLoaded(Loaded):
 
 
 class FakeTables(Tables):
-    """around_slot_change: is called before and after each. generations: of all plans that were allocated.
-
-    refuse_totals: what totals() raises.
-    """
+    """generations: of all plans that were allocated. refuse_totals: what totals() raises."""
 
     def __init__(self, table: Callable[[str], mmap.mmap], cpus: int, pools: Pools | None = None) -> None:
         super().__init__(table, cpus, pools)
-        self.around_slot_change: Callable[[], None] = lambda: None
         self.generations: list[Generation] = []
         self.refuse_totals: Exception | None = None
-
-    def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
-        self.around_slot_change()
-        super().set_slot(slot, group, plan)
-        self.around_slot_change()
 
     def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
         entry = super().allocate_plan(plan)
@@ -376,6 +370,19 @@ class FakeTables(Tables):
         if self.refuse_totals is not None:
             raise self.refuse_totals
         return super().totals()
+
+
+class FakeSlots(Slots):
+    """around_change: is called before and after each."""
+
+    def __init__(self, words: U64, pool: Pool) -> None:
+        super().__init__(words, pool)
+        self.around_change: Callable[[], None] = lambda: None
+
+    def _write(self, slot: Slot) -> None:
+        self.around_change()
+        super()._write(slot)
+        self.around_change()
 
 
 class AtOnce(Executor):
@@ -432,9 +439,9 @@ class FakeEvent:
 
     def found(self, _path: str, _offset: int, address: int) -> tuple[int, int]:
         """Answer the group and the slot of a hit."""
-        group, mask, shift = self._cookie & 0xFFFFFFFF, self._cookie >> 32 & 0xFFF, self._cookie >> 48 & 0xF
+        first, mask, shift = self._cookie & 0xFFFFF, self._cookie >> 20 & 0xFFF, self._cookie >> 32 & 0xF
         index = np.frombuffer(self._kernel.loaded.table(".bss.index"), "u4")
-        return group, int(index[group + (address >> shift & mask)])
+        return self._cookie >> layout.GROUP_SHIFT, int(index[first + (address >> shift & mask)])
 
     def unpatch(self) -> None:
         self.scopes.clear()
@@ -480,7 +487,7 @@ class FakeLink(FakeEvent):
 
     def found(self, path: str, offset: int, _address: int) -> tuple[int, int]:
         cookie = self._cookies[path, offset]
-        return cookie & 0xFFFFFFFF, cookie >> 32
+        return cookie >> layout.GROUP_SHIFT, cookie & 0xFFFFFFFF
 
 
 class FakeKernel:
@@ -498,6 +505,10 @@ class FakeKernel:
         self.loaded = FakeLoaded()
         self.pools = Pools()
         self.tables = FakeTables(self.loaded.table, self.loaded.cpus, self.pools)
+        words = np.frombuffer(self.loaded.table(".bss.slots"), "u8", layout.MAX_SLOTS)
+        self.slots = self.tables.slots = FakeSlots(words, self.pools.slots)
+        # the group that handled a hit, by its process and slot
+        self.marks: dict[tuple[int, int], int] = {}
         self.reaper_worker = AtOnce()
         self.reaper = EventReaper(worker=self.reaper_worker)
         self.events: dict[str, FakeEvent] = {}
@@ -547,19 +558,34 @@ class FakeKernel:
         return {name: event.scopes for name, event in self.events.items()}
 
     def hit(self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int) -> None:
-        for goes_on in self.begin_hits(offset, pid=pid, cpu=cpu, path=path, **registers):
-            goes_on()
+        for run in self.programs(offset, pid=pid, cpu=cpu, path=path, **registers):
+            run()
 
-    def begin_hits(
-        self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int
-    ) -> list[Callable[[], None]]:
+    def begin_hits(self, offset: int, **context: Any) -> list[Callable[[], None]]:
         """Begin a hit of each event that reaches it; what is answered ends them, for which the kernel may take long."""
+        return [begin() for begin in self._programs(offset, **context)]
+
+    def programs(self, offset: int, **context: Any) -> list[Callable[[], None]]:
+        """Begin a hit. What is answered runs its programs: that of the event that was made last comes first."""
+        return [partial(_run, begin) for begin in self._programs(offset, **context)]
+
+    def wait_for_uprobes(self) -> None:
+        """See `Loaded`. Hits that have begun are those of whoever wants to be called at each step."""
+        self.before_step()
+
+    def _programs(
+        self, offset: int, *, pid: int = 10, cpu: int = 0, path: str | None = None, **registers: int
+    ) -> list[Callable[[], Callable[[], None]]]:
         by_place = {ARCHITECTURES["x86-64"].pt_regs[name]: value for name, value in registers.items()}
         ip = LOAD_ADDRESS + offset
         by_place[ARCHITECTURES["x86-64"].pt_regs["rip"]] = ip
         place = path or self.path, offset
-        reached = [event for event in list(self.events.values()) if event.reaches(*place, pid)]
-        return [_Hit(self, pid, cpu, by_place).begin(*event.found(*place, ip)) for event in reached]
+        reached = [event for event in reversed(list(self.events.values())) if event.reaches(*place, pid)]
+        return [partial(_Hit(self, pid, cpu, by_place).begin, *event.found(*place, ip)) for event in reached]
+
+
+def _run(begin: Callable[[], Callable[[], None]]) -> None:
+    begin()()
 
 
 class _Hit:
@@ -568,6 +594,7 @@ class _Hit:
     def __init__(self, kernel: FakeKernel, pid: int, cpu: int, registers: Mapping[int, int]) -> None:
         self._loaded = kernel.loaded
         self._memory = kernel.memory
+        self._marks = kernel.marks
         self._pid = pid
         self._cpu = cpu
         self._registers = registers
@@ -584,15 +611,28 @@ class _Hit:
 
     def begin(self, group: int, slot_number: int) -> Callable[[], None]:
         """Go as far as to know the plan; what is answered does the rest."""
-        slot = self._row(".bss.slots", layout.SLOT, slot_number)
-        if not slot["plan"] or slot["group"] != group:
+        word = Word.unpack(int(self._row(".bss.slots", layout.SLOT, slot_number)["word"]))
+        if not word.plan or not self._handles(word, group, slot_number):
             return lambda: None
         # what is read of it later is what stands there then
-        self._plan = self._row(".bss.plans", layout.PLAN, int(slot["plan"]))
+        self._plan = self._row(".bss.plans", layout.PLAN, word.plan)
         self._generation = int(self._plan["generation"])
         self._parity = self._loaded.parity
         self._loaded.hit_begins(self)
         return self._end
+
+    def _handles(self, word: Word, group: int, slot: int) -> bool:
+        """bpf/move.h, where group numbers do not begin anew."""
+        key = self._pid, slot
+        if not word.oldest <= group <= word.newest:
+            return False
+        if group < self._marks.get(key, 0) <= word.newest:
+            if group == word.oldest:
+                del self._marks[key]
+            return False
+        if group != word.oldest:
+            self._marks[key] = group
+        return True
 
     def _end(self) -> None:
         matched = self._matched()

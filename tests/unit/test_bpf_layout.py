@@ -83,11 +83,6 @@ def test_object_has_the_fingerprint_of_these_sources() -> None:
     assert found == fingerprint().to_bytes(8, sys.byteorder)
 
 
-def test_a_slot_is_one_number() -> None:
-    (row,) = np.array([7 << 32 | 5], "u8").view(layout.SLOT)
-    assert (row["group"], row["plan"]) == (7, 5)
-
-
 def test_records_begin_the_same(btf: Btf) -> None:
     size, found = btf.struct("record")
     assert found.pop("values") == Member(layout.RECORD.itemsize, 0)
@@ -103,7 +98,7 @@ def test_constants_are_the_same(btf: Btf) -> None:
         "COUNTERS_OF_FILTER", "MAX_FOLLOWING", "MAX_FOLLOWED", "MAX_RECIPES", "MAX_EDGES", "MAX_TABLES", "MAX_PARTS",
         "KEY_WORDS", "KEY_CLASSES", "WORKSPACES", "MAX_SPANS", "MAX_PAIRING_ROWS", "MAX_PAIRINGS", "PAIR_KEY_WORDS",
         "THREAD_SPANS", "PAIR_WORDS", "HIT_SPACES", "COUNTERS_OF_PAIRING", "MAX_WORDS", "MAX_CELLS", "JUMP_LOST",
-        "MAX_CHAINS", "MAX_LINKS", "MAX_CHAINED",
+        "MAX_CHAINS", "MAX_LINKS", "MAX_CHAINED", "GROUP_BITS", "MAX_MARKS",
     ):  # fmt: skip
         assert enumerators[name] == getattr(layout, name), name
     assert layout.MAX_LINKS == 1 << layout.LINK_BITS == MAX_LENGTH
@@ -157,6 +152,7 @@ def test_constants_of_the_program_are_where_they_are_set(btf: Btf) -> None:
     ("section", "size"),
     [
         (".bss.index", 4 * layout.INDEX_ENTRIES), (".bss.slots", 8 * layout.MAX_SLOTS),
+        (".bss.marks", 8 * layout.MAX_MARKS),
         (".bss.plans", layout.PLAN.itemsize * layout.MAX_PLANS),
         (".bss.operands", layout.OPERAND.itemsize * layout.MAX_OPERANDS),
         (".bss.tests", layout.TEST.itemsize * layout.MAX_TESTS), (".bss.reader", 4),

@@ -16,7 +16,6 @@ from stapsdtd.capture.bpf.missed import MissedCalls
 from stapsdtd.capture.bpf.reading import Channel
 from stapsdtd.capture.engine import LossStage, Sink
 from stapsdtd.kernel.tracefs import Tracefs
-from stapsdtd.plan.groups import Window
 
 
 class Profile(Tracefs):
@@ -87,7 +86,7 @@ def too_many_open(*_: object) -> str:
 
 
 def group(event: Kprobe | Link, *sites: ArmedSite) -> Group:
-    return Group(cast("Event", event), Window(0, 0), 0, None, list(sites))
+    return Group(cast("Event", event), 1, lambda: None, None, list(sites))
 
 
 def at_once(work: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from stapsdtd.capture.bpf.encode import Filter, encode_filters
 from stapsdtd.capture.bpf.layout import Counter
 from stapsdtd.capture.bpf.operands import encode_value
 from stapsdtd.capture.bpf.pool import TableFullError
+from stapsdtd.capture.bpf.slots import Word
 from stapsdtd.capture.bpf.tables import PlanEntry, PlanSpec, Tables
 from stapsdtd.model import Memory
 from stapsdtd.plan.groups import Window, partition_by_page_offset
@@ -114,28 +115,28 @@ def allocate_until_full(kernel: Kernel, values: Sequence[int], filters: Mapping[
 
 def test_group_begins_with_no_sites(kernel: Kernel) -> None:
     window = Window(shift=4, bits=3)
-    first = kernel.tables.allocate_group(window)
-    kernel.tables.fill_group(first, window, {0x1000: 5, 0x1070: 6})
-    kernel.tables.free_group(first, window)
+    first = kernel.tables.allocate_index(window)
+    kernel.tables.fill_index(first, window, {0x1000: 5, 0x1070: 6})
+    kernel.tables.free_index(first, window)
     assert not kernel.table(".bss.index").any()
     kernel.table(".bss.index")[:] = 9
-    first = kernel.tables.allocate_group(window)
+    first = kernel.tables.allocate_index(window)
     assert kernel.table(".bss.index")[first : first + 8].tolist() == [0] * 8
 
 
 def test_group_0_stands_for_none(kernel: Kernel) -> None:
-    assert kernel.tables.allocate_group(Window(0, 0)) > 0
+    assert kernel.tables.allocate_index(Window(0, 0)) > 0
 
 
 def test_groups_do_not_disturb_each_other(kernel: Kernel) -> None:
     window = Window(shift=0, bits=2)
-    groups = [kernel.tables.allocate_group(window) for _ in range(3)]
+    groups = [kernel.tables.allocate_index(window) for _ in range(3)]
     for number, group in enumerate(groups, 1):
-        kernel.tables.fill_group(group, window, {offset: 10 * number + offset for offset in range(4)})
-    kernel.tables.free_group(groups[1], window)
+        kernel.tables.fill_index(group, window, {offset: 10 * number + offset for offset in range(4)})
+    kernel.tables.free_index(groups[1], window)
     index = kernel.table(".bss.index")
     assert [index[group : group + 4].tolist() for group in groups] == [[10, 11, 12, 13], [0] * 4, [30, 31, 32, 33]]
-    assert kernel.tables.allocate_group(window) == groups[1]
+    assert kernel.tables.allocate_index(window) == groups[1]
 
 
 @settings(max_examples=30)
@@ -148,8 +149,8 @@ def test_hit_finds_its_slot_by_its_groups_window(offsets: list[int], load_page: 
     found = []
     for colour in partition_by_page_offset(offsets):
         slots = {offsets[position]: position + 1 for position in colour.members}
-        first = kernel.tables.allocate_group(colour.window)
-        kernel.tables.fill_group(first, colour.window, slots)
+        first = kernel.tables.allocate_index(colour.window)
+        kernel.tables.fill_index(first, colour.window, slots)
         found.append((first, colour.window, slots))
     index = kernel.table(".bss.index")
     for first, window, slots in found:
@@ -160,46 +161,98 @@ def test_hit_finds_its_slot_by_its_groups_window(offsets: list[int], load_page: 
 
 def test_index_becomes_full(kernel: Kernel) -> None:
     page = Window(0, 12)
-    last = max(kernel.tables.allocate_group(page) for _ in range(layout.INDEX_ENTRIES // 4096 - 1))
+    last = max(kernel.tables.allocate_index(page) for _ in range(layout.INDEX_ENTRIES // 4096 - 1))
     assert last + 4096 <= layout.INDEX_ENTRIES
     with pytest.raises(TableFullError, match="groups"):
-        kernel.tables.allocate_group(page)
+        kernel.tables.allocate_index(page)
     # 0 is nobody's
     for _ in range(4096 - layout.FIRST_INDEX_ENTRY):
-        kernel.tables.allocate_group(Window(0, 0))
+        kernel.tables.allocate_index(Window(0, 0))
     with pytest.raises(TableFullError, match="groups"):
-        kernel.tables.allocate_group(Window(0, 0))
+        kernel.tables.allocate_index(Window(0, 0))
 
 
 # slots
 
 
+def words(kernel: Kernel, *slots: int) -> list[Word]:
+    return [Word.unpack(int(word)) for word in kernel.table(".bss.slots")["word"][list(slots)]]
+
+
 def test_slot_says_which_group_and_plan_count(kernel: Kernel) -> None:
-    first, second = kernel.tables.allocate_slot(), kernel.tables.allocate_slot()
-    kernel.tables.set_slot(first, group=layout.INDEX_ENTRIES - 1, plan=7)
-    kernel.tables.set_slot(second, group=3, plan=layout.MAX_PLANS - 1)
-    slots = kernel.table(".bss.slots")
-    assert slots[first].tolist() == (7, layout.INDEX_ENTRIES - 1)
-    assert slots[second].tolist() == (layout.MAX_PLANS - 1, 3)
-    assert np.count_nonzero(slots["plan"]) == 2
+    first, second = kernel.tables.slots.allocate(), kernel.tables.slots.allocate()
+    last = (1 << layout.GROUP_BITS) - 1
+    kernel.tables.slots.set(first, group=last, plan=7)
+    kernel.tables.slots.set(second, group=3, plan=layout.MAX_PLANS - 1)
+    assert words(kernel, first, second) == [(last, last, 7), (3, 3, layout.MAX_PLANS - 1)]
+    assert np.count_nonzero(kernel.table(".bss.slots")["word"]) == 2
+
+
+@given(newest=st.integers(0, (1 << 24) - 1), oldest=st.integers(0, (1 << 24) - 1), plan=st.integers(0, (1 << 16) - 1))
+def test_word_is_made_of_groups_and_a_plan(newest: int, oldest: int, plan: int) -> None:
+    word = Word(newest, oldest, plan)
+    assert word.packed() == newest << 40 | oldest << 16 | plan
+    assert Word.unpack(word.packed()) == word
+
+
+def test_site_that_moves_has_its_groups_until_they_are_dismissed(kernel: Kernel) -> None:
+    slots = kernel.tables.slots
+    slot = slots.allocate()
+    slots.set(slot, 5, plan=7)
+    slots.admit(slot, 6)
+    assert words(kernel, slot) == [(6, 5, 7)]
+    slots.set(slot, 6, plan=8)
+    assert words(kernel, slot) == [(6, 5, 8)]
+    slots.admit(slot, 9)
+    slots.dismiss([slot], 6)
+    assert words(kernel, slot) == [(9, 5, 8)]
+    slots.dismiss([slot], 5)
+    assert words(kernel, slot) == [(9, 9, 8)]
+    # the last one stays, and one that is not there is none of them
+    slots.dismiss([slot], 9)
+    slots.dismiss([slot], 5)
+    assert words(kernel, slot) == [(9, 9, 8)]
+
+
+def test_refused_group_leaves_those_that_were_there(kernel: Kernel) -> None:
+    slots = kernel.tables.slots
+    slot = slots.allocate()
+    slots.set(slot, 5, plan=7)
+    slots.admit(slot, 6)
+    slots.dismiss([slot], 6)
+    assert words(kernel, slot) == [(5, 5, 7)]
+
+
+def test_group_that_was_not_admitted_replaces_all_others(kernel: Kernel) -> None:
+    slots = kernel.tables.slots
+    slot = slots.allocate()
+    slots.set(slot, 5, plan=7)
+    slots.admit(slot, 6)
+    slots.set(slot, 8, plan=7)
+    assert words(kernel, slot) == [(8, 8, 7)]
 
 
 def test_slot_given_back_has_no_plan(kernel: Kernel) -> None:
-    first, second = kernel.tables.allocate_slot(), kernel.tables.allocate_slot()
+    slots = kernel.tables.slots
+    first, second = slots.allocate(), slots.allocate()
     for slot in (first, second):
-        kernel.tables.set_slot(slot, 3, 7)
-    kernel.tables.free_slot(first)
-    assert kernel.table(".bss.slots")[[first, second]].tolist() == [(0, 0), (7, 3)]
-    assert kernel.tables.allocate_slot() == first
+        slots.set(slot, 3, plan=7)
+        slots.admit(slot, 4)
+    slots.free(first)
+    assert words(kernel, first, second) == [(0, 0, 0), (4, 3, 7)]
+    assert slots.allocate() == first
+    # of the site that had it before
+    slots.dismiss([first], 3)
+    assert words(kernel, first) == [(0, 0, 0)]
 
 
 def test_slots_become_full_and_0_is_none_of_them(kernel: Kernel) -> None:
-    lent = {kernel.tables.allocate_slot() for _ in range(layout.MAX_SLOTS - layout.FIRST_SLOT)}
+    lent = {kernel.tables.slots.allocate() for _ in range(layout.MAX_SLOTS - layout.FIRST_SLOT)}
     assert lent == set(range(layout.FIRST_SLOT, layout.MAX_SLOTS))
     with pytest.raises(TableFullError, match="sites"):
-        kernel.tables.allocate_slot()
-    kernel.tables.free_slot(4711)
-    assert kernel.tables.allocate_slot() == 4711
+        kernel.tables.slots.allocate()
+    kernel.tables.slots.free(4711)
+    assert kernel.tables.slots.allocate() == 4711
 
 
 # plans

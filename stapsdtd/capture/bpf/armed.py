@@ -10,8 +10,8 @@ from stapsdtd.capture.bpf.constants import ReadOnlyFile
 from stapsdtd.capture.bpf.encode import Filter
 from stapsdtd.capture.bpf.hit_tables import HitTable
 from stapsdtd.capture.bpf.reading import ActivePlan, Channel
+from stapsdtd.capture.bpf.slots import GroupNumber, Slot
 from stapsdtd.capture.bpf.span_tables import SpanTable
-from stapsdtd.capture.bpf.tables import Slot
 from stapsdtd.capture.engine import SubscriptionKey, TargetSite
 from stapsdtd.functions.probes import place_of
 from stapsdtd.kernel.own_programs import OwnProgram
@@ -19,7 +19,6 @@ from stapsdtd.kernel.places import FunctionPlace, Place
 from stapsdtd.model import ObjectKey
 from stapsdtd.model import Site as ModelSite
 from stapsdtd.plan.attachments import Scope
-from stapsdtd.plan.groups import Window
 from stapsdtd.query.actions import Aggregate, BeginSpan, Emit, EndSpan
 from stapsdtd.query.program import Program
 
@@ -183,15 +182,16 @@ class ArmedSite:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Sites behind one tracefs event or link. first: its first entry in the index, by which the program knows it.
+    """Sites behind one tracefs event or link. number: by which the program knows it. free: what it has in tables, once
+    it is gone.
 
     way: to attach to kernel functions. missed: how many calls it did not hit, of which its subscriptions were told.
     is_stale: it is to be replaced, since it patches some process of its scope no more.
     """
 
     event: Event
-    window: Window
-    first: int
+    number: GroupNumber
+    free: Callable[[], None]
     scope: Scope
     sites: list[ArmedSite]
     way: str = ""

@@ -35,13 +35,13 @@ class ArmedObjects:
         """Return a site, with a slot, armed or not. Raises TableFullError."""
         armed_site = armed.sites.get(site)
         if armed_site is None:
-            armed_site = armed.sites[site] = ArmedSite(armed, site, self._tables.allocate_slot())
+            armed_site = armed.sites[site] = ArmedSite(armed, site, self._tables.slots.allocate())
         return armed_site
 
     def forget_unwanted(self, armed: ArmedObject) -> None:
         """Free the slots of an object's sites that nobody wants and no event has, and close its file with the last."""
         for site in [site for site in armed.sites.values() if not site.consumers and site.group is None]:
-            self._tables.free_slot(site.slot)
+            self._tables.slots.free(site.slot)
             del armed.sites[site.site]
         if not armed.sites and self._objects.pop(armed.key, None) is not None:
             # records of plans that ended before may still need constants from the file

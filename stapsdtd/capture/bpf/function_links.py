@@ -74,6 +74,7 @@ class FunctionLinks:
         so that they need no program of their own.
         """
         self._programs = programs
+        self.wait_for_hits = programs.wait_for_hits
         self._ways = ways
         self._make_event = make_event
         self._of_kprobes: OwnProgram | None = None

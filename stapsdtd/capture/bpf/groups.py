@@ -10,12 +10,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
+from stapsdtd.capture.bpf import layout
 from stapsdtd.capture.bpf.armed import ArmedSite, Consumer, Event, Group
 from stapsdtd.capture.bpf.function_links import FunctionLinks
 from stapsdtd.capture.bpf.kernel import Loaded
+from stapsdtd.capture.bpf.moves import Moves, Wait
 from stapsdtd.capture.bpf.pool import TableFullError
 from stapsdtd.capture.bpf.reading import ActivePlan
 from stapsdtd.capture.bpf.reaper import EventReaper
+from stapsdtd.capture.bpf.slots import GroupNumber
 from stapsdtd.capture.bpf.tables import Tables
 from stapsdtd.capture.names import Owner
 from stapsdtd.errors import TracefsRejectedError
@@ -43,11 +46,12 @@ MakeLink = Callable[[Sequence[Place], Sequence[int]], Event]
 
 class Attachments(NamedTuple):
     """The ways to attach sites. make_link: None where the kernel has no links to uprobes. functions: None where kernel
-    functions take events. choice: of events and links.
+    functions take events. choice: of events and links. wait: until hits of files' sites have run all of their programs.
     """
 
     make_event: MakeEvent
     make_link: MakeLink | None
+    wait: Wait
     functions: FunctionLinks | None = None
     choice: Choice = EVENTS_ALONE
 
@@ -60,7 +64,8 @@ class Attachments(NamedTuple):
         make_link = partial(UprobeLink, linked) if linked else None
         tells_skipped = tells_missed_entries(os.uname().release)
         functions = FunctionLinks(loaded, ways, partial(FunctionEvent, tracefs) if tells_skipped else None)
-        return cls(partial(ProbeEvent, tracefs, loaded.program), make_link, functions, choice or loaded.choice)
+        make_event = partial(ProbeEvent, tracefs, loaded.program)
+        return cls(make_event, make_link, loaded.wait_for_uprobes, functions, choice or loaded.choice)
 
 
 class Groups:
@@ -70,8 +75,10 @@ class Groups:
         self._owner = owner
         self._tables = tables
         self._reaper = reaper
-        self._make_event, self._make_link, self._functions, self._choice = attachments
+        self._make_event, self._make_link, self._wait, self._functions, self._choice = attachments
         self._event_ids = itertools.count()
+        self._numbers = itertools.count(1)
+        self._moves = Moves(tables.slots)
 
     def regroup(
         self, sites: Sequence[ArmedSite], plans: Mapping[ArmedSite, ActivePlan], refused: dict[ArmedSite, str]
@@ -96,6 +103,8 @@ class Groups:
                 self._functions.forget_unused()
         kept = {site.group for site in refused if site.group is not None}
         for group in kept:
+            self._begin_move(group)
+            self._moves.end(group.number)
             group.sites = [site for site in group.sites if site.group is group]
         return [group for group in needed.detach if group not in kept]
 
@@ -105,11 +114,19 @@ class Groups:
         is_awaited = is_awaited or not group.event.holds_event_mutex
         if not is_awaited:
             owner = group.sites[0].object.owner or owner
+        self._begin_move(group)
         for site in group.sites:
             if site.group is group:
                 site.group = None
-        free = partial(self._tables.free_group, group.first, group.window)
-        self._reaper.begin(group.event, free, owner=owner, is_awaited=is_awaited)
+        end_move = partial(self._moves.end, group.number)
+        self._reaper.begin(group.event, group.free, owner=owner, is_awaited=is_awaited, before=end_move)
+
+    def _begin_move(self, group: Group) -> None:
+        """Note which sites of a group have another one now. Of each, hits count in either until the move has ended."""
+        moved = [site.slot for site in group.sites if site.group not in {None, group}]
+        if moved:
+            functions = self._functions if group.is_of_kernel else None
+            self._moves.begin(group.number, moved, functions.wait_for_hits if functions else self._wait)
 
     def _widen(self, group: Group, pids: Iterable[int]) -> bool:
         """Patch further processes, too: all or none. Report whether that worked."""
@@ -169,18 +186,21 @@ class Groups:
     def _attached(
         self, way: str, sites: Sequence[ArmedSite], scope: Scope, plans: Mapping[ArmedSite, ActivePlan]
     ) -> Group:
-        window = self._window(sites, scope)
         self._reaper.collect()
-        first = self._tables.allocate_group(window)
+        number = next(self._numbers) & (1 << layout.GROUP_BITS) - 1
+        slots = self._tables.slots
         with self._reaper.arming(sites[0].object.owner), contextlib.ExitStack() as undo:
-            undo.callback(self._tables.free_group, first, window)
-            event = self._made_event(way, sites, scope, first, window)
+            event, free = self._made_event(way, sites, scope, number)
+            undo.callback(free)
+            undo.callback(slots.dismiss, [site.slot for site in sites], number)
             undo.callback(event.remove)
-            group = Group(event, window, first, scope, list(sites), way)
+            group = Group(event, number, free, scope, list(sites), way)
             for site in sites:
+                # before patching, so that the first hit finds its plan
                 if site.group is None:
-                    # before patching, so that the first hit finds its plan
-                    self._tables.set_slot(site.slot, first, plans[site].entry.id)
+                    slots.set(site.slot, number, plans[site].entry.id)
+                elif site.group.way == way:
+                    slots.admit(site.slot, number)
             self._patch_scope(group)
             undo.pop_all()
         return group
@@ -206,26 +226,32 @@ class Groups:
         """Return what sites are attached by, unless they are the kernel's and have a link of their own kind."""
         return Means.EVENT if sites[0].object.is_kernel else self._choice.means(scope)
 
-    def _window(self, sites: Sequence[ArmedSite], scope: Scope) -> Window:
-        """Return the bits of addresses that tell sites apart. Those of a link have cookies of their own."""
-        if sites[0].object.is_kernel or self._means(sites, scope) is not Means.EVENT:
-            return Window(0, 0)
-        (partition,) = partition_by_page_offset([site.site_offset for site in sites])
-        return partition.window
+    def _made_event(
+        self, way: str, sites: Sequence[ArmedSite], scope: Scope, number: GroupNumber
+    ) -> tuple[Event, Callable[[], None]]:
+        """Return what is to be armed, and what frees its room in tables once it is gone.
 
-    def _made_event(self, way: str, sites: Sequence[ArmedSite], scope: Scope, first: int, window: Window) -> Event:
-        """The program finds a hit's slot in a link's cookie, and an event's in the index."""
+        The program finds a hit's slot in a link's cookie, and an event's in the index; see bpf/stapsdt.bpf.c.
+        """
         places = [site.place for site in sites]
-        cookies = [first | site.slot << 32 for site in sites]
+        cookies = [number << layout.GROUP_SHIFT | site.slot for site in sites]
         if self._functions is not None and way in {FENTRY, MULTI}:
-            return self._functions.link(way, [place for place in places if isinstance(place, FunctionPlace)], cookies)
+            of_kernel = [place for place in places if isinstance(place, FunctionPlace)]
+            return self._functions.link(way, of_kernel, cookies), _free_nothing
         if self._make_link is not None and self._means(sites, scope) is not Means.EVENT:
-            return self._make_link([place for place in places if isinstance(place, Place)], cookies)
-        self._tables.fill_group(first, window, {site.site_offset: site.slot for site in sites})
-        cookie = first | (window.entries - 1) << 32 | window.shift << 48
-        name = self._next_name()
-        of_function = self._functions.event(name, places, cookie) if way == KPROBE and self._functions else None
-        return of_function or self._make_event(name, places, cookie)
+            return self._make_link([place for place in places if isinstance(place, Place)], cookies), _free_nothing
+        window = _window(sites)
+        first = self._tables.allocate_index(window)
+        free = partial(self._tables.free_index, first, window)
+        with contextlib.ExitStack() as undo:
+            undo.callback(free)
+            self._tables.fill_index(first, window, {site.site_offset: site.slot for site in sites})
+            cookie = number << layout.GROUP_SHIFT | window.shift << 32 | (window.entries - 1) << 20 | first
+            name = self._next_name()
+            of_function = self._functions.event(name, places, cookie) if way == KPROBE and self._functions else None
+            event = of_function or self._make_event(name, places, cookie)
+            undo.pop_all()
+        return event, free
 
     def _patch(self, group: Group, pid: int | None) -> None:
         try:
@@ -234,6 +260,18 @@ class Groups:
             # the process has ended; without one, the kernel cannot find a function (ftrace_lookup_symbols)
             if pid is None:
                 raise
+
+
+def _window(sites: Sequence[ArmedSite]) -> Window:
+    """Return the bits of addresses that tell sites of an event apart. A function of the kernel has it alone."""
+    if sites[0].object.is_kernel:
+        return Window(0, 0)
+    (partition,) = partition_by_page_offset([site.site_offset for site in sites])
+    return partition.window
+
+
+def _free_nothing() -> None:
+    """Links have no room in tables."""
 
 
 def _has_calls_by_fentry(site: ArmedSite) -> bool:

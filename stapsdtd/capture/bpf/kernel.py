@@ -225,6 +225,11 @@ class Loaded:
         """
         put_map(self._hits_to_wait_for, 0, self._any_map)
 
+    def wait_for_uprobes(self) -> None:
+        """Return when uprobe hits that had begun have run all of their programs. For any thread. Raises OSError."""
+        if self.linked_program is not None:
+            uprobe_links.wait_for_hits(self.linked_program)
+
     def close(self) -> None:
         os.close(self._any_map)
         self._object.close()

@@ -11,6 +11,9 @@ INDEX_ENTRIES = 1 << 19
 MAX_SLOTS = 1 << 15
 MAX_PLANS = 1 << 15
 PLAN_BITS = 16
+GROUP_BITS = 24
+GROUP_SHIFT = 64 - GROUP_BITS
+MAX_MARKS = 1 << 14
 MAX_OPERANDS = 1 << 17
 MAX_TESTS = 1 << 15
 MAX_COUNTERS = 1 << 17
@@ -242,7 +245,7 @@ PACKED_RECIPE = struct.Struct("=4IHH11Bx")
 PACKED_PAIRING = struct.Struct("=Q3I9B3x")
 """As OPERAND, TEST, PLAN, RECIPE and PAIRING; packing a row takes a tenth of the time of filling one of numpy's."""
 
-SLOT = np.dtype([("plan", "u4"), ("group", "u4")])
+SLOT = np.dtype([("word", "u8")])
 
 _LINE_BYTES = 64
 

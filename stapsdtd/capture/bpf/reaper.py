@@ -38,9 +38,21 @@ class EventReaper:
         self._is_arming = False
         self._is_finishing = False
 
-    def begin(self, event: Event, on_gone: Callable[[], None], *, owner: str = "", is_awaited: bool = True) -> None:
-        """Begin to remove an event that no slot refers to. on_gone: called by collect() once no hit of it can come."""
-        self._put(owner, Work(partial(self._remove, owner, event, on_gone), event), is_awaited=is_awaited)
+    def begin(
+        self,
+        event: Event,
+        on_gone: Callable[[], None],
+        *,
+        owner: str = "",
+        is_awaited: bool = True,
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin to remove an event that no slot refers to. on_gone: called by collect() once no hit of it can come.
+
+        before: called before its processes are unpatched, in any thread and maybe more than once.
+        """
+        work = Work(partial(self._remove, owner, event, on_gone, before), event, before)
+        self._put(owner, work, is_awaited=is_awaited)
 
     def try_again(self) -> None:
         """Try again to remove events that the kernel refused to remove. They patch nobody any more."""
@@ -95,8 +107,9 @@ class EventReaper:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_arming)
 
-    def _remove(self, owner: str, event: Event, on_gone: Callable[[], None]) -> None:
+    def _remove(self, owner: str, event: Event, on_gone: Callable[[], None], before: Callable[[], None]) -> None:
         try:
+            before()
             event.disarm()
         except Exception:  # noqa: BLE001 - the others must go, too
             # on_gone is not called, since late hits may still come
@@ -159,14 +172,19 @@ class EventReaper:
 class Work:
     """A job of the worker. event: to be removed by it. is_patched: the event is still to be unpatched."""
 
-    def __init__(self, run: Callable[[], None], event: Event | None = None) -> None:
+    def __init__(
+        self, run: Callable[[], None], event: Event | None = None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        """before: called before the event is unpatched."""
         self.run = run
         self.is_patched = event is not None
         self._event = event
+        self._before = before
 
     def unpatch(self) -> None:
         self.is_patched = False
         if self._event is not None:
+            self._before()
             try:
                 self._event.unpatch()
             except OSError:

@@ -35,7 +35,7 @@ class Reconciler:
 
     A site is armed once, for all processes that any subscription wants; the program decides which subscriptions want a
     hit. When consumers come or go, a new plan replaces the old one in the site's slot. When fewer processes or sites
-    are wanted, a new group is armed before the old one goes, and the slot says which of them counts.
+    are wanted, a new group is armed before the old one goes, and each hit counts in one of them, see `slots`.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class Reconciler:
         for site in sites:
             plan = plans.get(site, site.plan if site.consumers else None)
             if plan is None or site.group is None:
-                self._tables.set_slot(site.slot, 0, 0)
+                self._tables.slots.clear(site.slot)
             else:
-                self._tables.set_slot(site.slot, site.group.first, plan.entry.id)
+                self._tables.slots.set(site.slot, site.group.number, plan.entry.id)
             if site.plan is not None and site.plan is not plan:
                 ended.append(site.plan)
                 self._foreign.end(site.plan)

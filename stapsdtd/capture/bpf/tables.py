@@ -23,12 +23,10 @@ from stapsdtd.capture.bpf.layout import Counter, SpanCounter
 from stapsdtd.capture.bpf.pairing_rows import PairingRows, PairingRun, PairingSpec
 from stapsdtd.capture.bpf.pool import Pool, Shared
 from stapsdtd.capture.bpf.recipe_rows import RecipePools, RecipeRows, RecipeRun, RecipeSpec
+from stapsdtd.capture.bpf.slots import PlanId, Slot, Slots
 from stapsdtd.events.columns import U64
 from stapsdtd.plan.groups import Window
 from stapsdtd.query.program import ACCEPT
-
-Slot = int
-PlanId = int
 
 Generation = int
 """Identifies a plan in its records; never used twice by one daemon."""
@@ -140,45 +138,32 @@ class Tables:
     def __init__(self, table: Callable[[str], mmap.mmap], cpus: int, pools: Pools | None = None) -> None:
         """table: returns the memory of a map, by name."""
         self._index: npt.NDArray[np.uint32] = np.frombuffer(table(".bss.index"), "u4", layout.INDEX_ENTRIES)
-        # group << 32 | plan: one number, since a slot must be read and written at once
-        self._slots: U64 = np.frombuffer(table(".bss.slots"), "u8", layout.MAX_SLOTS)
         self._plans = table(".bss.plans")
         self._operands = np.frombuffer(table(".bss.operands"), layout.OPERAND, layout.MAX_OPERANDS)
         self._tests = np.frombuffer(table(".bss.tests"), layout.TEST, layout.MAX_TESTS)
         self._counters: U64 = np.frombuffer(table("counters"), "u8").reshape(cpus, layout.MAX_COUNTERS)
         self._pools = pools or Pools()
+        self.slots = Slots(np.frombuffer(table(".bss.slots"), "u8", layout.MAX_SLOTS), self._pools.slots)
         self._recipes = RecipeRows(table, self._pools.recipes)
         self._pairings = PairingRows(table(".bss.pairings"), self._pools.pairings)
         self._shared_operands = Shared[bytes](self._pools.operands)
         self._cells_used = layout.STRAY_HITS + 1
         self._generations = itertools.count(1)
 
-    def allocate_group(self, window: Window) -> int:
-        """Return a group's first entry in the index. Raises TableFullError."""
+    def allocate_index(self, window: Window) -> int:
+        """Return the first entry in the index of an event's sites. Raises TableFullError."""
         start = self._pools.index.allocate(window.entries)
         self._index[start : start + window.entries] = 0
         return start
 
-    def fill_group(self, group: int, window: Window, slots: Mapping[int, Slot]) -> None:
-        """slots: by the file offsets of the group's sites."""
+    def fill_index(self, first: int, window: Window, slots: Mapping[int, Slot]) -> None:
+        """slots: by the file offsets of the event's sites."""
         for offset, slot in slots.items():
-            self._index[group + window.entry(offset)] = slot
+            self._index[first + window.entry(offset)] = slot
 
-    def free_group(self, group: int, window: Window) -> None:
-        self._index[group : group + window.entries] = 0
-        self._pools.index.free(group, window.entries)
-
-    def allocate_slot(self) -> Slot:
-        """Raises TableFullError."""
-        return self._pools.slots.allocate(1)
-
-    def free_slot(self, slot: Slot) -> None:
-        self._slots[slot] = 0
-        self._pools.slots.free(slot, 1)
-
-    def set_slot(self, slot: Slot, group: int, plan: PlanId) -> None:
-        """Have a site's hits count if they are of this group, and go by this plan."""
-        self._slots[slot] = group << 32 | plan
+    def free_index(self, first: int, window: Window) -> None:
+        self._index[first : first + window.entries] = 0
+        self._pools.index.free(first, window.entries)
 
     def allocate_plan(self, plan: PlanSpec) -> PlanEntry:
         """Write a plan that no slot names yet. Raises TableFullError."""
