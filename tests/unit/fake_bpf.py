@@ -386,7 +386,7 @@ class FakeSlots(Slots):
 
 
 class AtOnce(Executor):
-    """Works in the caller's thread: at once or, while it is held, not before it is shut down."""
+    """Works in the caller's thread: at once or, while it is held, not before it is released or shut down."""
 
     def __init__(self) -> None:
         self.is_held = False
@@ -404,9 +404,14 @@ class AtOnce(Executor):
             work()
         return done
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        for work in self._held:
+    def release(self) -> None:
+        self.is_held = False
+        held, self._held = self._held, []
+        for work in held:
             work()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        self.release()
 
 
 class FakeEvent:
