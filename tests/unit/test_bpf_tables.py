@@ -232,6 +232,17 @@ def test_group_that_was_not_admitted_replaces_all_others(kernel: Kernel) -> None
     assert words(kernel, slot) == [(8, 8, 7)]
 
 
+def test_site_that_nobody_wants_has_no_hits_of_a_further_group(kernel: Kernel) -> None:
+    slots = kernel.tables.slots
+    slot = slots.allocate()
+    slots.set(slot, 5, plan=7)
+    slots.clear(slot)
+    slots.admit(slot, 6)
+    assert words(kernel, slot) == [(0, 0, 0)]
+    slots.set(slot, 6, plan=8)
+    assert words(kernel, slot) == [(6, 6, 8)]
+
+
 def test_slot_given_back_has_no_plan(kernel: Kernel) -> None:
     slots = kernel.tables.slots
     first, second = slots.allocate(), slots.allocate()

@@ -77,10 +77,11 @@ class Slots:
             self._write(slot)
 
     def admit(self, slot: Slot, group: GroupNumber) -> None:
-        """Have hits of a further group count, which is attached next."""
+        """Have hits of a further group count, which is attached next, unless none count."""
         with self._lock:
-            self._groups[slot].append(group)
-            self._write(slot)
+            if slot in self._groups:
+                self._groups[slot].append(group)
+                self._write(slot)
 
     def dismiss(self, slots: Iterable[Slot], group: GroupNumber) -> None:
         """Have hits of a group not count any more where there are others. No hit may be running this group alone."""
