@@ -17,9 +17,9 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fnmatch import translate
 
 from stapsdtd.errors import InvalidArgumentError
+from stapsdtd.globs import Glob
 from stapsdtd.model import MAX_STRING_BYTES, Capture, Site, SiteCapture
 
 _MAX_PROVIDERS = 16
@@ -45,10 +45,11 @@ class Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self.is_glob = text == "" or _WILDCARD.search(text) is not None
-        self._expression = re.compile(translate(text)) if text not in {"", "*"} else None
+        self._is_any = text in {"", "*"}
+        self._glob = Glob(text)
 
     def matches(self, text: str) -> bool:
-        return self._expression is None or self._expression.match(text) is not None
+        return self._is_any or (self._glob.matches(text) if self.is_glob else text == self.text)
 
 
 @dataclass(frozen=True, slots=True)

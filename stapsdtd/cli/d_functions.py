@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from stapsdtd.catalog.selectors import Pattern
@@ -14,6 +13,7 @@ from stapsdtd.cli.function_selectors import ENTRY, PROVIDER, RETURN
 from stapsdtd.cli.function_text import why_no_way
 from stapsdtd.cli.render import plural
 from stapsdtd.client import Argument, InvalidRequestError, Probe, Site, Unavailable
+from stapsdtd.globs import matches
 from stapsdtd.query.d.errors import DError
 from stapsdtd.query.d.kernel_functions import descriptions, selector_of
 from stapsdtd.query.d.members import Function, has_members, mentions_members, values_of, with_values
@@ -114,7 +114,7 @@ def _finding(listing: FunctionListing) -> FindFunctions:
                 each.result.size > 0,
             )
             for each in listing
-            if each.name == description.function and fnmatchcase(each.module, description.module or "*")
+            if each.name == description.function and matches(each.module, description.module or "*")
         ]
 
     return find

@@ -11,12 +11,10 @@ The loader is asked, since only it knows what LD_LIBRARY_PATH, RUNPATH, $ORIGIN 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 
 _LIST_SECONDS = 10.0
-_LISTED = re.compile(r"\t(?:.* => )?(/.*) \(0x[0-9a-f]+\)")
 
 
 def expected_files(pid: int) -> list[str]:
@@ -58,4 +56,11 @@ def _libraries(loader: str, program: str) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [match[1] for line in listed.stdout.splitlines() if (match := _LISTED.fullmatch(line))]
+    return [path for line in listed.stdout.splitlines() if (path := _listed(line))]
+
+
+def _listed(line: str) -> str | None:
+    r"""Return the path in `\tlibc.so.6 => /lib/libc.so.6 (0x7f0000000000)`, or in `\t/lib/ld.so (0x7f0000000000)`."""
+    left, _, address = line.rpartition(" (0x")
+    path = left.removeprefix("\t").rpartition(" => ")[2]
+    return path if address and path.startswith("/") else None

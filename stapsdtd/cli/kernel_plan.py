@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -15,6 +14,7 @@ from stapsdtd.cli.function_text import why_unknown
 from stapsdtd.cli.kernel_selectors import RESULT, TracedFunction, TracedValue
 from stapsdtd.cli.render import abbreviate, plural
 from stapsdtd.client import KernelFunction
+from stapsdtd.globs import matches
 from stapsdtd.subscribe_options import Clause, Span
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _check_conditions(traced: Iterable[Traced]) -> None:
 
 def _is_named(text: str, function: KernelFunction) -> bool:
     module, _, name = text.rpartition(":")
-    return fnmatchcase(function.name, name) and (not module or fnmatchcase(function.module, module))
+    return matches(function.name, name) and (not module or matches(function.module, module))
 
 
 def _implied(function: KernelFunction, *, is_glob: bool) -> Iterator[TracedValue]:

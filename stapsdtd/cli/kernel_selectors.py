@@ -16,9 +16,9 @@ import click
 
 RESULT = "return"
 
-_PATH = r"[A-Za-z_]\w*(?:\s*(?:->|\.)\s*[A-Za-z_]\w*|\s*\[\s*\w+\s*\])*"
+_PATH = r"[A-Za-z_]\w*+(?:\s*+(?:(?:->|\.)\s*[A-Za-z_]\w*+|\[\s*\w+\s*\]))*+"
 _VALUE = re.compile(rf"\s*(?:str\(\s*(?P<string>{_PATH})\s*\)|(?P<path>{_PATH}))\s*(?P<test>(?:[=!<>]=|[<>~&]).*)?")
-_HEAD = re.compile(r"\s*(?P<function>[^\s()]+)\s*(?:\((?P<values>.*)\)\s*)?", re.DOTALL)
+_HEAD = re.compile(r"(?P<function>[^\s()]+)\s*+(?:\((?P<values>.*)\))?", re.DOTALL)
 _QUOTE, _OPEN, _CLOSE = '"', "([", ")]"
 
 
@@ -52,7 +52,7 @@ class TracedFunction:
 
 def parse(text: str) -> TracedFunction:
     """Raises click.UsageError."""
-    head = _HEAD.fullmatch(text)
+    head = _HEAD.fullmatch(text.strip())
     if head is None:
         _refuse(text, "write FUNCTION or FUNCTION(VALUE, ...)")
     if head["values"] is None:

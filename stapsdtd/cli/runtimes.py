@@ -77,7 +77,7 @@ def _java(program: str) -> Installed | None:
 
 def _node(program: str) -> Installed | None:
     version, _, executable = _output(program, "-p", "process.version + ' ' + process.execPath").strip().partition(" ")
-    match = re.fullmatch(r"v(\d+)\.\d+\.\d+.*", version)
+    match = re.fullmatch(r"v(\d+)\.\d+\.\d++.*", version)
     if match is None:
         return None
     if int(match[1]) >= 19:

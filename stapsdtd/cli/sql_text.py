@@ -16,7 +16,7 @@ import re
 from typing import NamedTuple
 
 _NUMBER = r"""
-    0[xX][0-9a-fA-F_]+ | 0[bB][01_]+ | 0[oO][0-7_]+ | (?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d[\d_]*)?
+    0[xX][0-9a-fA-F_]+ | 0[bB][01_]+ | 0[oO][0-7_]+ | (?:\d[\d_]*+\.?[\d_]*+|\.\d[\d_]*+)(?:[eE][+-]?\d[\d_]*)?
 """
 _ESCAPED = r"(?:[^{quote}\\]|{quote}{quote}|\\.?)*(?:{quote}|\Z)"
 _DIALECTS = {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
-from fnmatch import translate
 
 from stapsdtd.functions.selectors import FunctionSelector
 from stapsdtd.kernel.function_tables import Symbol
@@ -27,11 +25,9 @@ class Wanted:
             if not selector.name.is_glob:
                 self._by_name.setdefault(selector.name.text, []).append(selector)
         self.exact = frozenset(self._by_name)
-        patterns = [translate(selector.name.text) for selector in self._globs]
-        self._any_glob = re.compile("|".join(patterns)) if patterns else None
 
     def has(self, name: str) -> bool:
-        return name in self.exact or (self._any_glob is not None and self._any_glob.match(name) is not None)
+        return name in self.exact or any(selector.name.matches(name) for selector in self._globs)
 
     def has_symbol(self, symbol: Symbol) -> bool:
         return self.has(symbol.name) and any(self.naming(symbol))

@@ -70,7 +70,7 @@ def parent(pid: int) -> int | None:
 
 def namespace_pid(pid: int) -> int | None:
     """Return a process's pid in its innermost pid namespace."""
-    match = re.search(rb"^NSpid:[\t ](?:.*[\t ])?(\d+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    match = re.search(rb"^NSpid:(?:[\t ]++(\d++))+$", _read(f"/proc/{pid}/status"), re.MULTILINE)
     return int(match[1]) if match else None
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from stapsdtd.globs import matches
 from stapsdtd.model import Site
-from stapsdtd.query.evaluate import glob, site_text
+from stapsdtd.query.evaluate import site_text
 from stapsdtd.query.expression import (
     And,
     Compared,
@@ -51,7 +52,7 @@ def _folded(condition: Condition, site: Site) -> Condition | bool:
             return condition if one is None or other is None else (one == other) is (operator is Operator.EQ)
         case Matched(subject, pattern):
             text = _text(subject, site)
-            return condition if text is None else glob(pattern)(text)
+            return condition if text is None else matches(text, pattern)
         case Not(operand):
             inner = _folded(operand, site)
             return not inner if isinstance(inner, bool) else Not(inner)

@@ -8,17 +8,15 @@ would not evaluate.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import translate
-from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
 
 from stapsdtd.events.columns import Bools, Numbers, Strings, ValueColumn
 from stapsdtd.events.site_events import SiteEvents
+from stapsdtd.globs import compiled
 from stapsdtd.model import BuiltIn, Capture, Site
 from stapsdtd.query.expression import (
     And,
@@ -42,6 +40,7 @@ from stapsdtd.query.expression import (
     Value,
     is_bytes,
 )
+from stapsdtd.query.matched_texts import matching
 from stapsdtd.query.needs import capture_of
 from stapsdtd.query.numbers import Truth, calculate, choose, chosen, compare, either, literal
 
@@ -138,7 +137,8 @@ class _Evaluator:
             case Or(operands):
                 return self._until(operands, stop=True)
             case Matched(subject, pattern):
-                return self._texts(subject).told(glob(pattern))
+                texts = self._texts(subject)
+                return Truth(matching(compiled(pattern), texts.values), texts.missing)
             case Compared(how, left, right):
                 return self._compared(how, self.evaluate(left), self.evaluate(right))
             case Comparison(subject, how, Cgroup(path=path)):
@@ -231,13 +231,6 @@ def site_text(field: Field, site: Site, module: str) -> bytes:
         Field.PROVIDER: site.provider, Field.MODULE: module, Field.FUNCTION: site.function or "", Field.NAME: site.name,
     }  # fmt: skip
     return names[field].encode(errors="surrogateescape")
-
-
-@lru_cache(maxsize=256)
-def glob(pattern: bytes) -> Callable[[bytes], bool]:
-    """Return a test for a glob of bytes: `*`, `?` and `[…]` as in selectors."""
-    match = re.compile(translate(pattern.decode("latin-1")).encode("latin-1")).match
-    return lambda text: match(text) is not None
 
 
 def _only(kind: type[_T], column: object) -> _T:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
+from stapsdtd.globs import matches
 from stapsdtd.signatures.files import OWN_FILES, SignatureFileError, read_file, read_shipped, shipped_providers
 from stapsdtd.signatures.model import NoteArgument, Signature, contradiction
 
@@ -41,7 +41,7 @@ class Catalog:
         for known in (self._own_of(provider), self._shipped_of(provider)):
             if found := tuple(each for each in known if each.name == name):
                 return found
-            if found := tuple(each for each in known if fnmatchcase(name, each.name)):
+            if found := tuple(each for each in known if matches(name, each.name)):
                 return found
         return ()
 

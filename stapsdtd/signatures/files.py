@@ -29,13 +29,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
 
 import msgspec
 
 from stapsdtd.errors import StapsdtdError
+from stapsdtd.globs import matches
 from stapsdtd.signatures.model import Declared, Kind, Signature
 
 OWN_FILES = Path("/etc/stapsdtd/signatures.d")
@@ -125,7 +125,7 @@ def _signatures(path: str, file: _File, names: set[str]) -> Iterator[Signature]:
                 _declared(path, f"{key}.arguments[{index}]", text, file) for index, text in enumerate(probe.arguments)
             )
             _check_names(path, f"{key}.arguments", arguments)
-        notes = tuple((note.probes, note.text) for note in file.notes if fnmatchcase(probe.name, note.probes))
+        notes = tuple((note.probes, note.text) for note in file.notes if matches(probe.name, note.probes))
         yield Signature(
             file.provider, probe.name, probe.text, arguments, notes, probe.ends_with, file.source, file.versions
         )

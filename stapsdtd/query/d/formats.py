@@ -17,7 +17,7 @@ from enum import Enum, auto
 from stapsdtd.query.d.values import INT64, Bytes, Integer, Pointer, String, Type
 
 _CONVERSION = re.compile(
-    r"%(?P<flags>[-+ #0'@]*)(?P<width>[*?]|[0-9]+)?(?:\.(?P<precision>\*|[0-9]+)?)?(?P<flags_after>[@']*)"
+    r"%(?P<flags>[-+ #0'@]*+)(?P<width>[*?]|[0-9]+)?(?:\.(?P<precision>\*|[0-9]+)?)?(?P<flags_after>[@']*)"
     r"(?P<name>[hlLw]*.?)",
     re.DOTALL,
 )
