@@ -3,6 +3,7 @@
     control thread (an event loop)    Watcher ──► Registry ──► ObjectFollower ──► Armer: what is to be armed
     arming thread                     Attacher ──► Engine.arm / disarm: tracefs, perf, files
     reader thread (the engine's)      kernel buffers ──► EventSink.deliver ──► EventLog
+    evaluating thread                 Evaluating: filters that no engine tests, for clients in turn ──► EventLog
     main thread (gRPC's event loop)   Relay ──► Gate ──► StapsdtServicer: asks the control thread, reads the logs
                                       Health: checks that the other threads respond
     metrics thread (if configured)    Exporter: reads the parts' metrics when asked
@@ -61,6 +62,7 @@ from stapsdtd.runtime.slices import MeasuredLoop
 from stapsdtd.runtime.stopping import StopDeadline
 from stapsdtd.sandbox.parser import SandboxedParser
 from stapsdtd.sandbox.queueing import QueueingParser
+from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.provider_socket import ProviderSockets
 from stapsdtd.sessions.subscriptions import Subscriptions
@@ -93,6 +95,7 @@ class Daemon:
         self._control = ControlThread()
         self._arming = FairThread("stapsdtd-arming")
         self._matching = FairThread("stapsdtd-matching")
+        self._evaluating = Evaluating()
         self._threads = Threads()
         self._descendants = Descendants()
         self._filesystems = Filesystems(config.filesystems.arm)
@@ -121,6 +124,7 @@ class Daemon:
                 limits,
                 arming_thread=self._arming,
                 matching_thread=self._matching,
+                evaluating=self._evaluating,
                 connected=self._connected,
                 nops=host.nops,
                 filesystems=self._filesystems,
@@ -135,6 +139,7 @@ class Daemon:
             "control": self._control.slices,
             "arming": self._arming.slices,
             "matching": self._matching.slices,
+            "evaluating": self._evaluating.slices,
         }
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
@@ -165,6 +170,7 @@ class Daemon:
         heartbeats = (
             Heartbeat("the control thread", self._control.ask),
             Heartbeat("the arming thread", self._arming.ask),
+            Heartbeat("the thread that evaluates filters", self._evaluating.ask),
         )
         self._health = Health([self._engine.problem, *(each.problem for each in heartbeats)], self._report_health)
         self._exporter: Exporter | None = None
@@ -201,6 +207,7 @@ class Daemon:
             steps.push_async_callback(self._control.run, self._parser.close)
             steps.callback(self._arming.stop)
             steps.callback(self._matching.stop)
+            steps.callback(self._evaluating.stop)
             steps.push_async_callback(asyncio.to_thread, self._functions.stop)
             steps.push_async_callback(asyncio.to_thread, self._inventory.stop)
             steps.callback(self._installed_opener.close)

@@ -81,6 +81,6 @@ class SnapshotReader(ClauseReader):
 
     async def complete(self) -> None:
         # what fired until now belongs to this interval; if the engine has failed, so much is known
-        collected = asyncio.wrap_future(self._collect(self._clause.key))
+        collected = asyncio.wrap_future(self._clause.settled(self._collect(self._clause.key)))
         await asyncio.wait({collected}, timeout=_COLLECT_SECONDS)
         collected.cancel()

@@ -37,6 +37,7 @@ LOSS_STAGES = {
     LossStage.QUOTA: pb.Loss.STAGE_QUOTA,
     LossStage.TABLE_FULL: pb.Loss.STAGE_TABLE_FULL,
     LossStage.MISSED: pb.Loss.STAGE_MISSED,
+    LossStage.FILTER: pb.Loss.STAGE_FILTER,
 }
 
 
@@ -72,6 +73,7 @@ def account(account: Account) -> pb.Account:
         lost_quota=account.lost_quota,
         lost_table_full=account.lost_table_full,
         lost_missed=account.lost_missed,
+        lost_filter=account.lost_filter,
         in_flight=account.in_flight,
         sites=account.sites,
         spans=pb.SpanAccount(

@@ -33,6 +33,7 @@ class LossStage(Enum):
     QUOTA = "quota"
     TABLE_FULL = "table full"
     MISSED = "missed"
+    FILTER = "filter"
 
 
 class Followed(Protocol):

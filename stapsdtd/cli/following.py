@@ -186,6 +186,7 @@ def _summary_of(subscription: AsyncSubscription, shown: int) -> Summary:
             "quota": account.lost_quota,
             "table_full": account.lost_table_full,
             "missed": account.lost_missed,
+            "filter": account.lost_filter,
         },
         sites=sites,
         refused=refused,

@@ -132,6 +132,7 @@ _ADVICE = {
         "they come faster than this can print them; 'stapsdt top' counts them, and --json -o FILE writes more of them"
     ),
     LossStage.KERNEL_BUFFER.value: "a larger --buffer holds longer bursts",
+    LossStage.FILTER.value: "they come faster than the server evaluates what is not tested at the hit, such as strings",
 }
 
 

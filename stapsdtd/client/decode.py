@@ -35,6 +35,7 @@ _LOSS_STAGES: dict[int, messages.LossStage] = {
     pb.Loss.STAGE_QUOTA: messages.LossStage.QUOTA,
     pb.Loss.STAGE_TABLE_FULL: messages.LossStage.TABLE_FULL,
     pb.Loss.STAGE_MISSED: messages.LossStage.MISSED,
+    pb.Loss.STAGE_FILTER: messages.LossStage.FILTER,
 }
 _END_REASONS: dict[int, messages.EndReason] = {
     pb.End.REASON_UNSUBSCRIBED: messages.EndReason.UNSUBSCRIBED,
@@ -189,6 +190,7 @@ def account(message: pb.Account) -> server.Account:
         aggregated=message.aggregated,
         lost_table_full=message.lost_table_full,
         lost_missed=message.lost_missed,
+        lost_filter=message.lost_filter,
         spans=server.SpanAccount(
             starts=message.spans.starts,
             paired=message.spans.paired,

@@ -230,7 +230,8 @@ class EventBatch:
 
 class LossStage(Enum):
     """The kernel's buffer was full, the client was too slow, a record was invalid, a quota was exceeded, an aggregation
-    has no room for more keys, or the kernel could not hit a kernel function.
+    has no room for more keys, the kernel could not hit a kernel function, or too many events waited for what is
+    evaluated after the hit.
     """
 
     KERNEL_BUFFER = "kernel_buffer"
@@ -239,6 +240,7 @@ class LossStage(Enum):
     QUOTA = "quota"
     TABLE_FULL = "table_full"
     MISSED = "missed"
+    FILTER = "filter"
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,11 +157,12 @@ class Account:
     aggregated: int = 0
     lost_table_full: int = 0
     lost_missed: int = 0
+    lost_filter: int = 0
     spans: SpanAccount = _NO_SPANS
 
     @property
     def lost(self) -> int:
-        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota
+        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota + self.lost_filter
         return self.lost_kernel_buffer + in_daemon + self.lost_table_full + self.lost_missed
 
 

@@ -81,6 +81,7 @@ class StapsdtdCollector(Collector):
                 "quota": account.lost_quota,
                 "table_full": account.lost_table_full,
                 "missed": account.lost_missed,
+                "filter": account.lost_filter,
             },
         )
         yield _gauge("stapsdtd_events_in_flight", "Events in buffers and queues.", account.in_flight)

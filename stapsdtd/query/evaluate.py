@@ -8,7 +8,7 @@ would not evaluate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -39,6 +39,7 @@ from stapsdtd.query.expression import (
     StringAt,
     Value,
     is_bytes,
+    walk,
 )
 from stapsdtd.query.matched_texts import matching
 from stapsdtd.query.needs import capture_of
@@ -68,6 +69,9 @@ class Texts:
         return missing if missing.any() else None
 
 
+_STEPS = 4
+"""Of a value or an operation."""
+
 _Column = Numbers | Truth | Texts
 _T = TypeVar("_T")
 
@@ -82,6 +86,12 @@ def evaluate(expression: Expression, events: SiteEvents) -> ValueColumn:
             return column
         case Texts(values):
             return replace(Strings.of(values), is_raw=is_bytes(expression))
+
+
+def steps(expressions: Iterable[Expression]) -> int:
+    """Return how many steps evaluating some expressions takes for each byte of events, at most and about."""
+    parts = (part for expression in expressions for part in walk(expression))
+    return 1 + sum(_STEPS + (len(part.pattern) if isinstance(part, Matched) else 0) for part in parts)
 
 
 def accepted(condition: Condition, events: SiteEvents) -> Bools:

@@ -10,6 +10,7 @@ So a character of the pattern costs three passes over an eighth of the texts' by
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +48,12 @@ def _matching(glob: Glob[bytes], texts: list[bytes]) -> list[bool]:
     return matched
 
 
+@lru_cache(maxsize=1024)
+def _table(characters: CharacterSet) -> bytes:
+    """Return 1 for each byte of a set, and 0 for others."""
+    return bytes(byte in characters for byte in range(256))
+
+
 class _PlacesOfMany:
     """The places of several texts, each a bit; see `globs.Places`."""
 
@@ -63,8 +70,8 @@ class _PlacesOfMany:
     def before(self, characters: CharacterSet) -> int:
         places = self._by_set.get(characters)
         if places is None:
-            table = bytes(byte in characters for byte in range(256))
-            bits = np.packbits(np.frombuffer(self._joined.translate(table), np.uint8), bitorder="little")
+            found = np.frombuffer(self._joined.translate(_table(characters)), np.uint8)
+            bits = np.packbits(found, bitorder="little")
             places = self._by_set[characters] = int.from_bytes(bits.tobytes(), "little") & self._characters
         return places
 

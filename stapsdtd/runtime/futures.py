@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -39,6 +39,16 @@ def all_done(futures: Collection[Future[_T]]) -> Future[None]:
     for future in futures:
         future.add_done_callback(on_one)
     return done
+
+
+def pass_on(done: Future[_T], other: Future[_T]) -> None:
+    """Settle another future as one that is done."""
+    if done.cancelled():
+        other.set_exception(CancelledError())
+    elif error := done.exception():
+        other.set_exception(error)
+    else:
+        other.set_result(done.result())
 
 
 def when_done(outer: Future[Future[None]], work: Callable[[], object]) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 
 from stapsdtd.aggregate.table import Snapshot, Table
 from stapsdtd.capture.engine import LossStage, SubscriptionKey
 from stapsdtd.model import Object, Site, SiteCapture
+from stapsdtd.query.evaluate import steps
 from stapsdtd.query.expression import Condition
 from stapsdtd.query.site_filter import WhyNotCaptured, evaluated_late
+from stapsdtd.runtime.futures import pass_on, unfinished
 from stapsdtd.sessions.aggregator import Aggregator
 from stapsdtd.sessions.condition import ConditionFilter
+from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import EventLog
 from stapsdtd.sessions.pairing import Pairing
@@ -20,6 +24,9 @@ from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.sink import Account, EventFilter, EventSink
 from stapsdtd.sessions.site_ids import KnownSite, SiteIds
 from stapsdtd.sessions.spec import ClauseSpec
+
+_PAIRING_STEPS = 200
+"""Some 3 us for each event."""
 
 
 class Clause:
@@ -39,10 +46,11 @@ class Clause:
         notify: Callable[[], None],
         queue_bytes: int,
         engine_pairs: bool,
+        evaluating: Evaluating | None = None,
     ) -> None:
         """name: for messages. key: the engine knows each clause as a subscription of its own. filters: of the
         subscription. notify: called when there is something new to read. engine_pairs: if there is a span, the engine
-        delivers pairs.
+        delivers pairs. evaluating: evaluates what engines do not test; None to do that in the engine's thread.
         """
         self.key = key
         self.spec = spec
@@ -67,7 +75,13 @@ class Clause:
             computer=FieldComputer(spec.fields, sites.known) if spec.computes and not spec.aggregation else None,
             pair_condition=ConditionFilter(filter_of_pairs, sites.known) if spec.filters_pairs else None,
             hit=sites.hit,
+            backlog=None if evaluating is None else partial(evaluating.backlog, client.name, self._steps),
         )
+
+    @property
+    def _steps(self) -> int:
+        """How many steps are taken in the daemon for each byte of events, about."""
+        return steps(self.spec.expressions) + (_PAIRING_STEPS if self.pairing else 0)
 
     def why_not_paired(self, path: str, wanted: SiteCapture, why_not: WhyNotCaptured) -> str | None:
         """See `ClauseSpec.why_not_paired`."""
@@ -83,6 +97,14 @@ class Clause:
     def retired(self, site_id: int) -> None:
         """Take note that a site was disarmed or refused."""
         self.sites.retire(site_id, self.log.next_seq)
+
+    def settled(self, engine: Future[None]) -> Future[None]:
+        """Return a future that is done, in any thread, when all hits were evaluated that the engine delivers until its
+        future is done, with that one's error if it has one.
+        """
+        done = unfinished()
+        engine.add_done_callback(lambda _: self.sink.settled().add_done_callback(lambda _: pass_on(engine, done)))
+        return done
 
     def forget_unused_sites(self) -> None:
         self.sites.forget_unused(self.log.first_kept)

@@ -28,6 +28,10 @@ class ConditionFilter:
         self._known_sites = known_sites
         self._filters: dict[int, tuple[SiteFilter, str]] = {}
 
+    def evaluates(self, batch: EventBatch) -> bool:
+        """Report whether something is to be evaluated of a batch's events."""
+        return any(each.evaluated is not None for each, _ in self._filters_of(batch.site_ids()).values())
+
     def rest(self, batch: EventBatch) -> EventBatch:
         filters = self._filters_of(batch.site_ids())
         if all(each.evaluated is None for each, _ in filters.values()):

@@ -123,7 +123,7 @@ class Housekeeping:
 
         if ended or pairing.has_late(now_ns):
             # the last hits may be on their way
-            self._engine.collect(clause.key).add_done_callback(finish)
+            clause.settled(self._engine.collect(clause.key)).add_done_callback(finish)
 
     def _on_foreign_hits(
         self, closed: list[Subscription], done: Future[dict[tuple[SubscriptionKey, ObjectKey], int]]

@@ -89,7 +89,7 @@ class Session:
         delivered: list[Future[None]] = []
 
         def close(clause: Clause) -> None:
-            delivered.append(engine.close(clause.key))
+            delivered.append(clause.settled(engine.close(clause.key)))
 
         with contextlib.ExitStack() as steps:
             # the last of these comes first, and one that fails does not stop the others

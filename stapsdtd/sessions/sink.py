@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from stapsdtd.aggregate.aggregation import Key, Row
 from stapsdtd.capture.engine import LossStage
-from stapsdtd.events.batch import EventBatch
+from stapsdtd.events.batch import EventBatch, join
+from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.aggregator import Aggregator
+from stapsdtd.sessions.condition import ConditionFilter
+from stapsdtd.sessions.evaluating import Backlog, Evaluation
 from stapsdtd.sessions.fairness import Admission, shared_out
 from stapsdtd.sessions.fields import FieldComputer
 from stapsdtd.sessions.log import ENTRY_OVERHEAD, EventLog
@@ -33,7 +37,7 @@ _NO_SPANS = SpanCounts()
 @dataclass(frozen=True, slots=True)
 class Account:
     """fired = delivered + aggregated + filtered + lost_kernel_buffer + lost_queue + lost_decode + lost_quota +
-    lost_table_full + in_flight + spans.consumed.
+    lost_table_full + lost_missed + lost_filter + in_flight + spans.consumed.
     """
 
     delivered: int = 0
@@ -45,6 +49,7 @@ class Account:
     lost_quota: int = 0
     lost_table_full: int = 0
     lost_missed: int = 0
+    lost_filter: int = 0
     in_flight: int = 0
     sites: int = 0
     spans: SpanCounts = _NO_SPANS
@@ -60,6 +65,7 @@ class Account:
             lost_quota=self.lost_quota + other.lost_quota,
             lost_table_full=self.lost_table_full + other.lost_table_full,
             lost_missed=self.lost_missed + other.lost_missed,
+            lost_filter=self.lost_filter + other.lost_filter,
             in_flight=self.in_flight + other.in_flight,
             sites=self.sites + other.sites,
             spans=self.spans + other.spans,
@@ -72,7 +78,7 @@ class Account:
 
     @property
     def lost(self) -> int:
-        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota
+        in_daemon = self.lost_queue + self.lost_decode + self.lost_quota + self.lost_filter
         return self.lost_kernel_buffer + in_daemon + self.lost_table_full + self.lost_missed
 
 
@@ -95,17 +101,18 @@ class EventSink:
         on_loss: Callable[[], None],
         *,
         aggregator: Aggregator | None = None,
-        condition: EventFilter | None = None,
+        condition: ConditionFilter | None = None,
         pairing: Pairing | None = None,
         pair_condition: EventFilter | None = None,
         computer: FieldComputer | None = None,
         hit: Callable[[Callable[[], Iterable[int]]], None] = lambda _: None,
+        backlog: Callable[[Evaluation], Backlog] | None = None,
     ) -> None:
         """name: for messages. filters: what they leave out counts as filtered. on_loss is called
         after each loss. aggregator: takes the events instead of the log. condition: leaves out events, which
         takes time, so that it is only asked about those within the client's quota. pairing: makes pairs of them.
         pair_condition: leaves out pairs. computer: of the values that the log gets. hit: asks, if it wants to know,
-        which sites fired.
+        which sites fired. backlog: makes the backlog of events that wait for all this; None to do it at once.
         """
         self._name = name
         self._log = log
@@ -113,6 +120,7 @@ class EventSink:
         self._filters = filters
         self._on_loss = on_loss
         self._aggregator = aggregator
+        self._condition = condition
         self._conditions = [condition] if condition else []
         self._pairing = pairing
         self._computer = computer
@@ -124,6 +132,8 @@ class EventSink:
         self._fired = 0
         self._filtered = 0
         self._lost = dict.fromkeys(LossStage, 0)
+        self._backlog = backlog(self) if backlog else None
+        self._is_late = bool(aggregator or pairing or pair_condition or computer)
 
     def deliver(self, batch: EventBatch) -> None:
         """Count each event once: as filtered, as lost, or by the log, which takes all that it is given or none."""
@@ -134,6 +144,28 @@ class EventSink:
             self._hit(batch.site_ids)
             batch = self._within_quota(batch)
             rest = len(batch)
+            if rest and self._backlog is not None and self._must_wait(batch):
+                left_out = self._backlog.add(batch)
+                rest = 0
+                if left_out:
+                    self.lost(LossStage.FILTER, left_out)
+                return
+        except Exception:  # noqa: BLE001 - what is not in the log by now never will be
+            self._write_off(rest)
+            return
+        if rest and (kept := self.evaluate(batch)) is not None:
+            self.keep([kept])
+
+    def _must_wait(self, batch: EventBatch) -> bool:
+        """Report whether there is something to evaluate. Once there was, all events wait, to keep their order."""
+        if not self._is_late and self._condition is not None:
+            self._is_late = self._condition.evaluates(batch)
+        return self._is_late
+
+    def evaluate(self, batch: EventBatch) -> EventBatch | None:
+        """Do with events what engines do not. Return those for the log, None if there are none."""
+        rest = len(batch)
+        try:
             batch = self._filter(batch, self._conditions)
             rest = len(batch)
             batch = self._paired(batch)
@@ -141,13 +173,21 @@ class EventSink:
             batch = self._filter(batch, self._pair_conditions)
             rest = len(batch)
             if not rest:
-                return
+                return None
             if self._aggregator is not None:
                 if left_out := self._aggregator.add(batch):
                     self.lost(LossStage.TABLE_FULL, left_out)
-                return
-            if self._computer is not None:
-                batch = self._computer.computed(batch)
+                return None
+            return batch if self._computer is None else self._computer.computed(batch)
+        except Exception:  # noqa: BLE001 - other events are to be evaluated nevertheless
+            self._write_off(rest)
+            return None
+
+    def keep(self, batches: Sequence[EventBatch]) -> None:
+        """Put events into the log, as far as there is room."""
+        rest = sum(map(len, batches))
+        try:
+            batch = batches[0] if len(batches) == 1 else join(batches)
             if self._left() - batch.nbytes > self._log.max_bytes // _RESERVE:
                 self._log.append(batch)
                 return
@@ -158,15 +198,23 @@ class EventSink:
                 rest = 0
                 self._admission.admitted(batch, self._log.end_bytes)
         except Exception:  # noqa: BLE001 - what is not in the log by now never will be
-            _log.exception("%s: events could not be kept", self._name, extra=fields(client=self._client.name))
-            self.lost(LossStage.DECODE, rest)
+            self._write_off(rest)
+
+    def _write_off(self, count: int) -> None:
+        """Call this where an error is handled."""
+        _log.exception("%s: events could not be kept", self._name, extra=fields(client=self._client.name))
+        self.lost(LossStage.DECODE, count)
+
+    def settled(self) -> Future[None]:
+        """Return a future that is done, in any thread, when all events that were delivered so far were evaluated."""
+        return finished() if self._backlog is None else self._backlog.settled()
 
     def _filter(self, batch: EventBatch, filters: Sequence[EventFilter]) -> EventBatch:
         """Return the events that all of some filters leave, and count the others."""
         kept = batch
         for event_filter in filters if len(batch) else ():
             kept = event_filter.rest(kept)
-        self._filtered += len(batch) - len(kept)
+        self.filtered(len(batch) - len(kept))
         return kept
 
     def _paired(self, batch: EventBatch) -> EventBatch:
@@ -211,10 +259,12 @@ class EventSink:
         self._fired += count
 
     def filtered(self, count: int) -> None:
-        self._filtered += count
+        with self._lock:
+            self._filtered += count
 
     def lost(self, stage: LossStage, count: int) -> None:
-        self._lost[stage] += count
+        with self._lock:
+            self._lost[stage] += count
         self._on_loss()
 
     def spanned(self, counts: SpanCounts) -> None:
@@ -246,6 +296,7 @@ class EventSink:
             lost_quota=self._lost[LossStage.QUOTA],
             lost_table_full=self._lost[LossStage.TABLE_FULL],
             lost_missed=self._lost[LossStage.MISSED],
+            lost_filter=self._lost[LossStage.FILTER],
             in_flight=counts.pending + max(self._fired - accounted, 0),
             sites=sites,
             spans=spans,

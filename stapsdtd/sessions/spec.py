@@ -9,8 +9,9 @@ from stapsdtd.catalog.selectors import Selector
 from stapsdtd.functions.chain import Chain
 from stapsdtd.model import BuiltIn, Capture, SiteCapture
 from stapsdtd.procs.named_files import Credentials
-from stapsdtd.query.expression import Condition
+from stapsdtd.query.expression import Condition, Expression
 from stapsdtd.query.site_filter import SiteFilter, WhyNotCaptured, divided, subject_text, why_not_at_hit
+from stapsdtd.query.sources import ExpressionSource
 from stapsdtd.sessions.fields import ComputedField, Field, captured
 from stapsdtd.sessions.own_clients import ClientFilter, ConnectedClients
 from stapsdtd.spans.span import Span, of_start
@@ -73,6 +74,15 @@ class ClauseSpec:
     def computes(self) -> bool:
         """Report whether events have values that are computed of others."""
         return any(isinstance(field, ComputedField) for field in self.fields)
+
+    @property
+    def expressions(self) -> tuple[Expression, ...]:
+        """What may be left to be evaluated of events."""
+        pair_predicate = self.span.pair_predicate if self.span else None
+        computed = [field.source.expression for field in self.fields if isinstance(field, ComputedField)]
+        columns = self.aggregation.columns if self.aggregation else ()
+        keys = [column.expression for column in columns if isinstance(column, ExpressionSource)]
+        return (*self._predicates, *([pair_predicate] if pair_predicate else []), *computed, *keys)
 
     def captured(self, selected: SiteCapture) -> SiteCapture:
         """Return what an event, or an aggregation, takes of a site. selected: what its selector says."""

@@ -17,6 +17,7 @@ from stapsdtd.model import Object, Site
 from stapsdtd.runtime.futures import unfinished
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.clause import Clause
+from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.principal import Principal
 from stapsdtd.sessions.scoped_processes import ScopedProcesses
@@ -79,9 +80,10 @@ class Subscription:
         clock: Callable[[], float] = time.monotonic,
         *,
         engine_pairs: Callable[[ClauseSpec], bool] = lambda _: False,
+        evaluating: Evaluating | None = None,
     ) -> None:
         """keys: has one for each clause. why_not: the engine's. clients: whose events are left out unless the spec says
-        otherwise. engine_pairs: tells whether the engine delivers the pairs of a clause.
+        otherwise. engine_pairs: tells whether the engine delivers the pairs of a clause. evaluating: see `Clause`.
 
         is_ending: it is being disarmed, or was. ended: done when `end` was called.
         """
@@ -104,6 +106,7 @@ class Subscription:
                 notify=self._notify,
                 queue_bytes=spec.queue_bytes // len(spec.clauses),
                 engine_pairs=engine_pairs(clause),
+                evaluating=evaluating,
             )
             for clause in spec.clauses
         )

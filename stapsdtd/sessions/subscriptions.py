@@ -27,6 +27,7 @@ from stapsdtd.sessions.arming import Arming
 from stapsdtd.sessions.attacher import Opener
 from stapsdtd.sessions.choices import Choices
 from stapsdtd.sessions.ending import Ending, EndingSubscriptions
+from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.housekeeping import Housekeeping
 from stapsdtd.sessions.installed import DEFAULT_LIMITS as DEFAULT_INSTALLED_LIMITS
 from stapsdtd.sessions.installed import InstalledFiles, InstalledLimits
@@ -61,6 +62,7 @@ class Subscriptions:
         *,
         arming_thread: FairThread,
         matching_thread: FairThread,
+        evaluating: Evaluating,
         connected: ConnectedClients,
         nops: NopRewriting,
         filesystems: Filesystems,
@@ -73,12 +75,13 @@ class Subscriptions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """arming_thread: the only one that calls the engine to arm and disarm. matching_thread: finds out which sites
-        selectors mean. installed: files that are armed before a
-        process maps them, which installed_opener opens. ended_kept_seconds: how long the events of an ended
-        subscription may be read.
+        selectors mean. evaluating: what engines do not test. installed: files that are armed before a process maps
+        them, which installed_opener opens. ended_kept_seconds: how long the events of an ended subscription may be
+        read.
         """
         self._connected = connected
         self._engine = engine
+        self._evaluating = evaluating
         self._watcher = watcher
         self._file_limits = file_limits
         self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -147,6 +150,7 @@ class Subscriptions:
                 principal,
                 self._connected,
                 engine_pairs=self._engine_pairs,
+                evaluating=self._evaluating,
             )
         except BaseException:
             unfollow()
@@ -154,6 +158,7 @@ class Subscriptions:
         first = FirstArming()
         live = LiveSubscription(subscription, Session(subscription), unfollow, Choices(spec.clauses), first=first)
         self._live[subscription.id] = live
+        self._evaluating.began(client)
         self.housekeeping.began(subscription)
         self.totals.began(subscription)
         try:
@@ -207,6 +212,7 @@ class Subscriptions:
 
     def _on_closed(self, subscription: Subscription) -> None:
         self.housekeeping.closed(subscription)
+        self._evaluating.ended(subscription.client.name)
         # what waits to be closed takes memory yet
         self._admission.release(subscription.client, subscription.spec.queue_bytes)
 
@@ -218,6 +224,7 @@ class Subscriptions:
     def close_all(self) -> list[Future[None]]:
         """Unsubscribe all. The futures are done when the logs have all that fired."""
         self._closing = True
+        self._evaluating.hurry()
         self.housekeeping.stop()
         self.arming.stop()
         self._unsubscribe_each(list(self._live), EndReason.SERVER_STOPPING)

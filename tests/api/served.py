@@ -76,6 +76,7 @@ from stapsdtd.runtime.futures import finished
 from stapsdtd.runtime.slices import slices
 from stapsdtd.sessions.admission import DEFAULT_FILE_LIMITS, FileLimits
 from stapsdtd.sessions.attacher import Opener
+from stapsdtd.sessions.evaluating import Evaluating
 from stapsdtd.sessions.installed import DEFAULT_LIMITS, InstalledLimits
 from stapsdtd.sessions.own_clients import ConnectedClients
 from stapsdtd.sessions.subscriptions import Subscriptions
@@ -409,6 +410,7 @@ class Served:
         self.connected = connected = ConnectedClients()
         self.arming = FairThread("arming")
         self.matching = FairThread("matching")
+        self.evaluating = Evaluating()
         self.subscriptions = self.begin_in_control(
             lambda: Subscriptions(
                 self.registry,
@@ -418,6 +420,7 @@ class Served:
                 limits,
                 arming_thread=self.arming,
                 matching_thread=self.matching,
+                evaluating=self.evaluating,
                 connected=connected,
                 nops=NOPS,
                 filesystems=filesystems or Filesystems(),
@@ -474,6 +477,7 @@ class Served:
         self.in_api(self.server.stop())
         self.arming.stop()
         self.matching.stop()
+        self.evaluating.stop()
         self.functions.stop()
         self.control.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -100,7 +100,7 @@ def scraped(server: Served) -> Scraped:
 
 
 def fates(figures: Figures) -> tuple[float, ...]:
-    """delivered, filtered, unread, in flight; lost by: kernel buffer, decoding, queue, quota, full tables, missed"""
+    """delivered, filtered, unread, in flight; lost by: kernel buffer, decoding, queue, quota, tables, missed, filter"""
     return tuple(
         figures[f"stapsdtd_events{name}"]
         for name in (
@@ -108,6 +108,7 @@ def fates(figures: Figures) -> tuple[float, ...]:
             *("_lost_total[kernel_buffer]", "_lost_total[decode]", "_lost_total[queue]", "_lost_total[quota]"),
             "_lost_total[table_full]",
             "_lost_total[missed]",
+            "_lost_total[filter]",
         )
     )
 
@@ -117,7 +118,7 @@ def test_a_server_that_does_nothing(server: Served, scraped: Scraped) -> None:
     figures = scraped.figures()
     assert figures[f"stapsdtd_build_info[fake][{__version__}]"] == 1
     assert figures["stapsdtd_serving"] == 1
-    assert fates(figures) == (0,) * 10
+    assert fates(figures) == (0,) * 11
     assert [figures[f"stapsdtd_{name}"] for name in ("connections", "clients", "subscriptions")] == [1, 1, 0]
     assert [figures[f"stapsdtd_{name}"] for name in ("processes", "objects", "probes")] == [1, 1, 2]
     assert (figures["stapsdtd_rescans_total"], figures["stapsdtd_sandbox_starts_total"]) == (3, 2)
@@ -169,7 +170,7 @@ def test_events_that_are_on_their_way_through_the_kernel_are_in_flight(server: S
     (held,) = server.held()
     account = held.account
     assert (account.fired, account.in_flight, account.filtered, account.lost_kernel_buffer) == (10, 7, 2, 1)
-    assert fates(scraped.figures()) == (0, 2, 0, 7, 1, 0, 0, 0, 0, 0)
+    assert fates(scraped.figures()) == (0, 2, 0, 7, 1, 0, 0, 0, 0, 0, 0)
 
 
 def test_latencies_are_histograms(scraped: Scraped) -> None:
@@ -191,9 +192,9 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     ident = server.subscribe().subscription_id
     server.fire(batch([1, 2, 3]))
     server.sink.filtered(10)
-    for count, stage in zip((20, 30, 40, 50, 60, 70), LossStage, strict=True):
+    for count, stage in zip((20, 30, 40, 50, 60, 70, 80), LossStage, strict=True):
         server.lose(stage, count)
-    assert fates(scraped.figures()) == (0, 10, 0, 3, 20, 30, 40, 50, 60, 70)
+    assert fates(scraped.figures()) == (0, 10, 0, 3, 20, 30, 40, 50, 60, 70, 80)
     messages = server.stream(ident)
     assert next(message for message in messages if message.HasField("rows"))
     wait_for(lambda: scraped["events_total[delivered]"] == 3, "the events to be delivered")
@@ -202,7 +203,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     end = next(message for message in messages if message.HasField("end")).end.account
     assert (account.in_flight + account.delivered, end.delivered) == (5, 5)
     wait_for(lambda: server.is_forgotten(ident), "the subscription to be forgotten")
-    assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50, 60, 70)
+    assert fates(scraped.figures()) == (5, 10, 0, 0, 20, 30, 40, 50, 60, 70, 80)
     # another one counts on, and leaves what nobody read
     ident = server.subscribe().subscription_id
     server.engine.last_events = []
@@ -210,7 +211,7 @@ def test_events_agree_with_the_account_also_when_subscriptions_ended(server: Ser
     server.unsubscribe(ident)
     wait_for(lambda: scraped["events_total[unread]"] == 1, "the subscription to be forgotten")
     figures = scraped.figures()
-    assert fates(figures) == (5, 10, 1, 0, 20, 30, 40, 50, 60, 70)
+    assert fates(figures) == (5, 10, 1, 0, 20, 30, 40, 50, 60, 70, 80)
     assert (figures["stapsdtd_subscriptions"], figures["stapsdtd_queue_limit_bytes"]) == (0, 0)
 
 
@@ -231,7 +232,7 @@ def test_slow_reader_of_an_ended_subscription_is_still_counted(server: Served, s
     end = next(message for message in messages if message.HasField("end")).end.account
     wait_for(lambda: server.is_forgotten(ident), "the subscription to be forgotten")
     assert end.delivered + end.lost_queue == blocks * 10_000
-    assert fates(scraped.figures()) == (end.delivered, 0, 0, 0, 0, 0, end.lost_queue, 0, 0, 0)
+    assert fates(scraped.figures()) == (end.delivered, 0, 0, 0, 0, 0, end.lost_queue, 0, 0, 0, 0)
 
 
 def test_totals_never_get_less(server: Served, scraped: Scraped) -> None:
@@ -294,7 +295,7 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         ("engine", "fake"), ("outcome", "delivered"), ("outcome", "filtered"), ("outcome", "unread"),
         ("outcome", "from_file"), ("outcome", "unavailable"), ("outcome", "touched"), ("outcome", "refused"),
         ("outcome", "aggregated"), ("outcome", "started"), ("outcome", "unmatched"), ("stage", "table_full"),
-        ("stage", "missed"),
+        ("stage", "missed"), ("stage", "filter"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
         ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
         ("thread", "matching"), ("thread", "reader"),

@@ -91,6 +91,7 @@ def test_losses_are_counted_by_stage() -> None:
         LossStage.QUOTA: 0,
         LossStage.TABLE_FULL: 0,
         LossStage.MISSED: 0,
+        LossStage.FILTER: 0,
     }
     account = subscription.account()
     assert (account.lost_kernel_buffer, account.lost_decode, account.lost_queue) == (5, 1, 0)

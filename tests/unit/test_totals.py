@@ -32,6 +32,7 @@ def test_all_subscriptions_are_summed_up() -> None:
             lost_quota=8,
             lost_table_full=10,
             lost_missed=12,
+            lost_filter=14,
             in_flight=4,
         ),
         0,

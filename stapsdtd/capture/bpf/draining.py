@@ -29,7 +29,7 @@ from stapsdtd.capture.engine import LossStage, TargetSite
 from stapsdtd.kernel.bpf_rows import Octets
 from stapsdtd.kernel.cgroup_ids import CgroupIds
 from stapsdtd.query.actions import Aggregate, EndSpan
-from stapsdtd.runtime.futures import unfinished
+from stapsdtd.runtime.futures import pass_on, unfinished
 
 _log = logging.getLogger(__name__)
 
@@ -191,9 +191,5 @@ def _deliver(channel: Channel, rows: Rows) -> None:
 
 def _tell(waiting: Sequence[Future[None]], settled: Future[None]) -> None:
     """Pass what became of one future on to others."""
-    error = settled.exception()
     for each in waiting:
-        if error is None:
-            each.set_result(None)
-        else:
-            each.set_exception(error)
+        pass_on(settled, each)
