@@ -7,8 +7,10 @@ half          one end of a relayed connection
 peers         who is at the other end of a connection
 connections   how many connections are open, and how many may be
 timeouts      how long a client may take to connect and to send its requests
-opening       the HTTP/2 frames by which the timeouts are applied
+http2         HTTP/2's frames and error codes
+frames        reads the frames that clients send, before the gRPC server does
 header_blocks the requests' headers, as far as the gRPC server does not survive them
+frame_budget  how many frames and headers a client may send a second
 access        roles, rights, and the gate that every call passes
 admission     that gate, before a request's bytes are parsed
 servicer      one method per RPC; work on subscriptions is handed to the control thread

@@ -16,7 +16,7 @@ from stapsdtd.errors import AccessDeniedError, LimitReachedError, MalformedReque
 from stapsdtd.runtime.logs import fields
 from stapsdtd.sessions.token_bucket import TokenBuckets
 
-Refused = Literal["connection", "call"]
+Refused = Literal["connection", "frames", "call"]
 
 _REFUSALS = AccessDeniedError, LimitReachedError, MalformedRequestError, UnknownMethodError
 

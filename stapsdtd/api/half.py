@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from stapsdtd.api.opening import Opening
+from stapsdtd.api.frames import FrameReader
+from stapsdtd.api.http2 import Http2Error, SentFrames
 
 
 class Half(asyncio.BufferedProtocol):
@@ -14,25 +15,22 @@ class Half(asyncio.BufferedProtocol):
 
     lost: done when this end is closed.
     all_halves: contains this end while it is open.
-    opening: is fed what is read. Once it has a problem, this end is aborted, and nothing is passed on.
+    sent: the frames written to this end.
     """
 
     transport: asyncio.Transport
 
-    def __init__(
-        self,
-        buffer: memoryview,
-        all_halves: set[Half],
-        at_end: Callable[[], None] = lambda: None,
-        opening: Opening | None = None,
-    ) -> None:
+    def __init__(self, buffer: memoryview, all_halves: set[Half], at_end: Callable[[], None] = lambda: None) -> None:
         self.other: Half | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.sent = SentFrames()
         self._buffer = buffer
         self._all_halves = all_halves
         self._at_end = at_end
-        self._opening = opening
-        self._early_data = b""
+        self._reader: FrameReader | None = None
+        self._refuse: Callable[[Http2Error], None] | None = None
+        self._unsent = b""
+        self._is_held = self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -49,28 +47,51 @@ class Half(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         # copied, since Python 3.12 and later keep a reference to it until it is written
         data = bytes(self._buffer[:count])
-        if self._opening is not None:
-            self._opening.feed(data)
-            if self._opening.problem:
-                self.transport.abort()
-                return
-        if self.other is not None:
-            self.other.write(data)
+        if self.other is not None and not self._unsent:
+            self._pass_on(data)
         else:
             # pausing earlier, in connection_made, would have no effect
-            self._early_data += data
+            self._unsent += data
             self.transport.pause_reading()
 
-    def connect_to(self, other: Half) -> None:
-        """Write what is read to other, beginning with what was read already."""
-        self.other = other
-        self.transport.resume_reading()
-        # after resuming, since this write may have to pause reading again
-        other.write(self._early_data)
-        self._early_data = b""
+    def connect_to(self, other: Half, reader: FrameReader, refuse: Callable[[Http2Error], None]) -> None:
+        """Write what is read to other, beginning with what was read already.
+
+        reader: reads it before. refuse: is called once with its error, from when on nothing more is read.
+        """
+        self.other, self._reader, self._refuse = other, reader, refuse
+        self._continue()
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._reader is not None and self._refuse is not None:
+            try:
+                self._unsent = data[self._reader.feed(data) :]
+            except Http2Error as error:
+                self._is_refused = True
+                self.transport.pause_reading()
+                self._refuse(error)
+                return
+            if self._unsent:
+                data = data[: len(data) - len(self._unsent)]
+                self.transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._continue)
+        if self.other is not None:
+            self.other.write(data)
+
+    def _continue(self) -> None:
+        """Pass on what is left, which took too long for one turn, then read on."""
+        if self.transport.is_closing():
+            return
+        data, self._unsent = self._unsent, b""
+        # resuming before, since writing may have to pause reading again
+        self._resume_reading()
+        self._pass_on(data)
 
     def write(self, data: bytes) -> None:
         if not self.transport.is_closing():
+            self.sent.feed(data)
             self.transport.write(data)
 
     def close(self) -> None:
@@ -85,8 +106,20 @@ class Half(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         if self.other is not None:
-            self.other.transport.pause_reading()
+            self.other.hold(is_held=True)
 
     def resume_writing(self) -> None:
         if self.other is not None:
-            self.other.transport.resume_reading()
+            self.other.hold(is_held=False)
+
+    def hold(self, *, is_held: bool) -> None:
+        """Stop or resume reading, since the other end takes no more at present, or takes more again."""
+        self._is_held = is_held
+        if is_held:
+            self.transport.pause_reading()
+        else:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if not (self._is_held or self._unsent or self._is_refused):
+            self.transport.resume_reading()

@@ -79,8 +79,8 @@ class PeerTable:
         return peer
 
 
-def identify(connection: socket.socket, transport: asyncio.Transport, listening: ListeningSocket) -> Peer:
-    """Identify the peer. Raises OSError if the connection is closed."""
+def identify(connection: socket.socket, transport: asyncio.Transport | None, listening: ListeningSocket) -> Peer:
+    """Identify the peer. transport: with TLS, after the handshake. Raises OSError if the connection is closed."""
     listener = listening.listener
     if connection.family == socket.AF_UNIX:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -88,7 +88,7 @@ def identify(connection: socket.socket, transport: asyncio.Transport, listening:
         groups = frozenset({gid, *_supplementary_groups(connection)})
         return Peer(listener.address, uid, groups, pid, (), listener.role)
     keep_alive(connection)
-    certificate: _Certificate | None = transport.get_extra_info("peercert")
+    certificate: _Certificate | None = transport.get_extra_info("peercert") if transport is not None else None
     return Peer(listener.address, names=_names(certificate or {}), listener_role=listener.role)
 
 

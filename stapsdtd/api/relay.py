@@ -13,20 +13,23 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stapsdtd.api.access import Gate
-from stapsdtd.api.connections import OpenConnections
+from stapsdtd.api.connections import HeldConnections, OpenConnections
+from stapsdtd.api.frame_budget import FrameBudget
+from stapsdtd.api.frames import FrameReader
 from stapsdtd.api.half import Half
-from stapsdtd.api.header_blocks import HeaderBlocks
+from stapsdtd.api.http2 import Http2Error
 from stapsdtd.api.listeners import ListeningSocket, hang_up
-from stapsdtd.api.opening import Opening
 from stapsdtd.api.peers import PeerTable, identify
 from stapsdtd.api.rights import Peer
 from stapsdtd.api.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, enforced
 from stapsdtd.errors import AccessDeniedError
 from stapsdtd.kernel.host_calls import ACCEPT
+from stapsdtd.sessions.token_bucket import TokenBuckets
 
 _log = logging.getLogger(__name__)
 
@@ -49,11 +52,16 @@ class Relay:
         gate: Gate,
         max_connections: int,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
         self._timeouts = timeouts
         self._gate = gate
-        self._connections = OpenConnections(gate, max_connections)
+        self._clock = clock
+        self._connections = OpenConnections(gate, max_connections, clock)
+        self._frames = TokenBuckets(clock)
+        self._held = HeldConnections()
         self._grpc_socket = -1
         self._listening: list[ListeningSocket] = []
         self._paused: dict[ListeningSocket, asyncio.TimerHandle] = {}
@@ -96,6 +104,7 @@ class Relay:
     async def stop(self, *, is_flushing: bool = False) -> None:
         """Close everything. If is_flushing, first send clients what the gRPC server wrote before it closed."""
         self.stop_accepting()
+        self._held.close_all()
         for connection in list(self._handshakes):
             hang_up(connection)
         if is_flushing and self._tasks:
@@ -122,10 +131,26 @@ class Relay:
                 connection.close()
                 self._log_failure(listening, "the daemon is short of file descriptors; raise LimitNOFILE")
                 continue
+            if connection.family == socket.AF_UNIX and not self._may_connect(connection, listening):
+                continue
             source = f" from {address[0]}" if listening.listener.path is None else ""
             task = asyncio.get_running_loop().create_task(self._serve(connection, listening, source))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _may_connect(self, connection: socket.socket, listening: ListeningSocket) -> bool:
+        """Report whether a local client may connect once more, before it costs a task. Otherwise dispose of it."""
+        peer = identify(connection, None, listening)
+        try:
+            self._connections.take_attempt(peer)
+        except AccessDeniedError as error:
+            if self._held.hold(connection, peer.client):
+                self._gate.record_refusal("connection", "connect", peer, error)
+            else:
+                # a line would cost more than all the rest
+                self._gate.refusals["connection"] += 1
+            return False
+        return True
 
     def _pause(self, listening: ListeningSocket, error: OSError) -> None:
         """Stop accepting for a moment, since descriptors or memory ran out. Clients wait in the socket's backlog."""
@@ -137,29 +162,29 @@ class Relay:
     async def _serve(self, connection: socket.socket, listening: ListeningSocket, source: str) -> None:
         """Serve a connection until it is closed. source: where it comes from, for the log."""
         try:
-            opening = Opening(HeaderBlocks().why_not)
-            outside = await self._handshake(connection, listening, opening)
+            outside = await self._handshake(connection, listening)
             try:
                 peer = identify(connection, outside.transport, listening)
                 try:
+                    if listening.tls is not None:
+                        self._connections.take_attempt(peer)
                     admitted = self._connections.admit(peer)
+                    frames = FrameReader(self._frame_budget(peer))
                 except AccessDeniedError as error:
                     self._gate.record_refusal("connection", "connect", peer, error)
                     return
                 with admitted:
-                    await self._relay(outside, opening, peer)
-                if opening.problem:
-                    self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(opening.problem))
+                    await self._relay(outside, frames, peer)
             finally:
                 outside.abort()
                 await outside.lost
         except OSError as error:
             self._log_failure(listening, f"{str(error) or type(error).__name__}{source}")
 
-    async def _handshake(self, connection: socket.socket, listening: ListeningSocket, opening: Opening) -> Half:
+    async def _handshake(self, connection: socket.socket, listening: ListeningSocket) -> Half:
         """Complete the TLS handshake, if there is one. Raises OSError if it fails."""
         connection.setblocking(False)
-        outside = Half(self._buffer, self._halves, opening=opening)
+        outside = Half(self._buffer, self._halves)
         if listening.tls is not None:
             if len(self._handshakes) >= _MAX_HANDSHAKES:
                 # a regular handshake takes milliseconds
@@ -178,18 +203,24 @@ class Relay:
             self._handshakes.pop(connection, None)
         return outside
 
-    async def _relay(self, outside: Half, opening: Opening, peer: Peer) -> None:
+    async def _relay(self, outside: Half, frames: FrameReader, peer: Peer) -> None:
         """Relay data until both ends are closed. Raises OSError if the gRPC server does not accept the connection."""
         inside = await self._connect(outside, peer)
-        outside.connect_to(inside)
         ends = outside.lost, inside.lost
+
+        def refuse(error: Http2Error) -> None:
+            self._gate.record_refusal("frames", "frames", peer, error)
+            self._connections.take_disconnected(peer)
+            outside.write(outside.sent.goaway(error, frames.last_stream))
+            inside.abort()
 
         def time_out(reason: str) -> None:
             if not outside.lost.done():
                 self._gate.record_refusal("connection", "connect", peer, AccessDeniedError(reason))
                 outside.abort()
 
-        with enforced(self._timeouts, opening, time_out):
+        outside.connect_to(inside, frames, refuse)
+        with enforced(self._timeouts, frames, time_out):
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         # the other end gets a limited time to take what is still buffered
         outside.close()
@@ -198,6 +229,10 @@ class Relay:
         outside.abort()
         inside.abort()
         await asyncio.wait(ends)
+
+    def _frame_budget(self, peer: Peer) -> FrameBudget:
+        rights = self._gate.policy.rights(peer)
+        return FrameBudget(peer.client, rights.quotas.max_requests_per_second, self._frames, self._clock)
 
     async def _connect(self, outside: Half, peer: Peer) -> Half:
         address = self._peers.add(peer)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stapsdtd.api.opening import Opening
+from stapsdtd.api.frames import FrameReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ DEFAULT_TIMEOUTS = ClientTimeouts()
 
 
 @contextmanager
-def enforced(timeouts: ClientTimeouts, opening: Opening, time_out: Callable[[str], None]) -> Iterator[None]:
+def enforced(timeouts: ClientTimeouts, frames: FrameReader, time_out: Callable[[str], None]) -> Iterator[None]:
     """Call time_out, within the context, if the client exceeds a limit, with the reason."""
 
     def waited(awaited: str, seconds: float) -> None:
@@ -40,15 +40,15 @@ def enforced(timeouts: ClientTimeouts, opening: Opening, time_out: Callable[[str
             waited(awaited, seconds)
 
     def check_requests(unfinished: frozenset[int]) -> None:
-        if unfinished & opening.unfinished:
+        if unfinished & frames.unfinished:
             waited("the end of a request", timeouts.request_seconds)
             return
-        timers[-1] = loop.call_later(timeouts.request_seconds, check_requests, frozenset(opening.unfinished))
+        timers[-1] = loop.call_later(timeouts.request_seconds, check_requests, frozenset(frames.unfinished))
 
     loop = asyncio.get_running_loop()
     checks = (
-        ("the HTTP/2 preface and settings", timeouts.greeting_seconds, lambda: opening.is_greeting_over),
-        ("a first request", timeouts.request_seconds, lambda: opening.is_over),
+        ("the HTTP/2 preface and settings", timeouts.greeting_seconds, lambda: frames.is_greeting_over),
+        ("a first request", timeouts.request_seconds, lambda: frames.is_over),
     )
     timers = [
         loop.call_later(seconds, check, awaited, seconds, has_arrived) for awaited, seconds, has_arrived in checks

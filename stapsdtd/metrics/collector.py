@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -18,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from stapsdtd import __version__
+from stapsdtd.api.access import Refused
 from stapsdtd.metrics.sources import Sources
 from stapsdtd.runtime.latency import BOUNDS, Latency
 
@@ -137,9 +139,9 @@ class StapsdtdCollector(Collector):
         refusals = self._sources.gate.refusals
         yield self._counter(
             "stapsdtd_refusals",
-            "Connections and calls refused because of roles, quotas or limits.",
+            "Connections, connections for their frames, and calls refused because of roles, quotas or limits.",
             "what",
-            {"connection": refusals["connection"], "call": refusals["call"]},
+            {what: refusals[what] for what in get_args(Refused)},
         )
         yield self._counter(
             "stapsdtd_foreign_hits_refusals",

@@ -47,11 +47,11 @@ class TokenBuckets:
         self._clock = clock
         self._buckets: dict[Hashable, TokenBucket] = {}
 
-    def take(self, key: Hashable, per_second: float) -> bool:
-        """Take one token from a key's bucket, which holds that many. Report whether it had one."""
+    def take(self, key: Hashable, per_second: float, wanted: int = 1) -> bool:
+        """Take tokens from a key's bucket, which holds that many. Report whether it had them all."""
         if len(self._buckets) > _MAX_BUCKETS:
             self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full}
         bucket = self._buckets.get(key)
         if bucket is None or bucket.per_second != per_second:
             bucket = self._buckets[key] = TokenBucket(per_second, self._clock)
-        return bucket.take(1) == 1
+        return bucket.take(wanted) == wanted

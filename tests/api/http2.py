@@ -24,18 +24,20 @@ def greeting() -> bytes:
     return PREFACE + frame(SETTINGS, window) + frame(WINDOW_UPDATE, struct.pack(">I", MOST - _USUAL_WINDOW))
 
 
-def headers(call: str, more: Iterable[tuple[str, str]] = ()) -> bytes:
-    """HPACK, each field a literal that is not indexed."""
-    fields = [
+def fields(call: str) -> list[tuple[str, str]]:
+    return [
         (":method", "POST"),
         (":scheme", "http"),
         (":path", f"/{_SERVICE}/{call}"),
         (":authority", "localhost"),
         ("te", "trailers"),
         ("content-type", "application/grpc"),
-        *more,
     ]
-    return b"".join(b"\0" + _text(name) + _text(value) for name, value in fields)
+
+
+def headers(call: str, more: Iterable[tuple[str, str]] = ()) -> bytes:
+    """HPACK, each field a literal that is not indexed."""
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in [*fields(call), *more])
 
 
 def request(call: str, message: bytes = b"", stream: int = 1) -> bytes:

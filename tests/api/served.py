@@ -455,7 +455,7 @@ class Served:
             container_names,
         )
         self.servicer = StapsdtServicer(backend)
-        self.relay = Relay(self.peers, self.gate, max_connections, timeouts)
+        self.relay = Relay(self.peers, self.gate, max_connections, timeouts, clock=clock)
         self.server = self.in_api(self._start(listeners, idle_seconds))
         self.channel = grpc.insecure_channel(f"unix:{self.socket}")
         self.stub = StapsdtServiceStub(self.channel)

@@ -193,7 +193,7 @@ def test_a_path_that_is_no_text_is_the_clients_refusal(server: Served, caplog: p
         connection.sendall(_request(b"/\xff"))
         wait_for(lambda: bool(caplog.records), "it to be refused")
     (record,) = caplog.records
-    assert record.getMessage() == "connect refused"
+    assert record.getMessage() == "frames refused"
     told = vars(record)["fields"]
     assert (told["client"], str(told["reason"])) == (f"uid {os.getuid()}", r"a request's path is no method's: b'/\xff'")
 

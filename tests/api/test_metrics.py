@@ -297,8 +297,8 @@ def test_nothing_that_clients_or_programs_choose_is_in_a_label(server: Served, s
         ("outcome", "aggregated"), ("outcome", "started"), ("outcome", "unmatched"), ("stage", "table_full"),
         ("stage", "missed"), ("stage", "filter"),
         ("stage", "kernel_buffer"), ("stage", "decode"), ("stage", "queue"), ("stage", "quota"),
-        ("ring", "64"), ("what", "connection"), ("what", "call"), ("reason", "file"), ("reason", "worker"),
-        ("thread", "matching"), ("thread", "reader"),
+        ("ring", "64"), ("what", "connection"), ("what", "frames"), ("what", "call"), ("reason", "file"),
+        ("reason", "worker"), ("thread", "matching"), ("thread", "reader"),
     }  # fmt: skip
 
 

@@ -348,7 +348,9 @@ def test_refusals_do_not_fill_the_log(server: Served, caplog: pytest.LogCaptureF
         flood = [stack.enter_context(connected(server, name="bounded.sock")) for _ in range(300)]
         wait_for(lambda: sum(map(is_closed, flood)) == 298, "them to be refused")
     told = [record for record in caplog.records if "connect refused" in record.message]
-    assert len(told) == 298
+    # further ones are counted alone
+    assert server.gate.refusals["connection"] == 298
+    assert 0 < len(told) <= 298
     assert sum(map(LineLimiter().admits, told)) == 1
 
 
@@ -538,7 +540,7 @@ def test_flood_of_calls_begun_and_reset(server: Served) -> None:
 def buffered(server: Served) -> int:
     """Bytes that the relay holds for others."""
     halves = list(server.relay._halves)
-    return sum(half.transport.get_write_buffer_size() + len(half._early_data) for half in halves)
+    return sum(half.transport.get_write_buffer_size() + len(half._unsent) for half in halves)
 
 
 @contextmanager
@@ -642,7 +644,9 @@ def relayed(server: Served) -> Iterator[tuple[Relay, socket.socket, socket.socke
 @pytest.mark.parametrize("is_upward", [False, True])
 def test_who_closes_at_once_has_still_said_everything(server: Served, is_upward: bool) -> None:
     """And nobody else's data goes the same way: all relays share a buffer."""
-    everything = random.Random(1).randbytes(4 << 20)
+    data = random.Random(1)
+    everything = http2.greeting() + http2.frame(http2.HEADERS, http2.headers("Subscribe"), http2.END_HEADERS, 1)
+    everything += b"".join(http2.frame(http2.DATA, data.randbytes(16_000), stream=1) for _ in range(250))
     with relayed(server) as (relay, client, served_end):
         speaker, hearer = (client, served_end) if is_upward else (served_end, client)
 

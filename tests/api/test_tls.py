@@ -8,7 +8,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from stapsdtd.client import AsyncClient, Client, InvalidTargetError, ServerUnava
 from stapsdtd.config import OPERATOR, USER, Config, Listener, Quotas, Role, validated
 from stapsdtd.errors import InvalidArgumentError
 from stapsdtd.runtime.line_limiter import SHARED_LINES, LineLimiter
+from tests.api import http2
 from tests.api.served import LONG_TIMEOUTS, PATIENCE_SECONDS, Served, served
 from tests.certificates import Authority
 from tests.support import descriptors, held_port, wait_for
@@ -136,6 +137,17 @@ def test_async_client(server: Served, alice: Tls) -> None:
             return access.role
 
     assert asyncio.run(role()) == "reader"
+
+
+def test_frames_are_read_after_they_are_decrypted(server: Served, alice: Tls) -> None:
+    with tcp(server) as connection, context_of(alice).wrap_socket(connection, server_hostname="localhost") as secure:
+        secure.sendall(http2.greeting() + http2.frame(http2.HEADERS, b"\xbe", http2.END_HEADERS, 1))
+        said = b""
+        with suppress(ConnectionError, ssl.SSLError):
+            while more := secure.recv(1 << 16):
+                said += more
+    assert said.endswith(b"Invalid table index 62")
+    assert server.gate.refusals["frames"] == 1
 
 
 def test_quota_of_connections_is_the_names(server: Served, alice: Tls) -> None:
