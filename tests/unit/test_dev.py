@@ -40,7 +40,9 @@ def dev(
     )
 
 
-@pytest.mark.parametrize("command", ["demo", "test", "serve", "bench", "soak", "pictures", "install", "uninstall"])
+@pytest.mark.parametrize(
+    "command", ["demo", "test", "serve", "bench", "soak", "siege", "pictures", "install", "uninstall"]
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_one_line_says_what_to_run(checkout: Path, command: str) -> None:
     ended = dev(checkout, command, user=65534)

@@ -1,0 +1,58 @@
+"""The short form of `./dev siege`: who is attacked beside loses nothing, sees nothing of others, and waits for no one's
+work in a shared thread. How long calls take is not asserted; see tests/siege.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.siege.attacker import ATTACKS
+from tests.siege.report import details, line
+from tests.siege.siege import Siege, besieged
+
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
+
+_SECONDS = 1.0
+
+OPEN: dict[str, str] = {}
+"""Attacks that the daemon does not withstand yet, and what they do. docs/threat-model.md lists them."""
+
+SHORT = [
+    "costly_alternatives", "forbidden", "escapes", "wide_list", "many_probes", "frames_rapid_reset",
+    "frames_pings", "frames_settings", "frames_garbage", "frames_unread", "flood", "large_aggregations",
+    "slow_readers_of_counts", "stalled_readers", "shared_file", "subscription_churn", "connection_churn",
+    "take_overs", "watches_with_changes", "memfds", "forks", "many_pids", "provider_socket",
+]  # fmt: skip
+"""One or more of each kind; the others are of the same kinds, and `./dev siege` takes all of them."""
+
+REFUSED = {
+    "costly_alternatives": {"INVALID_ARGUMENT"},
+    "forbidden": {"PERMISSION_DENIED", "NOT_FOUND"},
+    "escapes": {"INVALID_ARGUMENT", "FAILED_PRECONDITION"},
+}
+"""Codes with which the daemon has to refuse something of an attack."""
+
+
+@pytest.fixture(scope="module")
+def siege() -> Iterator[Siege]:
+    with besieged() as begun:
+        yield begun
+
+
+def test_every_attack_is_taken_or_open() -> None:
+    assert not OPEN.keys() & set(SHORT)
+    assert {*OPEN, *SHORT} <= ATTACKS.keys()
+
+
+@pytest.mark.parametrize("attack", SHORT)
+def test_bystander_suffers_nothing(siege: Siege, attack: str) -> None:
+    row = siege.under([attack], _SECONDS)
+    shown = "\n".join([line(row), *details(row)])
+    print(shown)
+    assert row.round.is_exact, shown
+    assert row.round.foreign == 0, shown
+    assert not row.round.failures, shown
+    assert not row.problems, shown
+    assert row.gained.refusals.keys() >= REFUSED.get(attack, set()), shown
