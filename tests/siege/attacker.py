@@ -13,6 +13,7 @@ import resource
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -54,8 +55,12 @@ def _begin(name: str, ground: Ground, seconds: float) -> None:
     """Nothing of gRPC has run in this process, so that a fork is safe."""
     if os.fork():
         return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         _attack(name, ground, seconds)
+    except BaseException:
+        traceback.print_exc()
+        raise
     finally:
         # what is left of threads and channels concerns nobody
         sys.stderr.flush()

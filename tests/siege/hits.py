@@ -24,9 +24,10 @@ def _subscribed(arena: Arena, stub: StapsdtServiceStub, requests: Sequence[pb.Su
     try:
         yield ids
     finally:
-        for each in ids:
-            unsubscribe = pb.UnsubscribeRequest(subscription_id=each)
-            arena.call("unsubscribed", partial(stub.Unsubscribe, unsubscribe, timeout=10))
+        # at once, since each may wait for the kernel
+        calls = [stub.Unsubscribe.future(pb.UnsubscribeRequest(subscription_id=each), timeout=10) for each in ids]
+        for call in calls:
+            arena.call("unsubscribed", call.result)
 
 
 def _read(arena: Arena, stub: StapsdtServiceStub, ident: str, pause_seconds: float = 0.0) -> None:

@@ -18,7 +18,7 @@ from tests.siege.arena import Arena
 from tests.siege.costly import subscribe_once
 from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf
 
-_CHILDREN = 200
+_CHILDREN = 100
 _HELD = 8
 _THREADS = 2
 
