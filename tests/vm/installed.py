@@ -28,7 +28,7 @@ from tests.vm.report import Report
 _SECONDS = 2400
 """When a guest has hung; half of it is usual where two run at once on two CPUs."""
 _TEST_SECONDS = 600
-_SILENT_SECONDS = 1000
+_SILENT_SECONDS = 750
 """A test that takes too long says so before; the emulated machine itself has stopped then, which was seen once."""
 _BOOTS = 2
 _MEMORY_MIB = 3000
