@@ -196,9 +196,11 @@ class Backlog:
     def add(self, batch: EventBatch) -> int:
         """Take events, of each process as many as there is room for. Return how many had none. Called by one thread."""
         room, nbytes = self._thread.room(self.client), batch.nbytes
-        kept = batch if nbytes <= room else shared_out(batch, max(room, 0) * len(batch) // nbytes)
-        if len(kept):
-            self._put(_Slices(kept, self._slice_bytes))
+        fitting = room * len(batch) // nbytes
+        if fitting <= 0:
+            return len(batch)
+        kept = shared_out(batch, fitting)
+        self._put(_Slices(kept, self._slice_bytes))
         return len(batch) - len(kept)
 
     def settled(self) -> Future[None]:
