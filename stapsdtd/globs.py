@@ -88,9 +88,14 @@ class Glob(Generic[AnyStr]):
 
     def __init__(self, pattern: AnyStr) -> None:
         self._pattern: AnyStr = pattern
+        prefix, suffix = _literal_ends(pattern)
+        self._prefix: AnyStr = prefix
+        self._suffix: AnyStr = suffix
         self.short_text = _SHORT_MATCH // max(len(pattern), 1) if len(pattern) <= _SHORT_PATTERN else -1
 
     def matches(self, text: AnyStr) -> bool:
+        if not text.startswith(self._prefix) or not text.endswith(self._suffix):
+            return False
         if len(text) <= self.short_text:
             return self.matches_short(text) is not None
         return bool(reached_ends(self.pieces, _PlacesOfOne(text)))
@@ -106,6 +111,17 @@ class Glob(Generic[AnyStr]):
     def pieces(self) -> tuple[Piece, ...]:
         """What is between the asterisks; all of it if there is none."""
         return tuple(_pieces(_codes(self._pattern)))
+
+
+def _literal_ends(pattern: AnyStr) -> tuple[AnyStr, AnyStr]:
+    """Return what every text that matches begins and ends with, as far as that is seen at once."""
+    codes = _codes(pattern)
+    special = [place for place, character in enumerate(codes) if character in {_ASTERISK, _QUESTION_MARK, _OPENING}]
+    if not special:
+        return pattern, pattern
+    # what follows a bracket may belong to a set
+    end = len(codes) if _OPENING in codes else special[-1] + 1
+    return pattern[: special[0]], pattern[end:]
 
 
 @lru_cache(maxsize=256)

@@ -87,11 +87,14 @@ class Selector:
 
     def match(self, path: str, site: Site) -> Match | None:
         """Match a site of the object at path; None if it does not match."""
-        if not self.matches_name(site.name) or not self.function.matches(site.function or ""):
-            return None
         if not self.matches_module(path):
             return None
-        provider = normalized(site.provider)
+        return self.match_names(normalized(site.provider), site.function or "", normalized(site.name))
+
+    def match_names(self, provider: str, function: str, name: str) -> Match | None:
+        """Match a site of an object whose path matches, by its normalized names."""
+        if not self.name.matches(name) or not self.function.matches(function):
+            return None
         if self.provider.matches(provider):
             return Match(self, None)
         if self.provider_of_pid is not None and self.provider_of_pid[0].matches(provider):
@@ -231,8 +234,10 @@ def meant(selectors: Sequence[Selector], path: str, providers: Collection[str]) 
 def choose(selectors: tuple[Selector, ...], path: str, sites: tuple[Site, ...]) -> list[SelectedSite]:
     """Select an object's sites. If several selectors match a site, the first one's captures apply."""
     selected_sites = []
-    for site in sites:
-        matches = [match for selector in selectors if (match := selector.match(path, site))]
+    of_path = [selector for selector in selectors if selector.matches_module(path)]
+    for site in sites if of_path else ():
+        parts = normalized(site.provider), site.function or "", normalized(site.name)
+        matches = [match for selector in of_path if (match := selector.match_names(*parts))]
         if matches:
             pids = {match.pid for match in matches}
             scope = None if None in pids else frozenset(pid for pid in pids if pid is not None)

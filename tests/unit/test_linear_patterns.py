@@ -166,6 +166,7 @@ _TRUSTED = {
     "stapsdtd.functions.probes._OF_PROGRAMS": "names of the kernel's functions",
     "stapsdtd.query.d.parse._DECLARATION": "the user's own program, in the user's command",
     "stapsdtd.query.d.parse._SPACE": "nothing is behind it, so that it is never matched again",
+    "stapsdtd.query.d.statements._TOKEN": "the user's own program, in the user's command",
     "stapsdtd.signatures.dtrace_file._DEFINE": "the user's own file, in the user's command",
     "stapsdtd.signatures.dtrace_file._TYPEDEF": "the user's own file, in the user's command",
 }
