@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="which attacks are mixed")
     parser.add_argument("--engine", choices=["bpf", "ftrace"], default="bpf")
     options = parser.parse_args(arguments)
+    # so that the daemon and the users' processes are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("dev siege: ended by SIGTERM"))
     end = time.monotonic() + options.seconds
     plan = _plan(options.only or list(ATTACKS), options.seed)
     run = Run(options.engine)

@@ -101,8 +101,12 @@ class Bystander:
         told = Round()
         end = time.monotonic() + seconds
         # those of others, which the bystander may ask for and must not get
-        stream = _Stream(self._client.subscribe([self._tick, "raid:*", "loaded:*"]), self._ticker.pid)
-        known = self._client.info().probes
+        selectors = [self._tick, "raid:*", "loaded:*"]
+        # who is not let in at all is as much held up as who has to wait later
+        stream = _Stream(
+            self._until_answered(told, "subscribe", lambda: self._client.subscribe(selectors)), self._ticker.pid
+        )
+        known = self._until_answered(told, "info", self._client.info).probes
         cycles = 0
         while (begin := time.monotonic()) < end or (cycles < _LEAST_CYCLES and not told.failures):
             self._cycle(told, stream, known)
@@ -133,6 +137,11 @@ class Bystander:
         finally:
             if name in CALLS:
                 told.seconds.setdefault(name, []).append(time.perf_counter() - begin)
+
+    def _until_answered(self, told: Round, name: str, call: Callable[[], T]) -> T:
+        while True:
+            if (answer := self._measured(told, name, call)) is not None:
+                return answer
 
     def _fire(self, told: Round, count: int) -> None:
         told.fired += count

@@ -14,7 +14,8 @@ from tests.siege.costly import subscribe_once
 from tests.unit.elf_builder import NOP, TEXT_VADDR, Elf
 
 _FILES, _PROBES = 4, 20_000
-_SITES = 30_000
+_SITES = 5_000
+_SITES_OF_FILE = 30_000
 _SELECTORS = 256
 _THREADS = 3
 
@@ -28,12 +29,12 @@ def many_probes() -> bytes:
     return elf.build()
 
 
-def many_sites() -> bytes:
+def many_sites(count: int) -> bytes:
     """A file of so many probes, each at a nop of its own."""
-    elf = Elf(NOP * _SITES)
+    elf = Elf(NOP * count)
     notes = (
         elf.note(TEXT_VADDR + number, provider=b"many", name=b"p%d" % number, arguments=b"8@%rdi")
-        for number in range(_SITES)
+        for number in range(count)
     )
     elf.notes = b"".join(notes)
     return elf.build()
@@ -114,22 +115,28 @@ def _arm_sites(arena: Arena, request: pb.SubscribeRequest) -> None:
     arena.in_threads(1, work)
 
 
+def _map_sites(arena: Arena) -> None:
+    for number in range(_FILES):
+        arena.map(arena.write(f"many{number}", many_sites(_SITES)))
+
+
 def _many_sites(arena: Arena) -> None:
     """Arm and disarm as many sites as the role allows, and ask for more."""
-    arena.map(arena.write("many", many_sites()))
+    _map_sites(arena)
     _arm_sites(arena, pb.SubscribeRequest(selectors=["many:*"], require_match=True))
 
 
 def _many_sites_of_process(arena: Arena) -> None:
     """The same in one process, where each site takes a perf event or a link."""
-    arena.map(arena.write("many", many_sites()))
+    _map_sites(arena)
     selectors = ["many:p" + "?" * digits for digits in range(1, 5)]
     scope = pb.Scope(pids=[os.getpid()])
     _arm_sites(arena, pb.SubscribeRequest(selectors=selectors, scope=scope, require_match=True))
 
 
 def _many_sites_of_file(arena: Arena) -> None:
-    path = arena.write("many", many_sites())
+    """The same of one file that nobody maps, with more sites than there may be of one."""
+    path = arena.write("many", many_sites(_SITES_OF_FILE))
     _arm_sites(arena, pb.SubscribeRequest(selectors=["many:*"], files=[str(path)]))
 
 

@@ -68,7 +68,8 @@ class _Helper:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.pid = self._process.pid
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -93,7 +94,8 @@ class _Helper:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._reader.join()
+        self._process.communicate()
 
 
 class Siege:
