@@ -13,7 +13,7 @@ from stapsdtd.sessions.token_bucket import TokenBucket, TokenBuckets
 
 CONNECTION_FRAMES, CLIENT_FRAMES = 5000, 10_000
 """A second. A client that streams 250 MB/s sends 190; gRPC takes up to 3 us for one."""
-REQUESTS_FACTOR = 5
+REQUESTS_FACTOR = 4
 """Requests a second, for each that the role allows."""
 HEADER_BYTES_A_REQUEST = 1024
 """Both as sent and as fields. Clients send 100 to 700; decoding takes up to 0.1 us for one."""

@@ -27,8 +27,8 @@ MAX_CONTINUATIONS = 16
 """Of a header block. HEADERS alone has room for the longest one."""
 MAX_UNFINISHED = 1000
 """Requests. gRPC's server allows 256, and the client may have reset more than it has heard of."""
-_MAX_FRAMES, _MAX_HEADER_BYTES = 2000, 2 * MAX_BLOCK_BYTES
-"""Read at a time. Either takes some 3 ms."""
+_MAX_FRAMES, _MAX_HEADER_BYTES = 2000, MAX_BLOCK_BYTES
+"""Read in a turn, and what the last block has beyond: either takes 1 to 4 ms."""
 _CHARGED_BYTES = 256
 """Of a frame other than DATA, HEADERS and CONTINUATION, for each of which it is charged like another frame."""
 
