@@ -26,6 +26,8 @@ _STREAMED, _COUNTED = 100, 50
 _CYCLE_SECONDS = 0.2
 """Seven requests each, which is within the 50 a second of an ordinary user."""
 _LEAST_CYCLES = 2
+_SAID = 100
+"""Characters of an error."""
 _PATIENCE_SECONDS = 10.0
 
 
@@ -132,7 +134,7 @@ class Bystander:
         try:
             return call()
         except (ClientError, TimeoutError) as error:
-            told.failures[f"{name}: {type(error).__name__}"] += 1
+            told.failures[f"{name}: {type(error).__name__}: {str(error)[:_SAID]}"] += 1
             return None
         finally:
             if name in CALLS:
