@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tests.siege.bystander import CALLS
@@ -14,8 +15,8 @@ _NAME_WIDTH, _CALL_WIDTH = 30, 14
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """NaN without values."""
-    return sorted(values)[int(share * (len(values) - 1))] if values else float("nan")
+    """Return the nearest rank, of few values the greatest: one long wait is one too many. NaN without values."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else float("nan")
 
 
 def failures(row: Row, quiet: Row) -> list[str]:

@@ -47,6 +47,10 @@ def test_each_call_beyond_the_bound_fails() -> None:
     assert [text.partition(":")[0] for text in found] == list(CALLS)
 
 
+def test_single_long_wait_of_few_fails() -> None:
+    assert len(failures(row(0.01, seconds={call: [0.01, 5.0, 0.01] for call in CALLS}), QUIET)) == len(CALLS)
+
+
 def test_call_that_was_never_answered_fails() -> None:
     assert len(failures(row(0.01, seconds={}), QUIET)) == len(CALLS)
 
