@@ -22,6 +22,7 @@ _OVERHEAD_SECONDS = 1.5
 """Of a row: starting the attack, and waiting until the daemon is at rest."""
 _LEAST_SECONDS = 1.0
 _MIXTURES, _MIXED = 3, 6
+_SHOWN_LINES = 20
 
 
 class Run:
@@ -47,7 +48,10 @@ class Run:
         try:
             self._stack.close()
         except (AssertionError, OSError, subprocess.SubprocessError, pytest.fail.Exception) as error:
-            told = f"the daemon did not end well: {str(error)[-2000:]}"
+            lines = str(error).splitlines()
+            # the log is in the message of what is asserted of it
+            wrong = [each for each in lines if " ERROR " in each or "Traceback" in each] or lines
+            told = "\n".join(["the daemon did not end well:", *wrong[:_SHOWN_LINES]])
             self.problems.append(told)
             print(told, flush=True)
 

@@ -137,7 +137,7 @@ def _provider_socket(arena: Arena) -> None:
     held: deque[socket.socket] = deque()
 
     def work() -> None:
-        connection = socket.socket(socket.AF_UNIX)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
         connection.connect(door)
         held.append(connection)
