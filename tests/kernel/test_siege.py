@@ -27,8 +27,8 @@ OPEN = {
 
 SHORT = [
     "costly_alternatives", "malformed", "forbidden", "escapes", "wide_list", "frames_rapid_reset", "frames_settings",
-    "frames_idle", "frames_hpack_bomb", "late_filter", "late_filter_flood", "flood", "stalled_readers", "shared_file", "subscription_churn", "watches_with_changes",
-    "memfds", "forks", "many_pids", "provider_socket",
+    "frames_idle", "frames_hpack_bomb", "late_filter", "late_filter_flood", "flood", "stalled_readers", "shared_file",
+    "subscription_churn", "watches_with_changes", "memfds", "forks", "many_pids", "provider_socket",
 ]  # fmt: skip
 """One or more of each kind; the others are of the same kinds, and `./dev siege` takes all of them."""
 
