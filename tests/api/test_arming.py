@@ -364,7 +364,7 @@ def test_many_sites_are_armed_in_turns_with_what_others_want(server: Served, pid
     many = server.stub.Subscribe.future(request, timeout=PATIENCE_SECONDS)
     assert arming.began.wait(PATIENCE_SECONDS)
     few = server.stub.Subscribe.future(pb.SubscribeRequest(selectors=["few:*"]), timeout=PATIENCE_SECONDS)
-    wait_for(lambda: server.arming.backlog().waiting, "the other subscription to wait")
+    wait_for(lambda: server.arming.backlog().waiting >= 2, "the other subscription to be opened, and to wait")
     arming.release()
     assert states(few.result().sites) == [("a", ARMED)]
     assert {state for _, state in states(many.result().sites)} == {ARMED}

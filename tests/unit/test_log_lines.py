@@ -46,6 +46,7 @@ _SHARED = {
         ("api/errors.py", "a request failed: %s"),
         ("capture/bpf/draining.py", "cannot wait until hits have left a table, trying again: %s"),
         ("capture/bpf/endings.py", "cannot wait until hits have left an old plan, trying again: %s"),
+        ("capture/bpf/moves.py", "hits of sites that moved may be lost, for one of each thread at most: %s"),
         ("capture/bpf/hit_tables.py", "a table of rows stays in the kernel until its place is used again: %s"),
         ("capture/bpf/missed.py", "cannot tell what a program of kernel functions skipped, trying again: %s"),
         ("capture/bpf/missed.py", "cannot tell which calls of kernel functions the kernel missed, trying again: %s"),
