@@ -13,8 +13,8 @@ from stapsdtd.sessions.token_bucket import TokenBucket, TokenBuckets
 
 CONNECTION_FRAMES, CLIENT_FRAMES = 5000, 10_000
 """A second. A client that streams 250 MB/s sends 190; gRPC takes up to 3 us for one."""
-REQUESTS_FACTOR = 4
-"""Requests a second, for each that the role allows."""
+REQUESTS_FACTOR, LEAST_REQUESTS = 4, 200
+"""Requests a second: for each that the role allows, and whatever it allows."""
 HEADER_BYTES_A_REQUEST = 1024
 """Both as sent and as fields. Clients send 100 to 700; decoding takes up to 0.1 us for one."""
 
@@ -28,7 +28,7 @@ class FrameBudget:
 
     def __init__(self, client: str, requests: int | None, shared: TokenBuckets, clock: Callable[[], float]) -> None:
         self._client = client
-        self._requests = None if requests is None else requests * REQUESTS_FACTOR
+        self._requests = None if requests is None else max(requests * REQUESTS_FACTOR, LEAST_REQUESTS)
         self._shared = shared
         self._frames = TokenBucket(CONNECTION_FRAMES, clock)
 

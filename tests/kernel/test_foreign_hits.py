@@ -52,7 +52,8 @@ def test_what_costs_strangers_too_much_is_disarmed_and_told(folder: Path, ticker
             )
             assert "cost other users' processes" in told[0].reason
             assert "your role allows 20,000" in told[0].reason
-            assert f"uid {ANNE.uid}: cost other users' processes" in daemon.log()
+            (line,) = [line for line in daemon.log().splitlines() if "cost other users' processes" in line]
+            assert f'client="uid {ANNE.uid}"' in line
             # to ask anew does not help
             with recorder(ANNE, daemon, shared) as again:
                 assert [status.state for status in again.sites] == [SiteState.REFUSED]

@@ -299,11 +299,18 @@ class TestBounds:
     def test_bytes_of_headers(self) -> None:
         """As they are sent, and as fields."""
         frames = greeted(1)
-        budget = frame_budget.REQUESTS_FACTOR * frame_budget.HEADER_BYTES_A_REQUEST
-        fields = budget // 2 // (1 + 32 + len(":methodPOST"))
-        feed_all(frames, headers(FIELD * fields) + headers(FIELD * fields, 3))
-        left = budget - 2 * fields * (1 + 32 + len(":methodPOST"))
-        assert "bytes of headers a second" in str(error_of(frames, headers(FIELD * (left // 44 + 1), 5)))
+        field_bytes = 1 + 32 + len(":methodPOST")
+        fields = 300
+        blocks = frame_budget.LEAST_REQUESTS * frame_budget.HEADER_BYTES_A_REQUEST // (fields * field_bytes)
+        feed_all(frames, b"".join(headers(FIELD * fields, 2 * number + 1) for number in range(blocks)))
+        assert "bytes of headers a second" in str(error_of(frames, headers(FIELD * fields, 2 * blocks + 1)))
+
+    def test_a_small_quota_has_room_for_a_burst(self) -> None:
+        frames = greeted(1)
+        ended = http2.END_HEADERS | http2.END_STREAM
+        most = frame_budget.LEAST_REQUESTS
+        feed_all(frames, b"".join(headers(FIELD, 2 * number + 1, ended) for number in range(most)))
+        assert f"{most} requests a second" in str(error_of(frames, headers(FIELD, 2 * most + 1, ended)))
 
     def test_who_has_no_quota_has_no_budget(self) -> None:
         frames = greeted()
