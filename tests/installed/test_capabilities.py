@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -77,8 +76,6 @@ def test_with_all_of_them_nothing_is_worse() -> None:
     assert [name for name, is_worse in _WITHOUT.items() if is_worse()] == []
 
 
-# each takes a minute of emulation, and the unit is the same
-@pytest.mark.skipif(platform.release().startswith("6.1."), reason="it is tried on Debian 13")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", _WITHOUT)
 def test_without_one_something_is_worse(name: str) -> None:
