@@ -356,7 +356,7 @@ def test_file_that_cannot_be_opened_yet_is_armed_when_it_can(tmp_path: Path, pid
 
 def test_many_sites_are_armed_in_turns_with_what_others_want(server: Served, pids: list[int]) -> None:
     server.servicer.arm_seconds = PATIENCE_SECONDS
-    large = server.file_object(*(site(f"n{number}", number) for number in range(1200)), name="large")
+    large = server.file_object(*(site(f"n{number}", number) for number in range(2200)), name="large")
     server.map(pids[0], large, "large")
     server.map(pids[1], server.file_object(site("a", provider="few"), name="few"), "few")
     arming = server.engine.held["arm"] = Hold()
@@ -368,15 +368,15 @@ def test_many_sites_are_armed_in_turns_with_what_others_want(server: Served, pid
     arming.release()
     assert states(few.result().sites) == [("a", ARMED)]
     assert {state for _, state in states(many.result().sites)} == {ARMED}
-    assert len(many.result().sites) == 1200
+    assert len(many.result().sites) == 2200
     # the first part, the other's object, and the rest
     sizes = [len(sites) for sites in server.engine.parts]
-    assert sorted(sizes) == [1, 200, 500, 500]
+    assert sorted(sizes) == [1, 200, 1000, 1000]
     assert sizes[-1] != 1
 
 
 def test_object_that_is_unmapped_while_it_is_armed_in_parts_is_not_armed(server: Served, pids: list[int]) -> None:
-    large = server.file_object(*(site(f"n{number}", number) for number in range(1200)), path="/memfd:jit")
+    large = server.file_object(*(site(f"n{number}", number) for number in range(2200)), path="/memfd:jit")
     server.map(pids[0], large)
     arming = server.engine.held["arm"] = Hold()
     ident = server.subscribe().subscription_id
@@ -389,7 +389,7 @@ def test_object_that_is_unmapped_while_it_is_armed_in_parts_is_not_armed(server:
     # it can be armed again, and another one, up to the quota
     server.map(pids[1], large)
     (target,) = server.engine.armed.values()
-    assert len(target.sites) == 1200
+    assert len(target.sites) == 2200
     server.unsubscribe(ident)
 
 
