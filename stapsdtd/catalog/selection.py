@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from typing import TypeVar
 
 from stapsdtd.catalog.registry import MappedObject
 from stapsdtd.catalog.selectors import Selector, choose, meant
 from stapsdtd.model import Probe, Site
 
-STEP_MATCHES = 4000
+_T = TypeVar("_T")
+
+_STEP_MATCHES = 4000
 """How many sites are matched in a step, counting each selector: some 2 ms."""
 
 
@@ -21,21 +23,29 @@ def select(
     Each step yields what it found, which may be nothing. pids: at least one of them must map the probe; empty for any
     process.
     """
+    passed_over = 0
     for mapped in objects:
         obj = mapped.object
         narrowed = meant(selectors, obj.path, obj.parsed.providers)
         if (pids and pids.isdisjoint(mapped.pids)) or (selectors and not narrowed):
+            passed_over += 1 + len(selectors)
+            if passed_over >= _STEP_MATCHES:
+                passed_over = 0
+                yield []
             continue
-        at_a_time = max(1, STEP_MATCHES // (4 + len(narrowed)))
         named: dict[tuple[str, str], list[Site]] = {}
-        sites = iter(obj.parsed.sites)
-        while part := tuple(islice(sites, at_a_time)):
+        for part in parts(obj.parsed.sites, len(narrowed)):
             for site in _chosen(narrowed, mapped, part):
                 named.setdefault((site.provider, site.name), []).append(site)
             yield []
-        found = iter(named.items())
-        while some := list(islice(found, at_a_time)):
+        for some in parts(tuple(named.items()), len(narrowed)):
             yield [Probe(obj, provider, name, tuple(sites), mapped.pids) for (provider, name), sites in some]
+
+
+def parts(items: tuple[_T, ...], selectors: int) -> Iterator[tuple[_T, ...]]:
+    """Divide sites into as many as are matched in a step. selectors: how many each is matched by."""
+    at_a_time = max(1, _STEP_MATCHES // (4 + selectors))
+    return (items[first : first + at_a_time] for first in range(0, len(items), at_a_time))
 
 
 def _chosen(selectors: tuple[Selector, ...], mapped: MappedObject, sites: tuple[Site, ...]) -> Iterable[Site]:

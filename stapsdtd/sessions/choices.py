@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stapsdtd import model
-from stapsdtd.catalog.selection import STEP_MATCHES
+from stapsdtd.catalog.selection import parts
 from stapsdtd.catalog.selectors import SelectedSite, Selector, choose, meant
 from stapsdtd.model import Object, ObjectKey, Site, SiteCapture
 from stapsdtd.procs.named_files import NamedFile
@@ -54,7 +54,7 @@ class Choices:
             for position, clause in enumerate(self._clauses):
                 of_clause: list[SelectedSite] = []
                 narrowed = meant(_selectors(clause), name, obj.parsed.providers)
-                for sites in _parts(obj.parsed.sites if narrowed else (), len(narrowed)):
+                for sites in parts(obj.parsed.sites if narrowed else (), len(narrowed)):
                     of_clause += _chosen(position, clause, name, sites)
                     yield
                 chosen.append(tuple(of_clause))
@@ -84,11 +84,6 @@ class Choices:
 
 def _selectors(clause: ClauseSpec) -> tuple[Selector, ...]:
     return clause.selectors + (clause.span.selectors if clause.span else ())
-
-
-def _parts(sites: tuple[Site, ...], selectors: int) -> Iterator[tuple[Site, ...]]:
-    at_a_time = max(1, STEP_MATCHES // (4 + selectors))
-    return (sites[first : first + at_a_time] for first in range(0, len(sites), at_a_time))
 
 
 def _chosen(position: int, clause: ClauseSpec, name: str, sites: tuple[Site, ...]) -> list[SelectedSite]:

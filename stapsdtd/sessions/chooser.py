@@ -32,11 +32,6 @@ class Chooser:
         self._thread = thread
         self._loop = asyncio.get_running_loop()
 
-    def matches_at_once(self, live: LiveSubscription, obj: Object, names: Collection[str]) -> int:
-        """Return how many sites `Choices.of` still has to match under some names, 0 if the matching thread is to."""
-        matches = live.choices.matches(obj, names)
-        return matches if matches <= _MATCHES_AT_ONCE else 0
-
     def has_chosen(self, live: LiveSubscription, obj: Object, names: Collection[str], then: Callable[[], None]) -> bool:
         """Report whether an object's choices under some names are known, or found at once.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -30,10 +31,8 @@ from stapsdtd.sessions.targets import ArmRequest
 
 MAX_SITES = 10_000
 """Of one object that are armed for a subscription, as many as it keeps statuses of."""
-_TURN_MATCHES = 4000
-"""How many sites are matched in a turn of the control thread, counting each selector: some 3 ms."""
-_OBJECT_MATCHES = 40
-"""What else it takes to consider an object, as if it were matches."""
+_TURN_SECONDS = 0.003
+"""Of processor time that a turn of the control thread takes to consider objects."""
 _UNKNOWN_SECONDS = 1.0
 _REWRITTEN_SECONDS = 2.0
 
@@ -72,12 +71,10 @@ class ObjectFollower:
         self._consider_some(live, first, deque(self._registry.objects()))
 
     def _consider_some(self, live: LiveSubscription, first: FirstArming, objects: deque[Object]) -> None:
-        left = _TURN_MATCHES
+        until = time.thread_time() + _TURN_SECONDS
         try:
-            while objects and left > 0 and live.subscription.id in self._live:
-                obj = objects.popleft()
-                left -= _OBJECT_MATCHES + self._chooser.matches_at_once(live, obj, self._names(live, obj))
-                self.consider(live, obj)
+            while objects and time.thread_time() < until and live.subscription.id in self._live:
+                self.consider(live, objects.popleft())
         except BaseException as error:  # noqa: BLE001 - whoever waits for it is told
             first.settle_match(error)
             return

@@ -55,3 +55,9 @@ def test_a_step_is_short_however_many_sites_and_selectors_there_are() -> None:
     assert max(sizes(0)) <= 1000
     assert sum(sizes(100)) == 3000
     assert max(sizes(100)) <= 40
+
+
+def test_many_objects_that_do_not_match_are_passed_over_in_steps() -> None:
+    wanted = tuple(parse(f"other{number}:*") for number in range(9))
+    few = MappedObject(sample_object(site("name")), (1,))
+    assert len(list(select(wanted, [few] * 2000))) == 2000 * 10 // 4000
